@@ -1,0 +1,1 @@
+"""Write an application once, run it on any broker."""

@@ -1,0 +1,119 @@
+"""What a backend can do, as data: asked by the core at open time, by applications, and by the conformance kit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Capabilities",
+    "ConfirmedAck",
+    "LeaseMode",
+    "Limits",
+    "MessageCapabilities",
+    "PublishCapabilities",
+    "RecordCapabilities",
+]
+
+
+class LeaseMode(StrEnum):
+    """Who keeps an unsettled message ours."""
+
+    NONE = "none"
+    """There is no lease: it is ours until settled or until its partition is taken away."""
+    CLIENT = "client"
+    """The client library renews by itself."""
+    RENEW = "renew"
+    """The core renews through `MessageSource.extend`."""
+
+
+class ConfirmedAck(StrEnum):
+    """Whether the broker tells if an ack took effect."""
+
+    NEVER = "never"
+    OPTIONAL = "optional"
+    """It can be asked for, at a price: `confirm_acks=True`."""
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The sizes that the broker takes, in bytes of UTF-8 where text is meant; None is no limit."""
+
+    body: int | None = None
+    key: int | None = None
+    id: int | None = None
+    attribute_key: int | None = None
+    attribute_value: int | None = None
+    attributes: int | None = None
+    """How many attributes a message may have."""
+    message: int | None = None
+    """Body, key, id and attributes together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishCapabilities:
+    """What publishing can do."""
+
+    limits: Limits = Limits()
+    deduplication: bool = False
+    """A second message of the same id within the broker's window is dropped."""
+    deliver_at: bool = False
+    ttl: bool = False
+    tombstones: bool = False
+    """`data=None` differs from `data=b""` when it comes back."""
+    partitions: bool = False
+    """`OutboundMessage.partition` is honoured, and keys choose a partition."""
+    transactions: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCapabilities:
+    """What the Message family can do."""
+
+    lease: LeaseMode
+    lease_seconds: float | None = None
+    """How long a message is ours without renewal, where the lease is renewed."""
+    confirmed_ack: ConfirmedAck = ConfirmedAck.NEVER
+    native_delay: float = 0.0
+    """The longest `nack(delay=)` that the broker keeps by itself, in seconds; 0 is none."""
+    delivery_attempt: bool = False
+    """`Message.delivery_attempt` is a number, not None."""
+    release_keeps_attempt: bool = False
+    """Giving a message back unhandled does not count as a delivery."""
+    key_affinity: bool = False
+    """The broker sends all messages of a key to one consumer at a time, so order per key holds across processes."""
+    ordered_delivery: bool = False
+    """A single consumer without failures gets messages of one key in the order they were published."""
+    creates_subscriptions: bool = True
+    start_latest: bool = True
+    start_time: bool = False
+    ephemeral: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordCapabilities:
+    """What the Record family can do."""
+
+    groups: bool = True
+    rebalance: bool = False
+    """Partitions move between the members of a group as these come and go."""
+    seek: bool = True
+    start_time: bool = False
+    log_reader: bool = True
+    position_at: bool = False
+    read_committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """All that can be asked of one backend; a family that it lacks is None."""
+
+    backend: str
+    publish: PublishCapabilities
+    messages: MessageCapabilities | None = None
+    records: RecordCapabilities | None = None
+    durable: bool = False
+    """What was published survives a restart of the server."""
+    shared: bool = True
+    """Several processes can use the same topics."""

@@ -1,0 +1,230 @@
+"""Events and interceptors, for logs, metrics and tracing. They cost one truth test when nobody listens.
+
+Callbacks run on the event loop, in the place where the thing happened: they return at once and do not
+raise (what they raise is logged and swallowed, since an observer must not change what it observes).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker.messages import Message, OutboundMessage, Receipt
+
+__all__ = [
+    "Connected",
+    "DeadLetterFailed",
+    "DeadLettered",
+    "Disconnected",
+    "Event",
+    "FetchFailed",
+    "FlowBlocked",
+    "HandlerFailed",
+    "Hooks",
+    "LeaseExpired",
+    "PartitionsAssigned",
+    "PartitionsLost",
+    "PartitionsRevoked",
+    "Published",
+    "SettleFailed",
+    "Settled",
+    "Warned",
+]
+
+logger = logging.getLogger("broker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something worth telling an operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected(Event):
+    """The connection is up; `again` after a break."""
+
+    server: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected(Event):
+    """The connection broke and is being restored."""
+
+    server: str
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchFailed(Event):
+    """A retriable error while fetching; the fetch is repeated after `pause` seconds."""
+
+    topic: str
+    error: BaseException
+    pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(Event):
+    """A call to publish ended; `outcomes` has a Receipt or an error per message."""
+
+    topic: str
+    outcomes: Sequence[Receipt | BaseException]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerFailed(Event):
+    """A handler, or an `async with message` block, raised."""
+
+    message: Message[Any]
+    error: BaseException
+    failures: int
+    """How often it has failed here, this time included."""
+    retry_in: float | None
+    """Seconds until it comes again; None if it does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled(Event):
+    """Messages were settled; one event per batch."""
+
+    topic: str
+    acked: int
+    nacked: int
+    released: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleFailed(Event):
+    """A settlement that nobody awaits was refused or got no answer."""
+
+    message: Message[Any]
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseExpired(Event):
+    """A message is no longer held here, because `max_lease` passed or the broker took it back."""
+
+    message: Message[Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettered(Event):
+    """A message was written to the dead letters, or dropped by `DROP` (`target` is None)."""
+
+    message: Message[Any]
+    target: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterFailed(Event):
+    """Writing a dead letter failed; the write is repeated after `pause` seconds, the original is not acked."""
+
+    message: Message[Any]
+    target: str
+    error: BaseException
+    pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowBlocked(Event):
+    """Nothing is fetched because too many messages are unsettled; `oldest` are those held longest."""
+
+    outstanding: int
+    oldest: Sequence[Message[Any]]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsAssigned(Event):
+    """Partitions were given to this member; `current` is all it has now."""
+
+    partitions: Sequence[tuple[str, int]]
+    current: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsRevoked(Event):
+    """Partitions are being given up; reported before they are released."""
+
+    partitions: Sequence[tuple[str, int]]
+    current: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsLost(Event):
+    """Partitions went to another member before they could be given up."""
+
+    partitions: Sequence[tuple[str, int]]
+    current: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Event):
+    """Anything else that an operator should read."""
+
+    text: str
+
+
+class Hooks:
+    """Where observers register; one per bus.
+
+    Test `hooks.listening` before building an event, so that nothing is built for nobody.
+    """
+
+    __slots__ = ("_handling", "_listeners", "_publishing", "listening")
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[Event], object]] = []
+        self._publishing: list[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]] = []
+        self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
+        self.listening = False
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `listener` with every event; returns the function that removes it."""
+        self._listeners.append(listener)
+        self.listening = True
+
+        def remove() -> None:
+            self._listeners.remove(listener)
+            self.listening = bool(self._listeners)
+
+        return remove
+
+    def on_publish(
+        self, interceptor: Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]
+    ) -> Callable[[], None]:
+        """Let `interceptor(topic, messages)` replace messages before they go, for instance to add trace headers."""
+        self._publishing.append(interceptor)
+        return lambda: self._publishing.remove(interceptor)
+
+    def around_handling(
+        self, interceptor: Callable[[Message[Any]], AbstractContextManager[object]]
+    ) -> Callable[[], None]:
+        """Enter `interceptor(message)` around every handler and `async with message` block."""
+        self._handling.append(interceptor)
+        return lambda: self._handling.remove(interceptor)
+
+    @property
+    def publishing(self) -> Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]]:
+        return self._publishing
+
+    @property
+    def handling(self) -> Sequence[Callable[[Message[Any]], AbstractContextManager[object]]]:
+        return self._handling
+
+    def emit(self, event: Event) -> None:
+        """Give the event to every listener."""
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception:
+                logger.exception("A hook failed on %s", type(event).__name__)

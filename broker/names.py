@@ -1,0 +1,56 @@
+"""Portable names of topics, subscriptions and groups; pure functions, safe from any thread."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from broker.errors import InvalidName
+
+__all__ = ["EPHEMERAL", "Ephemeral", "NativeName", "check_name", "ephemeral", "native_name"]
+
+_PORTABLE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{2,199}")
+
+
+class NativeName(str):
+    """A name in the broker's own form, passed to the server as it is."""
+
+    __slots__ = ()
+
+
+class Ephemeral:
+    """The subscription that each consumer gets for itself; it is deleted by the broker after its close."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "ephemeral()"
+
+
+EPHEMERAL: Final = Ephemeral()
+
+
+def ephemeral() -> Ephemeral:
+    """Ask for a subscription of this consumer's own, starting at the newest message unless told otherwise."""
+    return EPHEMERAL
+
+
+def native_name(name: str) -> NativeName:
+    """Mark a name as the broker's own, so that no portable rule is applied to it.
+
+    :raises InvalidName: the name is empty.
+    """
+    if not name:
+        raise InvalidName("A native name is empty", advice="Give the name the broker uses")
+    return NativeName(name)
+
+
+def check_name(name: str, what: str) -> str:
+    """Return the name if it is portable or native.
+
+    :param what: what the name is of, for the error: 'topic', 'subscription', 'group'.
+    :raises InvalidName: it is neither.
+    """
+    if isinstance(name, NativeName) or _PORTABLE.fullmatch(name):
+        return name
+    raise InvalidName(f"{what} name {name!r} is not portable")

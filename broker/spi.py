@@ -1,0 +1,331 @@
+"""What a backend implements. Small, batch first, and not the protocols that applications use.
+
+The contract, for all of it:
+
+*Loop.* Every call comes from the one event loop in which `Backend.open` ran. A client library's thread
+or callback must not call back into the core: it appends to a queue and wakes the loop, because an
+exception raised inside such a callback can end the process.
+
+*Fetch.* One `fetch` of a source runs at a time, and it is never cancelled: `interrupt()` ends it, and what
+it had by then comes back as its result. It returns as soon as it has anything, at most `max_messages`
+and, but for one message, at most `max_bytes`; with nothing after `wait` seconds it returns an empty list,
+which means idle and nothing else. It never raises for idleness and never drops what it took from the
+broker: an error is raised by the next call, after what came before it was handed over.
+
+*Concurrency.* `settle`, `extend`, `commit`, `pause`, `resume` and `seek` may be called while a fetch runs,
+and each other; the backend serialises what its client cannot do in parallel. `settle` is not cancelled
+either. Calls after `close` raise `Closed`.
+
+*Errors.* A backend raises the classes of `broker.errors` and nothing else, with the client's exception as
+`native`. `retriable` decides what the core does: a retriable error of `fetch` is reported as an event and
+the fetch is repeated after a pause; any other stops the consumer. Authentication failures are told as
+such, even if the client says time-out. `settle`, `publish` and `commit` return an error per item instead of
+raising, so that one bad item does not take its batch with it; they raise only if nothing was tried.
+A backend whose client reconnects by itself lets it, and reports through `listener.event`.
+
+*Delivery.* What `fetch` returned is the core's until it is settled: a backend forgets nothing of it. If a
+backend learns that messages or partitions are no longer ours it calls `listener.lost` in that moment.
+
+*Close.* `close` gives back what was fetched and not settled wherever the broker allows it, at once, and does
+not wait for anything else. It deletes nothing on the server (an ephemeral subscription excepted). It may
+be called twice, and after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, Protocol
+
+from broker.capabilities import Capabilities
+from broker.errors import BrokerError
+from broker.hooks import Event
+from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record, View
+from broker.names import Ephemeral
+
+__all__ = [
+    "AdminSpi",
+    "Backend",
+    "Bounds",
+    "Lag",
+    "LogReaderSpi",
+    "MessageSource",
+    "MessageSubscription",
+    "PublishTarget",
+    "RecordListener",
+    "RecordSource",
+    "RecordSubscription",
+    "Settlement",
+    "SourceListener",
+    "Start",
+    "SubscriptionInfo",
+    "TopicInfo",
+    "TopicPartition",
+    "TransactionSpi",
+    "View",
+]
+
+Start = Literal["earliest", "latest"] | datetime
+"""Where a new subscription or group begins; a datetime is timezone-aware."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+
+class Bounds(NamedTuple):
+    """What a partition's log holds: the first offset that can be read, and the position after the last."""
+
+    first: int
+    next: int
+
+
+class Settlement(NamedTuple):
+    """One message and what is to become of it."""
+
+    message: Message[Any]
+    outcome: Outcome
+    delay: float | None = None
+    """Seconds, for NACK and RELEASE; never above `capabilities.messages.native_delay`."""
+    reason: str = ""
+    """For REJECT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSubscription:
+    """What a MessageSource is to deliver. One topic: the core merges several."""
+
+    topic: str
+    subscription: str | Ephemeral
+    start: Start = "earliest"
+    create: bool = True
+    """Create the subscription if it is missing; else a missing one raises SubscriptionNotFound."""
+    ordered_by_key: bool = False
+    confirm_acks: bool = False
+    max_outstanding: int = 1000
+    """The most messages the core will hold unsettled, for the broker's own bound; the core enforces it anyway."""
+    max_deliveries: int | None = None
+    """The core gives up after so many deliveries; the broker's own limit must lie above it, or be off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSubscription:
+    """What a RecordSource is to deliver."""
+
+    topics: Sequence[str]
+    group: str | Ephemeral
+    start: Start = "earliest"
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+
+
+class SourceListener(Protocol):
+    """What a source tells the core between fetches; called on the loop, returns at once."""
+
+    def lost(self, messages: Sequence[Message[Any]]) -> None:
+        """These are no longer ours: the broker gives them to somebody again."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """Report a reconnect, a warning of the client and the like to the hooks."""
+        ...
+
+
+class RecordListener(Protocol):
+    """What a record source tells the core of its partitions."""
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are ours from now on; their records may follow."""
+        ...
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        """These are about to go. The source awaits this, at most until the loop time `deadline`, before it lets
+        them go; commits of them are still possible meanwhile, and none of their records is fetched any more."""
+        ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are gone already: another member may read them now, and commits of them are refused."""
+        ...
+
+    def event(self, event: Event) -> None: ...
+
+
+class MessageSource(Protocol):
+    """The messages of one subscription of one topic."""
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]: ...
+
+    def interrupt(self) -> None:
+        """End the running fetch, if any, with what it has."""
+        ...
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        """Carry these out; one entry each: None, or why it failed. LeaseLost says that the message comes again.
+
+        Where acks are not confirmed, None means that it was sent.
+        """
+        ...
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Renew the leases of these by one lease period. Called only in lease mode `renew`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class RecordSource(Protocol):
+    """The partitions of a group that this member has been given."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        """In order within each partition; runs of one partition are kept together."""
+        ...
+
+    def interrupt(self) -> None: ...
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
+        """Store the next position to read of each partition. LeaseLost for one that is not ours any more."""
+        ...
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]: ...
+
+    async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        """Read on from here; None is the committed position, or the start if there is none."""
+        ...
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
+    def assignment(self) -> Sequence[TopicPartition]: ...
+    async def close(self) -> None: ...
+
+
+class PublishTarget(Protocol):
+    """Where one topic's messages go; opening it does no I/O, a missing topic shows at the first publish."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        """Publish these in order per key; one entry each. Several calls may run at once.
+
+        Cancelling the caller leaves the outcome of its messages unknown and disturbs no other call.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class TransactionSpi(Protocol):
+    """A transactional producer of one id; opening it fences an older one. One transaction at a time."""
+
+    async def begin(self) -> None: ...
+    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]: ...
+    async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None: ...
+    async def commit(self) -> None:
+        """:raises TransactionAborted: it was undone. :raises TransactionFatal: the producer is fenced."""
+        ...
+
+    async def abort(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class LogReaderSpi(Protocol):
+    """Reads of a topic's log without a group."""
+
+    async def partitions(self, topic: str) -> Sequence[int]: ...
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]: ...
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        """The first position of each partition whose broker time is not before `time`."""
+        ...
+
+    def read(
+        self, topic: str, partition: int, start: int, stop: int, max_records: int
+    ) -> AsyncIterator[Sequence[Record[Any]]]:
+        """The records with start <= offset < stop, in batches. It ends when all that lie below `stop` were read,
+        and never waits for records that are not there yet.
+
+        :raises OffsetOutOfRange: `start` was removed by retention, or `stop` lies beyond the end.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    """What the broker says of a topic."""
+
+    name: str
+    partitions: int | None = None
+    messages: int | None = None
+    bytes: int | None = None
+    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionInfo:
+    """What the broker says of a subscription or group."""
+
+    topic: str
+    name: str
+    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far behind a subscription is.
+
+    :ivar waiting: messages, or records, not delivered yet.
+    :ivar unsettled: delivered and not settled; None where the broker does not tell.
+    :ivar partitions: records behind per partition, for a record group.
+    """
+
+    waiting: int
+    unsettled: int | None = None
+    partitions: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+class AdminSpi(Protocol):
+    """Provisioning. Every `ensure` and `delete` may be repeated."""
+
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
+    ) -> TopicInfo: ...
+    async def delete_topic(self, name: str) -> None: ...
+    async def list_topics(self) -> Sequence[str]: ...
+    async def describe_topic(self, name: str) -> TopicInfo: ...
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo: ...
+    async def delete_subscription(self, topic: str, name: str) -> None: ...
+    async def list_subscriptions(self, topic: str) -> Sequence[str]: ...
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo: ...
+    async def purge(self, topic: str) -> int | None:
+        """Remove all messages; how many there were, if the broker tells."""
+        ...
+
+    async def lag(self, topic: str, subscription: str) -> Lag: ...
+
+
+class Backend(Protocol):
+    """One connection to one broker. Made from a settings object, without I/O.
+
+    A backend class has `settings_type`, a subclass of `broker.settings.BackendSettings`, and is made as
+    `BackendClass(settings, hooks)`.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def open(self) -> None:
+        """Connect. :raises ConnectionFailed, AuthenticationFailed: after one honest try."""
+        ...
+
+    def publish_target(self, topic: str) -> PublishTarget: ...
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource: ...
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource: ...
+    async def transaction(self, transactional_id: str) -> TransactionSpi: ...
+    def log_reader(self) -> LogReaderSpi: ...
+    def admin(self) -> AdminSpi: ...
+    async def check_health(self) -> float:
+        """One round trip to the server; its seconds."""
+        ...
+
+    async def close(self) -> None: ...
