@@ -207,7 +207,7 @@ class MessageOwner(Protocol):
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool: ...
 
 
-class Message(msgspec.Struct, Generic[T], eq=False, gc=False, weakref=True):
+class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     """A unit that is settled on its own.
 
     The fields are set by the backend and the core; applications read `topic`, `key`, `data`, `payload`,
@@ -408,7 +408,7 @@ class RecordOwner(Protocol):
     async def commit_records(self, records: Sequence[Record[Any]]) -> None: ...
 
 
-class Record(msgspec.Struct, Generic[T], eq=False, gc=False, weakref=True):
+class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
     """An entry of an ordered, partitioned log.
 
     `offset` only grows within a partition; it is not dense, but `offset + 1` is a legal position.
