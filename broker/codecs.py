@@ -1,0 +1,185 @@
+"""Codecs: how payloads become bytes and come back.
+
+A codec is pure, quick and keeps no state between calls, so one may be shared by topics, consumers and threads. `decode`
+raises `DecodeError` with the reason for bytes that it cannot read, which makes the message a poison message:
+consumers dead-letter it. `encode` raises `InvalidMessage` for a payload that it cannot write.
+
+A tombstone (`data is None`) has no payload. `Json(T)` reads it as None if `T` admits None, and writes None as a
+tombstone; any other codec raises `DecodeError` for it. To see tombstones as they are, consume without a codec.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, get_args, get_origin, overload
+
+import msgspec
+from typing_extensions import TypeForm, TypeVar
+
+from broker.errors import ConfigurationError, DecodeError, InvalidMessage
+
+if TYPE_CHECKING:
+    from broker.protocols import Codec
+
+__all__ = ["Bytes", "Json", "Text"]
+
+T = TypeVar("T", default=Any)
+
+
+class Bytes:
+    """Bytes as they are."""
+
+    __slots__ = ()
+
+    def encode(self, payload: bytes) -> bytes:
+        """:raises InvalidMessage: the payload is not bytes-like."""
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise _not_encodable("Bytes", payload)
+        return bytes(payload)
+
+    def decode(self, data: bytes | None) -> bytes:
+        """:raises DecodeError: it is a tombstone."""
+        return _present("Bytes", data)
+
+    def __repr__(self) -> str:
+        return "Bytes()"
+
+
+class Text:
+    """Text in UTF-8; bytes that are not UTF-8 are undecodable, and never replaced."""
+
+    __slots__ = ()
+
+    def encode(self, payload: str) -> bytes:
+        """:raises InvalidMessage: the payload is not a str, or holds a lone surrogate."""
+        if not isinstance(payload, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _not_encodable("Text", payload)
+        try:
+            return payload.encode()
+        except UnicodeEncodeError as error:
+            raise _not_encodable("Text", payload, error) from error
+
+    def decode(self, data: bytes | None) -> str:
+        """:raises DecodeError: it is not UTF-8, or a tombstone."""
+        try:
+            return _present("Text", data).decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"Text() cannot read the payload: {error}", native=error) from error
+
+    def __repr__(self) -> str:
+        return "Text()"
+
+
+class Json(Generic[T]):
+    """JSON of type `T`: a msgspec Struct, dataclass, TypedDict, builtin, a pydantic model, or a union of them.
+
+    Decoding validates; encoding trusts the type checker, except for pydantic models, which validate both ways.
+    Models with aliases are written and read by alias. Without a type, anything that JSON can say.
+
+    :raises ConfigurationError: the type cannot be told apart in JSON, such as a union of two untagged Structs.
+    """
+
+    __slots__ = ("_admits_none", "_engine", "type")
+
+    @overload
+    def __init__(self: Json[Any]) -> None: ...
+    @overload
+    def __init__(self, type: type[T]) -> None: ...
+    @overload
+    def __init__(self, type: TypeForm[T]) -> None: ...
+    def __init__(self, type: Any = Any) -> None:
+        self.type: Any = type
+        self._admits_none = _admits_none(type)
+        try:
+            self._engine: _Engine = _PydanticEngine(type) if _mentions_pydantic(type) else _MsgspecEngine(type)
+        except Exception as error:
+            raise ConfigurationError(
+                f"Json cannot read and write {type!r}: {error}",
+                native=error,
+                advice="Tag the structs of a union (`class A(msgspec.Struct, tag=True)`), or use pydantic models",
+            ) from error
+
+    def encode(self, payload: T) -> bytes | None:
+        """:raises InvalidMessage: the payload cannot be written as JSON."""
+        if payload is None and self._admits_none:
+            return None
+        try:
+            return self._engine.encode(payload)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _not_encodable(repr(self), payload, error) from error
+
+    def decode(self, data: bytes | None) -> T:
+        """:raises DecodeError: it is not JSON, not of type `T`, or a tombstone that `T` does not admit."""
+        if data is None and self._admits_none:
+            return None  # pyright: ignore[reportReturnType]
+        try:
+            return self._engine.decode(_present(repr(self), data))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, DecodeError):
+                raise
+            raise DecodeError(f"{self!r} cannot read the payload: {_reason(error)}", native=error) from error
+
+    def __repr__(self) -> str:
+        return f"Json({getattr(self.type, '__name__', None) or self.type})"
+
+
+class _Engine(Protocol):
+    def encode(self, payload: Any) -> bytes: ...
+    def decode(self, data: bytes) -> Any: ...
+
+
+class _MsgspecEngine:
+    __slots__ = ("decode", "encode")
+
+    def __init__(self, type: Any) -> None:
+        self.encode = msgspec.json.Encoder().encode
+        self.decode = msgspec.json.Decoder(type).decode
+
+
+class _PydanticEngine:
+    __slots__ = ("_adapter", "decode")
+
+    def __init__(self, type: Any) -> None:
+        from pydantic import TypeAdapter
+
+        self._adapter: TypeAdapter[Any] = TypeAdapter(type)
+        self.decode = self._adapter.validate_json
+
+    def encode(self, payload: Any) -> bytes:
+        return self._adapter.dump_json(payload, by_alias=True, warnings="error")
+
+
+def _mentions_pydantic(type: Any) -> bool:
+    return hasattr(type, "__pydantic_core_schema__") or any(map(_mentions_pydantic, get_args(type)))
+
+
+def _admits_none(type: Any) -> bool:
+    if get_origin(type) in (Union, types.UnionType):
+        return any(map(_admits_none, get_args(type)))
+    return type in (None, types.NoneType, Any)
+
+
+def _present(codec: str, data: bytes | None) -> bytes:
+    if data is None:
+        raise DecodeError(
+            f"{codec} cannot read a tombstone (a message without data)",
+            advice="Consume without a codec, or with Json(T | None)",
+        )
+    return data
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _not_encodable(codec: str, payload: object, error: BaseException | None = None) -> InvalidMessage:
+    detail = f": {_reason(error)}" if error is not None else ""
+    return InvalidMessage(
+        f"{codec} cannot write a payload of type {type(payload).__name__}{detail}",
+        native=error,
+        advice="Publish what the topic's codec is for",
+    )
+
+
+if TYPE_CHECKING:
+    _codecs: tuple[Codec[bytes], Codec[str], Codec[int]] = (Bytes(), Text(), Json(int))

@@ -1,0 +1,284 @@
+"""The base of every backend's settings: from a URL, the environment, a TOML file or keyword arguments.
+
+Precedence, highest first: keyword arguments or URL, environment variables `BROKER_<SCHEME>_<NAME>`, file, default.
+Settings are read once, when the object is made, and never change; objects may be shared between threads.
+Making one reads the environment and perhaps a file, and touches no network. Every problem is a
+`ConfigurationError` that names the setting, where its value came from and what is accepted, and shows no secret.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import PrivateAttr, SecretBytes, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from typing_extensions import Self
+
+from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
+from broker.setting_types import describe_type, is_secret, is_sequence
+from broker.urls import MASK, UrlParts, is_secret_name, mask_url, parse_url
+
+__all__ = ["BackendSettings", "Origin", "SettingInfo"]
+
+
+class Origin(NamedTuple):
+    """Where a value came from; `where` is the variable's or file's name, or empty."""
+
+    kind: Literal["default", "url", "environment", "file", "argument"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}" if self.where else self.kind
+
+
+class SettingInfo(NamedTuple):
+    """One line of `broker doctor`; `value` is text with secrets masked."""
+
+    name: str
+    value: str
+    origin: Origin
+    accepts: str
+    description: str
+
+
+class BackendSettings(BaseSettings):
+    """Base class of a backend's settings.
+
+    A subclass names its URL schemes in `schemes`, declares typed fields (secrets as `SecretStr`) with a
+    description each, and overrides `url_values` to say what user, hosts and path of a URL mean. Fields
+    are the URL's query parameters by the same names. A list is split by commas in URLs and in the environment.
+
+    :raises UnknownSetting: a field of that name does not exist; tells the nearest.
+    :raises InvalidSetting: a value cannot be used.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", enable_decoding=False, hide_input_in_errors=True, validate_default=True
+    )
+
+    schemes: ClassVar[tuple[str, ...]] = ()
+    """URL schemes that this backend answers to; the first names its environment variables."""
+
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict[str, Origin])
+    _url: str | None = PrivateAttr(default=None)
+
+    if not TYPE_CHECKING:  # so that type checkers keep the signature made of the fields
+
+        def __init__(self, **values: Any) -> None:
+            self._fill(values, dict.fromkeys(values, Origin("argument")))
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Read a URL; what it leaves open comes from the environment or is the default.
+
+        :raises UnknownScheme: the scheme is not one of `schemes`.
+        :raises UnknownSetting: a parameter that this backend does not have.
+        :raises InvalidSetting: a malformed URL or value.
+        """
+        parts = parse_url(url)
+        if parts.scheme not in cls.schemes:
+            raise UnknownScheme(
+                f"{cls.__name__} does not answer to the scheme {parts.scheme!r}",
+                advice=f"Use {_listed(cls.schemes)}",
+            )
+        values = dict(cls.url_values(parts))
+        for name, value in parts.query.items():
+            if name in values:
+                raise InvalidSetting(
+                    f"Setting {name!r} is given by the parameter and by another part of {cls._mask(url)!r}",
+                    advice="Give it once",
+                )
+            values[name] = value
+        return cls._make(values, dict.fromkeys(values, Origin("url")), cls._mask(url))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], *, table: str | None = None) -> Self:
+        """Read a TOML file whose keys are the settings; environment variables go before it.
+
+        :param table: read this table of the file instead of its top level; dots descend.
+        :raises UnknownSetting: a key that this backend does not have.
+        :raises InvalidSetting: the file cannot be read, has no such table, or a value cannot be used.
+        """
+        origin = Origin("file", str(path))
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidSetting(f"Settings cannot be read from {origin.where!r}: {error}", native=error) from error
+        for part in table.split(".") if table else ():
+            inner = values.get(part)
+            if not isinstance(inner, dict):
+                raise InvalidSetting(f"The file {origin.where!r} has no table [{table}]", advice=f"Its tables are {_listed(_tables(values))}")
+            values = inner
+        environment = cls._environment()
+        cls._check_names(values, dict.fromkeys(values, origin))
+        kept = {name: value for name, value in values.items() if name not in environment}
+        return cls._make(kept, dict.fromkeys(kept, origin))
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        """The settings that scheme, user, password, hosts and path of a URL stand for; parameters are added by the caller.
+
+        A subclass that overrides this refuses the parts it has no use for by calling `refuse_parts`.
+
+        :raises InvalidSetting: the URL has a part that means nothing here.
+        """
+        cls.refuse_parts(parts, "user", "password", "hosts", "path")
+        return {}
+
+    @classmethod
+    def refuse_parts(cls, parts: UrlParts, *names: Literal["user", "password", "hosts", "path"]) -> None:
+        """Refuse a URL that has one of these parts.
+
+        :raises InvalidSetting: it has.
+        """
+        for name in names:
+            value = getattr(parts, name)
+            if value and value != "/":
+                shown = MASK if name in {"user", "password"} else repr(",".join(map(str, value)) if name == "hosts" else value)
+                raise InvalidSetting(
+                    f"A {parts.scheme}: URL takes no {name}, but {shown} is given", advice=f"Leave the {name} out"
+                )
+
+    @property
+    def url(self) -> str:
+        """The URL these were made from, with secrets masked; the bare scheme if they were made otherwise."""
+        return self._url if self._url is not None else f"{self.schemes[0]}:"
+
+    def origin(self, name: str) -> Origin:
+        """Where the value of a setting came from.
+
+        :raises UnknownSetting: there is no such setting.
+        """
+        if name not in type(self).model_fields:
+            raise self._unknown(name, None)
+        return self._origins.get(name, Origin("default"))
+
+    def explain(self) -> list[SettingInfo]:
+        """Every setting with its masked value, origin, accepted values and description."""
+        return [
+            SettingInfo(
+                name,
+                self._shown(name, getattr(self, name)),
+                self.origin(name),
+                describe_type(field),
+                field.description or "",
+            )
+            for name, field in type(self).model_fields.items()
+        ]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keyword arguments, then the environment under this backend's prefix."""
+        return init_settings, EnvSettingsSource(settings_cls, env_prefix=cls.environment_prefix())
+
+    @classmethod
+    def environment_prefix(cls) -> str:
+        """What the names of this backend's environment variables begin with, such as `BROKER_NATS_`."""
+        scheme = cls.schemes[0] if cls.schemes else ""
+        return f"BROKER_{scheme}_".upper().replace("+", "_").replace("-", "_").replace(".", "_")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _split_lists(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
+            return [item.strip() for item in value.split(",") if item.strip()]
+        return value
+
+    @classmethod
+    def _make(cls, values: Mapping[str, Any], origins: Mapping[str, Origin], url: str | None = None) -> Self:
+        settings = cls.__new__(cls)
+        settings._fill(values, origins)
+        settings._url = url
+        return settings
+
+    def _fill(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+        self._check_names(values, origins)
+        origins = {**{name: Origin("environment", variable) for name, variable in self._environment().items()}, **origins}
+        try:
+            BaseSettings.__init__(self, **values)
+        except ValidationError as error:
+            raise self._invalid(error, values, origins) from None
+        self._origins = dict(origins)
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
+        for name in values:
+            if name not in cls.model_fields:
+                raise cls._unknown(name, origins[name])
+
+    @classmethod
+    def _environment(cls) -> dict[str, str]:
+        """The fields that the environment gives, with the variable of each."""
+        prefix = cls.environment_prefix()
+        present = {variable.upper(): variable for variable in os.environ}
+        found = {name: present.get(f"{prefix}{name}".upper()) for name in cls.model_fields}
+        return {name: variable for name, variable in found.items() if variable is not None}
+
+    @classmethod
+    def _unknown(cls, name: str, origin: Origin | None) -> UnknownSetting:
+        names = sorted(cls.model_fields)
+        near = get_close_matches(name, names, 1, 0.5)
+        advice = f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
+        source = f" (from {origin})" if origin is not None else ""
+        return UnknownSetting(f"{cls.__name__} has no setting {name!r}{source}", advice=advice)
+
+    @classmethod
+    def _invalid(
+        cls, error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, Origin]
+    ) -> InvalidSetting:
+        first = error.errors(include_url=False, include_context=False)[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            return InvalidSetting(f"The settings of {cls.__name__} do not fit together: {reason}")
+        name = str(first["loc"][0])
+        origin = origins.get(name, Origin("default"))
+        if first["type"] == "missing":
+            return InvalidSetting(
+                f"Setting {name!r} of {cls.__name__} is not given",
+                advice=f"Give it in the URL or as {cls.environment_prefix()}{name.upper()}",
+            )
+        value = os.environ.get(origin.where) if origin.kind == "environment" else values.get(name)
+        field = cls.model_fields[name]
+        accepts = describe_type(field)
+        # Other kinds say no more than `accepts` does; a validator's own sentence may quote a secret.
+        told = first["type"] == "value_error" and not is_secret(field) and not is_secret_name(name)
+        detail = f": {reason}" if told else ""
+        return InvalidSetting(
+            f"Setting {name!r} (from {origin}) is {cls._shown(name, value)}{detail}", advice=f"It takes {accepts}"
+        )
+
+    @classmethod
+    def _shown(cls, name: str, value: object) -> str:
+        if value is None:
+            return "none"
+        if isinstance(value, (SecretStr, SecretBytes)) or is_secret(cls.model_fields[name]):
+            return MASK
+        if isinstance(value, str) and "://" in value:
+            return repr(mask_url(value))
+        if isinstance(value, (list, tuple)):
+            return ",".join(mask_url(str(item)) if "://" in str(item) else str(item) for item in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return repr(value) if isinstance(value, str) else str(value)
+
+    @classmethod
+    def _mask(cls, url: str) -> str:
+        return mask_url(url, [name for name, field in cls.model_fields.items() if is_secret(field)])
+
+
+def _tables(values: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in values.items() if isinstance(value, dict)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) if names else "none"

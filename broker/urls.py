@@ -1,0 +1,164 @@
+"""Parsing and masking of broker URLs: `scheme://user:password@host:port,host:port/path?name=value`.
+
+Pure functions, safe from any thread. No error and no masked URL shows a password, a token or the value of
+a parameter whose name sounds secret, even if the URL is malformed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote, unquote_plus
+
+from broker.errors import InvalidSetting
+
+__all__ = ["MASK", "Host", "UrlParts", "mask_url", "parse_url", "scheme_of"]
+
+MASK: Final = "***"
+
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
+_SECRET_NAME: Final = re.compile(r"pass|secret|token|cred|seed|jwt|signature|sas|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE)
+_SHAPE: Final = "scheme://user:password@host:port/path?name=value"
+
+
+class Host(NamedTuple):
+    """One server of the list; `port` is None where the URL names none. An IPv6 address has no brackets here."""
+
+    name: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return name if self.port is None else f"{name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UrlParts:
+    """A URL taken apart; everything is percent-decoded.
+
+    :ivar path: with its leading slash; empty if the URL has none.
+    :ivar query: parameters in the URL's order.
+    """
+
+    scheme: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    hosts: tuple[Host, ...] = ()
+    path: str = ""
+    query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+def scheme_of(url: str) -> str:
+    """The scheme in lower case.
+
+    :raises InvalidSetting: the text does not begin with one.
+    """
+    scheme, colon, _ = url.strip().partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        raise InvalidSetting(f"{mask_url(url)!r} is not a broker URL", advice=f"A URL has the form {_SHAPE}")
+    return scheme.lower()
+
+
+def parse_url(url: str) -> UrlParts:
+    """Take a URL apart.
+
+    :raises InvalidSetting: it is malformed; names the part, its value and what is accepted.
+    """
+    scheme = scheme_of(url)
+    rest = url.strip().partition(":")[2]
+    if "#" in rest:
+        raise _invalid(url, "has a fragment", "Write '#' as %23")
+    if _BAD_ESCAPE.search(rest):
+        raise _invalid(url, "has a '%' that begins no escape", "Write '%' as %25")
+    body, _, query = rest.partition("?")
+    authority, path = "", body
+    if body.startswith("//"):
+        authority, slash, path = body[2:].partition("/")
+        path = slash + path
+    if "@" in path:
+        raise _invalid(url, "has an '@' behind the host", "Write '@' in a path as %40, and '/' in a password as %2F")
+    login, at, host_list = authority.rpartition("@")
+    user, colon, password = login.partition(":")
+    return UrlParts(
+        scheme,
+        unquote(user) if at and user else None,
+        unquote(password) if colon else None,
+        tuple(_parse_host(url, item) for item in host_list.split(",")) if host_list else (),
+        unquote(path),
+        _parse_query(url, query),
+    )
+
+
+def mask_url(url: str, secret: Iterable[str] = ()) -> str:
+    """The URL with every secret replaced by `***`: the password, a user without one (it may be a token), the parameters
+    named in `secret` and those whose names sound secret. What cannot be parsed is masked generously."""
+    url = url.strip()
+    try:
+        parts = parse_url(url) if _SCHEME.match(url) and ":" in url else None
+    except InvalidSetting:
+        parts = None
+    if parts is None:
+        return _mask_malformed(url)
+    head = url.partition("?")[0]
+    if "@" in head:
+        before, _, after = head.rpartition("@")
+        opening = before[: before.index("//") + 2]
+        shown = MASK if parts.password is None else f"{quote(parts.user or '', safe='')}:{MASK}"
+        head = f"{opening}{shown}@{after}"
+    hidden = set(secret)
+    query = "&".join(
+        f"{quote(name)}={MASK if name in hidden or is_secret_name(name) else quote(value, safe='/:,@')}"
+        for name, value in parts.query.items()
+    )
+    return f"{head}?{query}" if query else head
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a parameter's name sounds as if its value were secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def _mask_malformed(url: str) -> str:
+    head, mark, _ = url.partition("?")
+    # An unescaped '/', '?' or '#' in a password splits it: everything up to the last '@' may belong to it.
+    if "@" in url:
+        scheme, slashes, _ = head.partition("//")
+        opening = scheme + slashes if slashes else ""
+        return f"{opening}{MASK}@{url.rpartition('@')[2].partition('?')[0]}"
+    return f"{head}?{MASK}" if mark else head
+
+
+def _parse_host(url: str, text: str) -> Host:
+    bracketed = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\](?::(.*))?", text)
+    if bracketed:
+        name, port = bracketed.group(1), bracketed.group(2)
+    else:
+        name, colon, after = text.partition(":")
+        port = after if colon else None
+    if not name or (not bracketed and (":" in (port or "") or "[" in name)):
+        raise _invalid(url, "has a host that cannot be read", "Write host, host:port or [IPv6]:port, several split by commas")
+    if port is None:
+        return Host(unquote(name))
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise _invalid(url, "has a port that is not a number from 1 to 65535", "Write host:port; '/' and ':' in a password are %2F and %3A")
+    return Host(unquote(name), int(port))
+
+
+def _parse_query(url: str, text: str) -> dict[str, str]:
+    query: dict[str, str] = {}
+    for item in text.split("&") if text else ():
+        raw_name, equals, value = item.partition("=")
+        name = unquote_plus(raw_name)
+        if not equals or not name or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise _invalid(url, "has a query that is not name=value&name=value", "Write '&', '=', '?' and '@' in values and passwords as %26, %3D, %3F and %40")
+        if name in query:
+            raise _invalid(url, f"gives {name!r} twice", "Give each parameter once; a list is split by commas")
+        query[name] = unquote_plus(value)
+    return query
+
+
+def _invalid(url: str, problem: str, advice: str) -> InvalidSetting:
+    return InvalidSetting(f"The URL {_mask_malformed(url.strip())!r} {problem}", advice=advice)
