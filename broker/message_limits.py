@@ -1,0 +1,143 @@
+"""What the broker cannot take is refused here, before anything is sent: emulators and some servers check nothing.
+
+Pure and synchronous; made once per topic from the backend's capabilities. A check raises and changes
+nothing, so a refused message leaves no trace. One honest refusal replaces silent cuts and ignored wishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.capabilities import Capabilities
+from broker.errors import InvalidMessage, MessageTooLarge, Unsupported
+from broker.messages import OutboundMessage
+
+__all__ = ["MessageLimits", "message_size", "utf8_length"]
+
+
+def utf8_length(text: str) -> int:
+    """The bytes of a text as UTF-8, without encoding it where it is ASCII."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def message_size(message: OutboundMessage) -> int:
+    """Bytes of body, key, id and attributes together, as `Limits.message` and the pipeline count them."""
+    size = len(message.data) if message.data is not None else 0
+    if message.key is not None:
+        size += len(message.key)
+    if message.id is not None:
+        size += utf8_length(message.id)
+    if message.attributes:
+        size += attributes_size(message.attributes)
+    return size
+
+
+def attributes_size(attributes: Mapping[str, str]) -> int:
+    """Bytes of all names and values together."""
+    return sum(utf8_length(name) + utf8_length(value) for name, value in attributes.items())
+
+
+class MessageLimits:
+    """The limits and abilities of one backend, in the form in which they are quick to check."""
+
+    __slots__ = (
+        "_backend",
+        "_body",
+        "_checks_attributes",
+        "_deliver_at",
+        "_id",
+        "_key",
+        "_limits",
+        "_message",
+        "_partitions",
+        "_tombstones",
+        "_ttl",
+    )
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        publish = capabilities.publish
+        limits = publish.limits
+        self._backend = capabilities.backend
+        self._limits = limits
+        self._body = limits.body
+        self._key = limits.key
+        self._id = limits.id
+        self._message = limits.message
+        self._checks_attributes = not (limits.attributes is limits.attribute_key is limits.attribute_value is None)
+        self._deliver_at = publish.deliver_at
+        self._ttl = publish.ttl
+        self._partitions = publish.partitions
+        self._tombstones = publish.tombstones
+
+    def check(self, message: OutboundMessage) -> int:
+        """Return the message's size if the broker can carry it as it is.
+
+        :raises MessageTooLarge: the body, key, id, an attribute or the whole is too large.
+        :raises InvalidMessage: it has too many attributes.
+        :raises Unsupported: it asks for deliver_at, ttl, partition or a tombstone, and the backend has none.
+        """
+        data, key, identity = message.data, message.key, message.id
+        if data is None:
+            size = 0
+            if not self._tombstones:
+                raise self._lacks("tombstones (data=None)", "Publish b'' or a body that says 'deleted'")
+        else:
+            size = len(data)
+            if self._body is not None and size > self._body:
+                raise self._too_large("Body", size, self._body)
+        if key is not None:
+            length = len(key)
+            if self._key is not None and length > self._key:
+                raise self._too_large("Key", length, self._key)
+            size += length
+        if identity is not None:
+            length = utf8_length(identity)
+            if self._id is not None and length > self._id:
+                raise self._too_large("Id", length, self._id)
+            size += length
+        if message.attributes:
+            size += self._check_attributes(message.attributes)
+        if self._message is not None and size > self._message:
+            raise self._too_large("Body, key, id and attributes together", size, self._message)
+        if message.deliver_at is not None or message.ttl is not None or message.partition is not None:
+            self._check_abilities(message)
+        return size
+
+    def _check_abilities(self, message: OutboundMessage) -> None:
+        if message.deliver_at is not None and not self._deliver_at:
+            raise self._lacks("scheduled delivery (deliver_at)", "Leave deliver_at out, or publish it when it is due")
+        if message.ttl is not None and not self._ttl:
+            raise self._lacks("a time to live per message (ttl)", "Leave ttl out, or set the topic's retention")
+        if message.partition is not None and not self._partitions:
+            raise self._lacks("choosing a partition", "Leave partition out; the key keeps order")
+
+    def _check_attributes(self, attributes: Mapping[str, str]) -> int:
+        if not self._checks_attributes:
+            return attributes_size(attributes)
+        limits = self._limits
+        if limits.attributes is not None and len(attributes) > limits.attributes:
+            raise InvalidMessage(
+                f"Attributes number {len(attributes)}; {self._backend} takes {limits.attributes}",
+                advice="Put some of them together, or into the body",
+            )
+        size = 0
+        for name, value in attributes.items():
+            length = utf8_length(name)
+            if limits.attribute_key is not None and length > limits.attribute_key:
+                raise self._too_large(f"Attribute name {name[:40]!r}", length, limits.attribute_key)
+            size += length
+            length = utf8_length(value)
+            if limits.attribute_value is not None and length > limits.attribute_value:
+                raise self._too_large(f"Attribute {name!r}", length, limits.attribute_value)
+            size += length
+        return size
+
+    def _too_large(self, field: str, actual: int, allowed: int) -> MessageTooLarge:
+        verb = "have" if field.endswith("together") else "has"
+        return MessageTooLarge(
+            f"{field} {verb} {actual} bytes; {self._backend} takes {allowed}",
+            advice="Make it smaller, or store it elsewhere and publish where it is",
+        )
+
+    def _lacks(self, feature: str, advice: str) -> Unsupported:
+        return Unsupported(f"{self._backend} has no {feature}", advice=advice)

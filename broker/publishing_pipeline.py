@@ -1,0 +1,394 @@
+"""The pipeline behind `Topic.enqueue`: a bounded queue, batches that form by themselves, a future per message.
+
+*Batching.* Nothing waits for a batch to fill: what has gathered while the loop was busy, or while `in_flight`
+calls were running, goes as the next batch.
+
+*Order.* Messages of one key leave in the order of the calls. While a batch that holds a key is in flight,
+later messages of that key wait; others pass them. Messages without a key are unordered.
+
+*Back-pressure.* `put` waits while `max_messages` or `max_bytes` are queued or in flight; callers are let in in the
+order of their calls. A call cancelled while it waits has queued nothing. Cancelling a future withdraws
+nothing: its message goes all the same.
+
+*Failure.* A retriable failure is sent again, for at most `retry_for` seconds, with the same content and id and
+before any later message of its key. It is not sent again where that could duplicate or reorder: when the outcome is
+unknown (OperationTimeout) and the broker would not recognise the id, and when a later message of the key went
+through. What fails for good is in the future; `flush` and `close` raise those failures that nobody looked at (the
+newest 1000 of them). One message's failure fails no other.
+
+All calls come from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
+from broker.messages import OutboundMessage, Receipt
+
+__all__ = ["PipelineSettings", "PublishingPipeline"]
+
+_KEPT_FAILURES: Final = 1000
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """The bounds of a publishing pipeline.
+
+    :ivar max_messages: the most messages queued and in flight together.
+    :ivar max_bytes: the most bytes of them; a larger message goes alone.
+    :ivar max_batch: the most messages of one call to the backend.
+    :ivar max_batch_bytes: the most bytes of one call, but for its last message.
+    :ivar in_flight: the most calls to the backend at once.
+    :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
+    """
+
+    max_messages: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+    max_batch: int = 1000
+    max_batch_bytes: int = 4 * 1024 * 1024
+    in_flight: int = 4
+    retry_for: float = 30.0
+
+
+class _Entry(msgspec.Struct, eq=False):
+    message: OutboundMessage
+    size: int
+    future: asyncio.Future[Receipt]
+    done: bool = False
+    error: BrokerError | None = None
+    """Why it was not published the last time it was tried."""
+
+
+class _Caller(msgspec.Struct, eq=False):
+    entry: _Entry
+    admitted: asyncio.Future[None]
+
+
+class PublishingPipeline:
+    """One topic's queue of messages on their way out.
+
+    :param publish: sends a batch; returns as many receipts or errors, or raises if nothing was tried.
+    :param deduplicates: the broker drops a second message of the same id.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | BrokerError]]],
+        settings: PipelineSettings,
+        *,
+        deduplicates: bool,
+    ) -> None:
+        self._publish = publish
+        self._settings = settings
+        self._max_messages = settings.max_messages
+        self._max_bytes = settings.max_bytes
+        self._max_batch = settings.max_batch
+        self._deduplicates = deduplicates
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[_Entry] = deque()
+        self._busy: dict[bytes, list[_Entry]] = {}
+        self._batches: dict[int, tuple[asyncio.Task[None], list[_Entry]]] = {}
+        self._batch_number = 0
+        self._callers: deque[_Caller] = deque()
+        self._drainers: list[asyncio.Future[None]] = []
+        self._failed: deque[tuple[asyncio.Future[Receipt], BrokerError]] = deque(maxlen=_KEPT_FAILURES)
+        self._pump_scheduled = False
+        self._closed = False
+        self._abandoned = False
+        self.messages = 0
+        self.bytes = 0
+
+    async def put(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt]:
+        """Queue one message; waits while the pipeline is full.
+
+        :raises Closed: the pipeline was closed before the message was let in.
+        """
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        entry = _Entry(message, size, future)
+        if self._closed:
+            raise Closed("The topic is closed", advice="Publish before you leave the bus")
+        if self._callers or not self._has_room(size):
+            await self._wait_for_room(entry)
+            return future
+        self.messages += 1
+        self.bytes += size
+        ready = self._ready
+        ready.append(entry)
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+        elif len(ready) >= self._max_batch and len(self._batches) < self._settings.in_flight:
+            # A caller that never suspends would keep the full batch from leaving.
+            self._start_batches()
+            await asyncio.sleep(0)
+        return future
+
+    async def drain(self) -> None:
+        """Wait until everything queued by now has its receipt or its error."""
+        outstanding = [*self._ready]
+        for waiting in self._busy.values():
+            outstanding += waiting
+        for _, batch in self._batches.values():
+            outstanding += batch
+        while True:
+            while outstanding and outstanding[-1].done:
+                outstanding.pop()
+            if not outstanding:
+                return
+            drainer: asyncio.Future[None] = self._loop.create_future()
+            self._drainers.append(drainer)
+            await drainer
+
+    async def flush(self) -> None:
+        """Wait until everything queued by now has its receipt.
+
+        :raises PublishError: some failed, and nobody looked at their futures.
+        """
+        await self.drain()
+        await asyncio.sleep(0)  # a task that awaits its future gets to look at it first
+        self._raise_failures()
+
+    async def close(self, timeout: float) -> None:
+        """Let nobody in any more, send what is queued for at most `timeout` seconds, then fail the rest.
+
+        :raises PublishError: some failed, and nobody looked at their futures.
+        """
+        self._closed = True
+        while self._callers:
+            admitted = self._callers.popleft().admitted
+            if not admitted.done():
+                admitted.set_exception(Closed("The topic was closed before the message was let in"))
+        try:
+            async with asyncio.timeout(timeout):
+                await self.drain()
+        except TimeoutError:
+            pass
+        finally:
+            await self._abandon()
+        await asyncio.sleep(0)
+        self._raise_failures()
+
+    def _has_room(self, size: int) -> bool:
+        messages = self.messages
+        return messages < self._max_messages and (self.bytes + size <= self._max_bytes or not messages)
+
+    async def _wait_for_room(self, entry: _Entry) -> None:
+        caller = _Caller(entry, self._loop.create_future())
+        self._callers.append(caller)
+        self._schedule_pump()
+        try:
+            await caller.admitted
+        except asyncio.CancelledError:
+            if caller in self._callers:
+                self._callers.remove(caller)
+                self._admit()
+            raise
+
+    def _admit(self) -> None:
+        callers = self._callers
+        while callers and self._has_room(callers[0].entry.size):
+            caller = callers.popleft()
+            if caller.admitted.done():
+                continue
+            self.messages += 1
+            self.bytes += caller.entry.size
+            self._ready.append(caller.entry)
+            caller.admitted.set_result(None)
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        self._start_batches()
+
+    def _start_batches(self) -> None:
+        if self._abandoned:
+            return
+        while self._ready and len(self._batches) < self._settings.in_flight:
+            batch = self._gather()
+            if not batch:
+                return
+            self._batch_number += 1
+            task = self._loop.create_task(self._send(self._batch_number, batch))
+            self._batches[self._batch_number] = (task, batch)
+
+    def _gather(self) -> list[_Entry]:
+        batch: list[_Entry] = []
+        keys: set[bytes] = set()
+        ready, busy, max_batch = self._ready, self._busy, self._max_batch
+        space = self._settings.max_batch_bytes
+        while ready and space > 0 and len(batch) < max_batch:
+            entry = ready.popleft()
+            key = entry.message.key
+            if key is not None and key not in keys:
+                waiting = busy.get(key)
+                if waiting is not None:
+                    waiting.append(entry)
+                    continue
+                keys.add(key)
+                busy[key] = []
+            space -= entry.size
+            batch.append(entry)
+        return batch
+
+    async def _send(self, number: int, batch: list[_Entry]) -> None:
+        pending, pause, give_up = batch, _FIRST_PAUSE, 0.0
+        try:
+            while True:
+                outcomes = await self._try(pending)
+                now = self._loop.time()
+                give_up = give_up or now + self._settings.retry_for
+                pending = self._finish(pending, outcomes, may_retry=now + pause < give_up)
+                if not pending:
+                    break
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        except asyncio.CancelledError:
+            # Only the close of this pipeline, or the end of the loop, cancels.
+            self._fail_all(pending, OperationTimeout("Publishing was cut off; whether it took effect is unknown"))
+            self._abandon_queued()
+            raise
+        except Exception as error:
+            self._fail_all(pending, BackendError(f"The backend failed: {error!r}", native=error))
+            raise
+        finally:
+            del self._batches[number]
+            self._start_batches()
+
+    async def _try(self, batch: list[_Entry]) -> Sequence[Receipt | BrokerError]:
+        try:
+            return await self._publish([entry.message for entry in batch])
+        except BrokerError as error:
+            return [error] * len(batch)
+
+    def _finish(
+        self, batch: list[_Entry], outcomes: Sequence[Receipt | BrokerError], *, may_retry: bool
+    ) -> list[_Entry]:
+        """Give each message its outcome; return those that are to be sent again, in order."""
+        failed: list[tuple[_Entry, BrokerError]] = []
+        published: list[_Entry] = []
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, BrokerError):
+                failed.append((entry, outcome))
+                continue
+            published.append(entry)
+            if not entry.future.done():
+                entry.future.set_result(outcome)
+        again: list[_Entry] = []
+        if failed:
+            overtaken = _keys_published_later(batch, outcomes)
+            for entry, error in failed:
+                if may_retry and error.retriable and id(entry) not in overtaken and self._is_harmless(entry, error):
+                    entry.error = error
+                    again.append(entry)
+                else:
+                    self._fail(entry, error)
+                    published.append(entry)
+        self._leave(published, again)
+        return again
+
+    def _is_harmless(self, entry: _Entry, error: BrokerError) -> bool:
+        """Whether sending again cannot put the message on the broker twice."""
+        return not isinstance(error, OperationTimeout) or (self._deduplicates and entry.message.id is not None)
+
+    def _fail(self, entry: _Entry, error: BrokerError) -> None:
+        if not entry.future.done():
+            entry.future.set_exception(error)
+        self._failed.append((entry.future, error))
+
+    def _fail_all(self, entries: list[_Entry], reason: BrokerError) -> None:
+        left = [entry for entry in entries if not entry.done]
+        for entry in left:
+            self._fail(entry, entry.error or reason)
+        self._leave(left, [])
+
+    def _leave(self, finished: list[_Entry], again: list[_Entry]) -> None:
+        """These are out of the pipeline: let others of their keys, waiting callers and drainers go on."""
+        held = {entry.message.key for entry in again}
+        busy = self._busy
+        size = 0
+        released: list[_Entry] = []
+        for entry in finished:
+            entry.done = True
+            size += entry.size
+            key = entry.message.key
+            if key is not None and key not in held:
+                waiting = busy.pop(key, None)
+                if waiting:
+                    released += waiting
+        if released:
+            self._ready.extendleft(reversed(released))
+        self.messages -= len(finished)
+        self.bytes -= size
+        if self._callers:
+            self._admit()
+        if self._ready:
+            self._schedule_pump()
+        if self._drainers:
+            for drainer in self._drainers:
+                if not drainer.done():
+                    drainer.set_result(None)
+            self._drainers.clear()
+
+    async def _abandon(self) -> None:
+        """Fail what is still here; nothing is, unless the time to close ran out."""
+        self._abandon_queued()
+        running = list(self._batches.values())
+        for task, _ in running:
+            task.cancel()
+        if running:
+            await asyncio.wait([task for task, _ in running], timeout=1.0)
+        for _, batch in running:
+            self._fail_all(
+                batch, OperationTimeout("The backend did not end its call; whether it took effect is unknown")
+            )
+
+    def _abandon_queued(self) -> None:
+        self._closed = self._abandoned = True
+        queued = [*self._ready]
+        for waiting in self._busy.values():
+            queued += waiting
+            waiting.clear()
+        self._ready.clear()
+        self._fail_all(queued, Closed("The topic was closed before the message was sent"))
+
+    def _raise_failures(self) -> None:
+        unseen = [(future, error) for future, error in self._failed if _is_unseen(future)]
+        self._failed.clear()
+        if unseen:
+            for future, _ in unseen:
+                if not future.cancelled():
+                    future.exception()
+            raise PublishError([error for _, error in unseen])
+
+
+def _keys_published_later(batch: list[_Entry], outcomes: Sequence[Receipt | BrokerError]) -> set[int]:
+    """The entries, by identity, that a later message of their key has overtaken."""
+    overtaken: set[int] = set()
+    published: set[bytes] = set()
+    for entry, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
+        key = entry.message.key
+        if key is None:
+            continue
+        if not isinstance(outcome, BrokerError):
+            published.add(key)
+        elif key in published:
+            overtaken.add(id(entry))
+    return overtaken
+
+
+def _is_unseen(future: asyncio.Future[Receipt]) -> bool:
+    """Whether nobody has asked for the future's exception; asyncio keeps this for its own warning."""
+    return future.cancelled() or bool(getattr(future, "_log_traceback", True))

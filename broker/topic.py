@@ -1,0 +1,288 @@
+"""`TopicFacade`: what `bus.topic(name)` returns; publishes one message, a batch, or through the pipeline.
+
+*Concurrency.* Share it between tasks of one event loop. A call made after another returned is behind it on
+the broker, if both have the same key: `publish` and `publish_batch` let what was enqueued before them go first.
+
+*Cancellation.* A cancelled `publish` may have published; a cancelled `enqueue` has done nothing while it waited.
+
+*Failure.* Limits and abilities of the backend are checked before anything is sent. `publish` and `publish_batch`
+report the broker's answer as it is and try once, since their caller can decide; the pipeline of `enqueue` sends a
+retriable failure again. A message that cannot be sent never takes the rest of its batch with it.
+
+The producer's time is set by the backend while it encodes a message without one: it costs a
+clock reading per batch there, and would cost a copy of each message here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
+
+from broker.capabilities import Capabilities
+from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
+from broker.hooks import Hooks, Published
+from broker.message_limits import MessageLimits
+from broker.messages import OutboundMessage, Receipt
+from broker.protocols import Codec
+from broker.publishing_pipeline import PipelineSettings, PublishingPipeline
+from broker.spi import PublishTarget
+
+__all__ = ["TopicFacade"]
+
+T = TypeVar("T", default=bytes)
+
+logger = logging.getLogger("broker")
+
+_DEFAULT_PIPELINE: Final = PipelineSettings()
+
+
+class TopicFacade(Generic[T]):
+    """A place to publish to; made by `bus.topic`, without I/O.
+
+    :param target_factory: opens the backend's side at the first publish.
+    :param codec: turns payloads into bytes; None takes bytes as they are.
+    :param pipeline: the bounds of `enqueue`.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_check",
+        "_closed",
+        "_deduplicates",
+        "_encode",
+        "_hooks",
+        "_idle",
+        "_interceptors",
+        "_pipeline",
+        "_pipeline_settings",
+        "_target",
+        "_target_factory",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        target_factory: Callable[[], PublishTarget],
+        codec: Codec[T] | None,
+        capabilities: Capabilities,
+        hooks: Hooks,
+        *,
+        pipeline: PipelineSettings = _DEFAULT_PIPELINE,
+    ) -> None:
+        self.name: Final = name
+        self._target_factory = target_factory
+        self._encode: Callable[[Any], bytes | None] | None = None if codec is None else codec.encode
+        self._deduplicates = capabilities.publish.deduplication
+        self._check = MessageLimits(capabilities).check
+        self._hooks = hooks
+        self._interceptors = hooks.publishing
+        self._pipeline_settings = pipeline
+        self._pipeline: PublishingPipeline | None = None
+        self._target: PublishTarget | None = None
+        self._calls = 0
+        self._idle: asyncio.Future[None] | None = None
+        self._closed = False
+
+    async def publish(
+        self,
+        payload: T | OutboundMessage,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        """Publish one message and wait until the broker has it.
+
+        A cancelled call may have published.
+
+        :param key: the payload's key; an OutboundMessage carries its own.
+        :param attributes: the payload's attributes; likewise.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was sent.
+        :raises TopicNotFound: there is no such topic.
+        :raises BrokerError: it is not on the broker, or nobody knows (OperationTimeout).
+        :raises Closed: the topic was closed before the call.
+        """
+        target = self._target or self._open()
+        message = self._outbound(payload, key, attributes)
+        self._check(message)
+        if self._pipeline is not None and self._pipeline.messages and message.key is not None:
+            await self._pipeline.drain()
+        outcome = (await self._send(target, (message,)))[0]
+        if isinstance(outcome, BrokerError):
+            raise outcome
+        return outcome
+
+    async def publish_batch(self, payloads: Sequence[T | OutboundMessage]) -> list[Receipt]:
+        """Publish many, in order per key; a receipt each, in their order.
+
+        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
+        :raises BrokerError: nothing was tried, for instance because there is no such topic.
+        :raises Closed: the topic was closed before the call.
+        """
+        target = self._target or self._open()
+        messages: list[OutboundMessage] = []
+        refused: dict[int, BrokerError] = {}
+        outbound, check = self._outbound, self._check
+        for index, payload in enumerate(payloads):
+            try:
+                message = outbound(payload, None, None)
+                check(message)
+            except BrokerError as error:
+                refused[index] = error
+            else:
+                messages.append(message)
+        outcomes: Sequence[Receipt | BrokerError] = ()
+        if messages:
+            if self._pipeline is not None and self._pipeline.messages:
+                await self._pipeline.drain()
+            outcomes = await self._send(target, messages)
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) == len(payloads):
+            return receipts
+        rest = iter(outcomes)
+        raise PublishError([refused.get(index) or next(rest) for index in range(len(payloads))])
+
+    async def enqueue(
+        self,
+        payload: T | OutboundMessage,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Hand one message to the pipeline; awaiting the call is the back-pressure, the future is the receipt.
+
+        Messages of one key leave in the order of the calls. Cancelling the future withdraws nothing. A failure
+        that nobody has looked at is raised by `flush` or `close`.
+
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was queued.
+        :raises Closed: the topic was closed before the message was let in.
+        """
+        target = self._target or self._open()
+        message = self._outbound(payload, key, attributes)
+        size = self._check(message)
+        return await (self._pipeline or self._open_pipeline(target)).put(message, size)
+
+    async def flush(self) -> None:
+        """Wait until everything enqueued by now is on the broker.
+
+        :raises PublishError: something is not, and nobody has looked at its future.
+        """
+        if self._pipeline is not None:
+            await self._pipeline.flush()
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """Flush, let running calls end, and release the backend's side. May be called twice.
+
+        :param timeout: seconds for the flush and the calls together; what is not sent by then fails.
+        :raises PublishError: something enqueued failed, and nobody has looked at its future.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        target, self._target = self._target, None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        try:
+            if self._pipeline is not None:
+                await self._pipeline.close(timeout)
+        finally:
+            try:
+                await self._wait_idle(max(0.0, deadline - loop.time()))
+            finally:
+                if target is not None:
+                    await target.close()
+
+    def _open(self) -> PublishTarget:
+        if self._closed:
+            raise Closed(f"Topic {self.name!r} is closed", advice="Publish before the bus is closed")
+        self._target = self._target_factory()
+        return self._target
+
+    def _open_pipeline(self, target: PublishTarget) -> PublishingPipeline:
+        self._pipeline = PublishingPipeline(
+            partial(self._send, target), self._pipeline_settings, deduplicates=self._deduplicates
+        )
+        return self._pipeline
+
+    def _outbound(
+        self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
+    ) -> OutboundMessage:
+        if isinstance(payload, OutboundMessage):
+            if key is not None or attributes is not None:
+                raise InvalidMessage(
+                    "key= and attributes= were given beside an OutboundMessage",
+                    advice="Give them to the OutboundMessage itself",
+                )
+            message = payload
+        elif self._encode is None:
+            message = OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
+        else:
+            message = OutboundMessage(_encoded(self._encode, payload), key, attributes)
+        if self._interceptors:
+            message = self._intercepted(message)
+        return message
+
+    def _intercepted(self, message: OutboundMessage) -> OutboundMessage:
+        for interceptor in tuple(self._interceptors):
+            try:
+                (message,) = interceptor(self.name, (message,))
+            except Exception:
+                # An observer must not keep a message from going.
+                logger.exception("A publish interceptor failed on topic %r", self.name)
+        return message
+
+    async def _send(
+        self, target: PublishTarget, messages: Sequence[OutboundMessage]
+    ) -> Sequence[Receipt | BrokerError]:
+        self._calls += 1
+        try:
+            if self._hooks.listening:
+                outcomes = await self._send_observed(target, messages)
+            else:
+                outcomes = await target.publish(messages)
+        finally:
+            self._calls -= 1
+            if self._idle is not None and not self._calls and not self._idle.done():
+                self._idle.set_result(None)
+        if len(outcomes) != len(messages):
+            raise BackendError(f"The backend returned {len(outcomes)} outcomes for {len(messages)} messages")
+        return outcomes
+
+    async def _send_observed(
+        self, target: PublishTarget, messages: Sequence[OutboundMessage]
+    ) -> Sequence[Receipt | BrokerError]:
+        started = perf_counter()
+        outcomes: Sequence[Receipt | BaseException] = ()
+        try:
+            answers = outcomes = await target.publish(messages)
+        except BaseException as error:
+            outcomes = [error] * len(messages)
+            raise
+        finally:
+            self._hooks.emit(Published(topic=self.name, outcomes=outcomes, seconds=perf_counter() - started))
+        return answers
+
+    async def _wait_idle(self, timeout: float) -> None:
+        """Let the calls that run end, for at most so many seconds."""
+        if self._calls:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._idle,), timeout=timeout)
+
+
+def _encoded(encode: Callable[[Any], bytes | None], payload: object) -> bytes | None:
+    try:
+        return encode(payload)
+    except BrokerError:
+        raise
+    except Exception as error:
+        raise InvalidMessage(
+            f"The codec cannot encode a payload of type {type(payload).__name__}: {error}",
+            native=error,
+            advice="Publish what the topic's codec takes",
+        ) from error
