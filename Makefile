@@ -1,0 +1,74 @@
+# Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench docs conformance lock clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK_TOOL := uv==0.13.9
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest
+
+export PIP_REQUIRE_VIRTUALENV := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+help:
+	@echo "make setup        install everything into .venv, from constraints.txt"
+	@echo "make demo         run the flights example on an embedded broker; BROKER_URL names another"
+	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
+	@echo "make lint         ruff, pyright and the import rules"
+	@echo "make format       format and sort imports"
+	@echo "make conformance  run the conformance kit on every backend and write docs/conformance.md"
+	@echo "make bench        measure, and write docs/performance.md"
+	@echo "make docs         run every example of the documentation"
+	@echo "make lock         choose new versions and write constraints.txt"
+	@echo "make clean        remove .venv and all caches"
+
+setup: $(STAMP)
+
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "anybroker needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Python's venv module does not work here; on Debian it is the package python3-venv"; exit 1; }
+	@# One package comes as source, and what builds it has to be there first, by its hash too.
+	@awk '/^[^ #]/ { keep = /^setuptools==/ } keep' constraints.txt > $(VENV)/first.txt
+	$(PIP) install --quiet --require-hashes --no-deps --requirement $(VENV)/first.txt
+	$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement constraints.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.flights
+
+test: $(STAMP)
+	$(PYTEST) -n 2 --dist loadgroup $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+conformance: $(STAMP)
+	$(PYTEST) -n 2 --dist loadgroup tests/conformance $(ARGS)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(STAMP)
+	$(PYTEST) tests/docs $(ARGS)
+
+lock:
+	@test -x build/lock/bin/uv || $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check '$(LOCK_TOOL)'
+	build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
+		--all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command 'make lock' --output-file constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
