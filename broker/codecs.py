@@ -52,7 +52,7 @@ class Text:
 
     def encode(self, payload: str) -> bytes:
         """:raises InvalidMessage: the payload is not a str, or holds a lone surrogate."""
-        if not isinstance(payload, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(payload, str):
             raise _not_encodable("Text", payload)
         try:
             return payload.encode()
@@ -73,8 +73,8 @@ class Text:
 class Json(Generic[T]):
     """JSON of type `T`: a msgspec Struct, dataclass, TypedDict, builtin, a pydantic model, or a union of them.
 
-    Decoding validates; encoding trusts the type checker, except for pydantic models, which validate both ways.
-    Models with aliases are written and read by alias. Without a type, anything that JSON can say.
+    Decoding validates; encoding trusts the type checker. Models with aliases are written and read by alias.
+    Without a type it is anything that JSON can say.
 
     :raises ConfigurationError: the type cannot be told apart in JSON, such as a union of two untagged Structs.
     """
@@ -124,8 +124,8 @@ class Json(Generic[T]):
 
 
 class _Engine(Protocol):
-    def encode(self, payload: Any) -> bytes: ...
-    def decode(self, data: bytes) -> Any: ...
+    def encode(self, payload: Any, /) -> bytes: ...
+    def decode(self, data: bytes, /) -> Any: ...
 
 
 class _MsgspecEngine:
@@ -137,16 +137,18 @@ class _MsgspecEngine:
 
 
 class _PydanticEngine:
-    __slots__ = ("_adapter", "decode")
+    __slots__ = ("_adapter",)
 
     def __init__(self, type: Any) -> None:
         from pydantic import TypeAdapter
 
         self._adapter: TypeAdapter[Any] = TypeAdapter(type)
-        self.decode = self._adapter.validate_json
 
-    def encode(self, payload: Any) -> bytes:
+    def encode(self, payload: Any, /) -> bytes:
         return self._adapter.dump_json(payload, by_alias=True, warnings="error")
+
+    def decode(self, data: bytes, /) -> Any:
+        return self._adapter.validate_json(data)
 
 
 def _mentions_pydantic(type: Any) -> bool:

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from broker.settings import BackendSettings
     from broker.spi import Backend
 
-__all__ = ["ENTRY_POINT_GROUP", "BackendType", "create_backend", "load_backend", "missing_client", "register", "schemes"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "BackendType",
+    "create_backend",
+    "load_backend",
+    "missing_client",
+    "register",
+    "schemes",
+]
 
 ENTRY_POINT_GROUP: Final = "broker.backends"
 """An entry point here has the scheme as its name and `module:Class` as its value."""
@@ -141,7 +149,8 @@ def create_backend(target: str | BackendSettings | None, hooks: Hooks) -> Backen
     backend_type = load_backend(target.schemes[0])
     if not isinstance(target, backend_type.settings_type):
         raise ConfigurationError(
-            f"The backend of {target.schemes[0]!r} takes {backend_type.settings_type.__name__}, not {type(target).__name__}"
+            f"The backend of {target.schemes[0]!r} takes other settings than {type(target).__name__}",
+            advice=f"Make a {backend_type.settings_type.__name__}",
         )
     return backend_type(target, hooks)
 

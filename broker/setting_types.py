@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -61,7 +62,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _is_several(annotation: Any) -> bool:
     kind = get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, (Sequence, Set)) and not issubclass(kind, (str, bytes))
+    return isinstance(kind, type) and issubclass(kind, (Sequence, AbstractSet)) and not issubclass(kind, (str, bytes))
 
 
 def _words(annotation: Any) -> str:
@@ -69,12 +70,16 @@ def _words(annotation: Any) -> str:
 
 
 def _member_words(annotation: Any) -> str:
-    arguments = get_args(annotation)
+    arguments: tuple[Any, ...] = get_args(annotation)
     if get_origin(annotation) is Literal:
         return f"one of {', '.join(map(str, arguments))}"
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
+    if _is_enum(annotation):
         return f"one of {', '.join(str(member.value) for member in annotation)}"
     if _is_several(annotation):
         items = [argument for argument in arguments if argument is not Ellipsis]
         return f"a list split by commas, each {_words(items[0])}" if items else "a list split by commas"
     return _WORDS.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _is_enum(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Enum)

@@ -13,11 +13,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import PrivateAttr, SecretBytes, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from typing_extensions import Self
 
 from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
 from broker.setting_types import describe_type, is_secret, is_sequence
@@ -105,15 +104,7 @@ class BackendSettings(BaseSettings):
         :raises InvalidSetting: the file cannot be read, has no such table, or a value cannot be used.
         """
         origin = Origin("file", str(path))
-        try:
-            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidSetting(f"Settings cannot be read from {origin.where!r}: {error}", native=error) from error
-        for part in table.split(".") if table else ():
-            inner = values.get(part)
-            if not isinstance(inner, dict):
-                raise InvalidSetting(f"The file {origin.where!r} has no table [{table}]", advice=f"Its tables are {_listed(_tables(values))}")
-            values = inner
+        values = _read_table(path, table)
         environment = cls._environment()
         cls._check_names(values, dict.fromkeys(values, origin))
         kept = {name: value for name, value in values.items() if name not in environment}
@@ -121,7 +112,7 @@ class BackendSettings(BaseSettings):
 
     @classmethod
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
-        """The settings that scheme, user, password, hosts and path of a URL stand for; parameters are added by the caller.
+        """The settings that scheme, user, hosts and path of a URL stand for; the parameters are added by the caller.
 
         A subclass that overrides this refuses the parts it has no use for by calling `refuse_parts`.
 
@@ -139,7 +130,11 @@ class BackendSettings(BaseSettings):
         for name in names:
             value = getattr(parts, name)
             if value and value != "/":
-                shown = MASK if name in {"user", "password"} else repr(",".join(map(str, value)) if name == "hosts" else value)
+                shown = (
+                    MASK
+                    if name in {"user", "password"}
+                    else repr(",".join(map(str, value)) if name == "hosts" else value)
+                )
                 raise InvalidSetting(
                     f"A {parts.scheme}: URL takes no {name}, but {shown} is given", advice=f"Leave the {name} out"
                 )
@@ -205,7 +200,10 @@ class BackendSettings(BaseSettings):
 
     def _fill(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         self._check_names(values, origins)
-        origins = {**{name: Origin("environment", variable) for name, variable in self._environment().items()}, **origins}
+        origins = {
+            **{name: Origin("environment", variable) for name, variable in self._environment().items()},
+            **origins,
+        }
         try:
             BaseSettings.__init__(self, **values)
         except ValidationError as error:
@@ -276,8 +274,19 @@ class BackendSettings(BaseSettings):
         return mask_url(url, [name for name, field in cls.model_fields.items() if is_secret(field)])
 
 
-def _tables(values: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in values.items() if isinstance(value, dict)]
+def _read_table(path: str | os.PathLike[str], table: str | None) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"Settings cannot be read from {str(path)!r}: {error}", native=error) from error
+    for part in table.split(".") if table else ():
+        tables: dict[str, dict[str, Any]] = {name: value for name, value in values.items() if isinstance(value, dict)}
+        if part not in tables:
+            raise InvalidSetting(
+                f"The file {str(path)!r} has no table [{table}]", advice=f"Its tables are {_listed(list(tables))}"
+            )
+        values = tables[part]
+    return values
 
 
 def _listed(names: Sequence[str]) -> str:

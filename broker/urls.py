@@ -20,7 +20,9 @@ MASK: Final = "***"
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
-_SECRET_NAME: Final = re.compile(r"pass|secret|token|cred|seed|jwt|signature|sas|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(
+    r"pass|secret|token|cred|seed|jwt|signature|sas|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE
+)
 _SHAPE: Final = "scheme://user:password@host:port/path?name=value"
 
 
@@ -139,11 +141,17 @@ def _parse_host(url: str, text: str) -> Host:
         name, colon, after = text.partition(":")
         port = after if colon else None
     if not name or (not bracketed and (":" in (port or "") or "[" in name)):
-        raise _invalid(url, "has a host that cannot be read", "Write host, host:port or [IPv6]:port, several split by commas")
+        raise _invalid(
+            url, "has a host that cannot be read", "Write host, host:port or [IPv6]:port, several split by commas"
+        )
     if port is None:
         return Host(unquote(name))
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise _invalid(url, "has a port that is not a number from 1 to 65535", "Write host:port; '/' and ':' in a password are %2F and %3A")
+        raise _invalid(
+            url,
+            "has a port that is not a number from 1 to 65535",
+            "Write host:port; '/' and ':' in a password are %2F and %3A",
+        )
     return Host(unquote(name), int(port))
 
 
@@ -153,7 +161,11 @@ def _parse_query(url: str, text: str) -> dict[str, str]:
         raw_name, equals, value = item.partition("=")
         name = unquote_plus(raw_name)
         if not equals or not name or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-            raise _invalid(url, "has a query that is not name=value&name=value", "Write '&', '=', '?' and '@' in values and passwords as %26, %3D, %3F and %40")
+            raise _invalid(
+                url,
+                "has a query that is not name=value&name=value",
+                "Write '&', '=', '?' and '@' in values and passwords as %26, %3D, %3F and %40",
+            )
         if name in query:
             raise _invalid(url, f"gives {name!r} twice", "Give each parameter once; a list is split by commas")
         query[name] = unquote_plus(value)

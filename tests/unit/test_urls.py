@@ -1,0 +1,117 @@
+"""URLs: what parses, what is refused, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import InvalidSetting
+from broker.urls import Host, UrlParts, mask_url, parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("inmem:", UrlParts("inmem")),
+        ("INMEM:", UrlParts("inmem")),
+        ("inmem://shared", UrlParts("inmem", hosts=(Host("shared"),))),
+        ("embedded:///var/lib/broker", UrlParts("embedded", path="/var/lib/broker")),
+        ("embedded:relative/dir", UrlParts("embedded", path="relative/dir")),
+        ("embedded:///with%20space", UrlParts("embedded", path="/with space")),
+        ("nats://localhost:4222", UrlParts("nats", hosts=(Host("localhost", 4222),))),
+        ("nats://a,b:2,[::1]:3/", UrlParts("nats", hosts=(Host("a"), Host("b", 2), Host("::1", 3)), path="/")),
+        ("nats://me:p%40ss@h", UrlParts("nats", "me", "p@ss", (Host("h"),))),
+        ("nats://tok-en@h", UrlParts("nats", "tok-en", None, (Host("h"),))),
+        ("nats://:only@h", UrlParts("nats", None, "only", (Host("h"),))),
+        ("a+b://h?x=1&y=a%26b+c&z=", UrlParts("a+b", hosts=(Host("h"),), query={"x": "1", "y": "a&b c", "z": ""})),
+        (" nats://h ", UrlParts("nats", hosts=(Host("h"),))),
+    ],
+)
+def test_a_url_is_taken_apart(url: str, parts: UrlParts):
+    assert parse_url(url) == parts
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("", "form scheme://"),
+        ("localhost", "form scheme://"),
+        ("://h", "form scheme://"),
+        ("nats://h:port", "port"),
+        ("nats://h:0", "port"),
+        ("nats://h:65536", "port"),
+        ("nats://h:²", "port"),
+        ("nats://h:", "port"),
+        ("nats://a,,b", "host"),
+        ("nats://::1", "host"),
+        ("nats://[::1", "host"),
+        ("nats://h#x", "%23"),
+        ("nats://h/100%", "%25"),
+        ("nats://h?x", "name=value"),
+        ("nats://h?=1", "name=value"),
+        ("nats://h?a=1&a=2", "'a' twice"),
+    ],
+)
+def test_a_malformed_url_is_refused_with_the_mend(url: str, says: str):
+    with pytest.raises(InvalidSetting, match=says.replace("?", r"\?")):
+        parse_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("nats://me:pw@h:1/p?x=1", "nats://me:***@h:1/p?x=1"),
+        ("nats://token@h", "nats://***@h"),
+        ("nats://h?token=abc&servers=a:1,b:2", "nats://h?token=***&servers=a:1,b:2"),
+        ("kafka://h?sasl_password=abc", "kafka://h?sasl_password=***"),
+        ("inmem:", "inmem:"),
+    ],
+)
+def test_secrets_are_masked_and_the_rest_is_kept(url: str, masked: str):
+    assert mask_url(url) == masked
+
+
+def test_parameters_named_secret_by_the_caller_are_masked():
+    assert mask_url("x://h?pin=1234&y=2", ["pin"]) == "x://h?pin=***&y=2"
+
+
+def refusal(url: str) -> str:
+    """What the parser says against the URL; empty if it takes it."""
+    try:
+        parse_url(url)
+    except InvalidSetting as error:
+        return str(error)
+    return ""
+
+
+SECRET = "s3cretV4lue"
+CHARACTERS = st.text(alphabet="ab1:/?#@%&=,[]. ", max_size=6)
+
+
+@given(before=CHARACTERS, after=CHARACTERS, tail=CHARACTERS)
+def test_a_password_is_never_shown_however_badly_it_is_escaped(before: str, after: str, tail: str):
+    url = f"nats://user:{before}{SECRET}{after}@host:4222/{tail}"
+    assert SECRET not in mask_url(url)
+    assert SECRET not in refusal(url)
+
+
+@given(
+    name=st.sampled_from(["password", "token", "sasl_password", "client_secret", "creds"]),
+    value=CHARACTERS,
+    tail=CHARACTERS,
+)
+def test_a_secret_parameter_is_never_shown(name: str, value: str, tail: str):
+    url = f"nats://host?x=1&{name}={SECRET}{value}&{tail}"
+    assert SECRET not in mask_url(url)
+    assert SECRET not in refusal(url)
+
+
+def test_the_repr_of_the_parts_shows_no_password():
+    assert SECRET not in repr(parse_url(f"nats://u:{SECRET}@h?token={SECRET}"))
+
+
+@given(st.text(max_size=40))
+def test_any_text_parses_or_is_refused_as_invalid(text: str):
+    refusal(text)
+    mask_url(text)
