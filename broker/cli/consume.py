@@ -1,0 +1,177 @@
+"""`broker consume`: print the messages of a subscription, or the records of a group, and settle what was printed.
+
+A message is acked, and a record committed, only after its whole line was handed to the operating system. On Ctrl-C,
+SIGTERM or a broken pipe what was printed is acked and the rest is given back; the last line may then be
+cut, and its message comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from broker.cli.exits import Exit, Failure
+from broker.cli.rendering import envelope_json, envelope_line, json_line
+from broker.cli.session import AsJson, Session, command, new_app
+from broker.cli.times import parse_start
+from broker.cli.topics import TopicName
+from broker.messages import Message, Record, RecordBatch
+from broker.names import ephemeral
+
+__all__ = ["app"]
+
+app = new_app("consume")
+
+BATCH: Final = 100
+LOOK_SECONDS: Final = 1.0
+"""How often an idle command looks whether the reader of its output is still there."""
+
+Render = Callable[[Message[Any] | Record[Any]], bytes]
+
+
+@command(app, "consume")
+async def consume(
+    session: Session,
+    topic: TopicName,
+    *,
+    subscription: Annotated[
+        str | None,
+        typer.Option(
+            "--subscription",
+            "-s",
+            help="Consume as this subscription; it is created if it is missing.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-g", help="With --records: the group whose position moves.", show_default=False),
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Read the log in order, with partition and offset.")
+    ] = False,
+    own: Annotated[
+        bool, typer.Option("--ephemeral", help="A subscription or group of its own, gone afterwards.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Stop after so many.", show_default=False)
+    ] = None,
+    stop_when_idle: Annotated[
+        float | None,
+        typer.Option(
+            "--stop-when-idle", metavar="SECONDS", min=0, help="Stop when nothing came for so long.", show_default=False
+        ),
+    ] = None,
+    start: Annotated[
+        str, typer.Option(metavar="WHERE", help="Where a new subscription begins: earliest, latest or a time.")
+    ] = "earliest",
+    no_create: Annotated[bool, typer.Option("--no-create", help="A missing subscription is an error.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bodies as they are, each and a newline.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print and ack messages as they come."""
+    if as_json and raw:
+        raise Failure("--json and --raw exclude each other", code=Exit.USAGE)
+    if (records and subscription) or (group and not records):
+        raise Failure(
+            "Messages have a --subscription, records a --group",
+            advice="Use --records --group NAME, or --subscription NAME",
+            code=Exit.USAGE,
+        )
+    name = group if records else subscription
+    if (name is None) is not own:
+        wanted = "--group NAME" if records else "--subscription NAME"
+        raise Failure(f"Say who reads: {wanted}, or --ephemeral", code=Exit.USAGE)
+    begin = parse_start(start)
+    render = _renderer(as_json, raw)
+    reading = _Reading(session, limit, stop_when_idle, render)
+    who = ephemeral() if name is None else name
+    if records:
+        async with session.bus.records(topic, group=who, start=begin) as log:
+            await reading.run(log.next_batch, _commit)
+        return
+    most = BATCH if limit is None else min(limit, BATCH)
+    async with session.bus.messages(
+        topic, subscription=who, start=begin, create=not no_create, max_outstanding=most
+    ) as inbox:
+        await reading.run(inbox.next_batch, _ack)
+
+
+def _renderer(as_json: bool, raw: bool) -> Render:
+    if as_json:
+        return lambda envelope: json_line(envelope_json(envelope))
+    if raw:
+        return lambda envelope: (envelope.data or b"") + b"\n"
+    return envelope_line
+
+
+async def _ack(batch: Any, count: int) -> None:
+    if count == len(batch):
+        await batch.ack()
+    else:
+        await asyncio.gather(*(message.ack() for message in batch[:count]))
+
+
+async def _commit(batch: RecordBatch[Any], count: int) -> None:
+    if count == len(batch):
+        await batch.commit()
+        return
+    # A commit settles every lower offset of its partition: the last printed one of each is enough.
+    last = {(record.topic, record.partition): record for record in batch[:count]}
+    for record in last.values():
+        await record.commit()
+
+
+class _Reading:
+    """The loop: take a batch, print it, settle as much of it as was printed."""
+
+    def __init__(self, session: Session, limit: int | None, idle: float | None, render: Render) -> None:
+        self._session = session
+        self._limit = limit
+        self._idle = idle
+        self._render = render
+        self.count = 0
+
+    async def run(self, next_batch: Callable[..., Any], settle: Callable[[Any, int], Any]) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time()
+        try:
+            while self._limit is None or self.count < self._limit:
+                wait = (
+                    LOOK_SECONDS
+                    if self._idle is None
+                    else min(LOOK_SECONDS, max(0.0, latest + self._idle - loop.time()))
+                )
+                most = BATCH if self._limit is None else min(BATCH, self._limit - self.count)
+                batch = await next_batch(most, timeout=wait)
+                if batch:
+                    await self._print(batch, settle)
+                    latest = loop.time()
+                elif self._idle is not None and loop.time() >= latest + self._idle:
+                    break
+                elif self._session.out.broken():
+                    raise BrokenPipeError
+        finally:
+            if not self._session.as_json and self._session.interactive:
+                self._session.note(f"{self.count} {'message' if self.count == 1 else 'messages'}")
+
+    async def _print(self, batch: Sequence[Any], settle: Callable[[Any, int], Any]) -> None:
+        out = self._session.out
+        ends: list[int] = []
+        parts: list[bytes] = []
+        end = out.written
+        for envelope in batch:
+            part = self._render(envelope)
+            end += len(part)
+            parts.append(part)
+            ends.append(end)
+        try:
+            await out.write(b"".join(parts))
+        finally:
+            printed = sum(1 for end in ends if end <= out.written)
+            self.count += printed
+            if printed:
+                await settle(batch, printed)

@@ -1,0 +1,273 @@
+"""`broker publish`: messages from arguments, standard input or a file, through the publishing pipeline.
+
+Whatever was accepted before an error, a bad line or a Ctrl-C is waited for, and told: every message of the input
+ends as published or as reported. Receipts are printed in the order of the input. At most `WINDOW` messages are
+unconfirmed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from broker.cli import message_input
+from broker.cli.exits import Exit, Failure, describe, exit_code
+from broker.cli.message_input import Common, Item
+from broker.cli.rendering import json_line
+from broker.cli.session import AsJson, Session, command, new_app
+from broker.cli.streams import Source
+from broker.cli.topics import TopicName
+from broker.errors import BrokerError
+from broker.messages import Receipt
+from broker.protocols import Topic
+
+__all__ = ["app"]
+
+app = new_app("publish")
+
+WINDOW: Final = 2000
+DRAIN_SECONDS: Final = 10.0
+"""How long an interrupted command waits for what it has handed over."""
+
+
+@command(app, "publish")
+async def publish(
+    session: Session,
+    topic: TopicName,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DATA", help="Bodies; without any, standard input is read.", show_default=False),
+    ] = None,
+    *,
+    jsonl: Annotated[
+        bool,
+        typer.Option(
+            "--jsonl", help="Each line is an object with data, data_base64 or payload, and key, attributes, id …"
+        ),
+    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="All of the input is one message.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read this file instead of standard input.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="The key of every message.", show_default=False)
+    ] = None,
+    attribute: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--attribute",
+            "-a",
+            metavar="NAME=VALUE",
+            help="An attribute of every message; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", help="The id of the one message.", show_default=False)
+    ] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which the broker may drop it.", show_default=False)
+    ] = None,
+    delay: Annotated[float | None, typer.Option(help="Seconds before it is delivered.", show_default=False)] = None,
+    partition: Annotated[int | None, typer.Option(help="The partition to append to.", show_default=False)] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Report what cannot be published and go on behind it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish arguments, lines or JSON lines.
+
+    Each argument is a message; without any, each line of standard input is one.
+
+    With --json the receipt of each message is printed as a line.
+    """
+    if data and (jsonl or whole or file):
+        raise Failure(
+            "Messages are given as arguments and by an option",
+            advice="Leave out --jsonl, --whole and --file",
+            code=Exit.USAGE,
+        )
+    if jsonl and whole:
+        raise Failure("--jsonl and --whole exclude each other", code=Exit.USAGE)
+    if message_id is not None and not whole and len(data or ()) != 1:
+        raise Failure("--id names one message", advice="Give the id of each with --jsonl", code=Exit.USAGE)
+    common = Common(
+        key=key,
+        attributes=message_input.parse_attributes(attribute or []),
+        id=message_id,
+        ttl=ttl,
+        delay=delay,
+        partition=partition,
+    )
+    with ExitStack() as stack:
+        if data:
+            items = message_input.from_arguments(data, common)
+        else:
+            source = Source(stack.enter_context(_opened(file)) if file else None)
+            if file is None and sys.stdin.isatty():
+                session.note("Reading messages from the terminal, one per line; Ctrl-D ends")
+            read = (
+                message_input.from_json_lines
+                if jsonl
+                else message_input.from_whole
+                if whole
+                else message_input.from_lines
+            )
+            items = read(source, common)
+        progress = stack.enter_context(_progress(session))
+        work = _Publishing(session, session.bus.topic(topic), progress, "argument" if data else "line", keep_going)
+        await work.run(items)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise Failure(f"{str(path)!r} cannot be read: {error.strerror}", code=Exit.USAGE) from None
+
+
+def _progress(session: Session) -> Progress:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not session.interactive)
+
+
+class _Publishing:
+    """One run: a feeder hands items over, a follower takes their receipts in order, prints and counts."""
+
+    def __init__(self, session: Session, topic: Topic[bytes], progress: Progress, unit: str, keep_going: bool) -> None:
+        self._session = session
+        self._topic = topic
+        self._progress = progress
+        self._task = progress.add_task("Published", total=None)
+        self._unit = unit
+        self._keep_going = keep_going
+        self._queue: asyncio.Queue[tuple[int, asyncio.Future[Receipt] | Failure | BrokerError] | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(WINDOW)
+        self._published = 0
+        self._failed = 0
+        self._unknown = 0
+        self._stop = False
+
+    async def run(self, items: AsyncIterator[Item]) -> None:
+        feeder = asyncio.create_task(self._feed(items))
+        follower = asyncio.create_task(self._follow(feeder))
+        try:
+            await asyncio.wait((follower,))
+        except asyncio.CancelledError:
+            # What was handed over is on its way: wait for it, within a bound, so that the count is true.
+            feeder.cancel()
+            await asyncio.wait((follower,), timeout=DRAIN_SECONDS)
+            raise
+        finally:
+            feeder.cancel()
+            follower.cancel()
+            ends = await asyncio.gather(feeder, follower, return_exceptions=True)
+            self._progress.stop()
+            self._tell()
+            for end in ends:
+                if isinstance(end, Exception):
+                    raise end
+
+    async def _feed(self, items: AsyncIterator[Item]) -> None:
+        try:
+            async for line, message in items:
+                await self._room.acquire()
+                if isinstance(message, Failure):
+                    self._queue.put_nowait((line, message))
+                else:
+                    try:
+                        self._queue.put_nowait((line, await self._topic.enqueue(message)))
+                    except BrokerError as error:
+                        self._queue.put_nowait((line, error))
+        finally:
+            self._queue.put_nowait(None)
+
+    async def _follow(self, feeder: asyncio.Task[None]) -> None:
+        lines: list[bytes] = []
+        while (entry := await self._queue.get()) is not None:
+            line, outcome = entry
+            if isinstance(outcome, asyncio.Future):
+                if not outcome.done():
+                    await self._print(lines)
+                    # The future belongs to the pipeline: an interruption of this command must not cancel it.
+                    await asyncio.wait((outcome,))
+                self._settle(line, outcome, lines)
+            else:
+                self._refused(line, outcome)
+            self._room.release()
+            if self._stop:
+                feeder.cancel()
+            if self._queue.empty():
+                await self._print(lines)
+        await self._print(lines)
+
+    def _settle(self, line: int, future: asyncio.Future[Receipt], lines: list[bytes]) -> None:
+        if future.cancelled():
+            self._unknown += 1
+            return
+        error = future.exception()
+        if error is None:
+            self._published += 1
+            if self._session.as_json:
+                lines.append(json_line(_receipt_json(self._unit, line, future.result())))
+        elif isinstance(error, BrokerError):
+            self._refused(line, error)
+        else:
+            raise error
+
+    async def _print(self, lines: list[bytes]) -> None:
+        self._progress.update(self._task, completed=self._published)
+        if lines:
+            text = b"".join(lines)
+            lines.clear()
+            await self._session.out.write(text)
+
+    def _refused(self, line: int, error: BrokerError | Failure) -> None:
+        self._failed += 1
+        if not self._stop or self._keep_going:
+            self._report(line, error)
+        if not self._keep_going:
+            self._stop = True
+        if self._session.code in {Exit.DONE, Exit.NOT_PUBLISHED}:
+            self._session.code = exit_code(error)
+
+    def _report(self, line: int, error: BrokerError | Failure) -> None:
+        if self._session.as_json:
+            self._session.note(json_line({self._unit: line, "error": describe(error)}).decode().rstrip())
+        elif isinstance(error, Failure):
+            self._session.report(error)
+        else:
+            told = describe(error)
+            self._session.report(Failure(f"{self._unit.capitalize()} {line}: {told['message']}", advice=told["advice"]))
+
+    def _tell(self) -> None:
+        while not self._queue.empty():
+            self._unknown += self._queue.get_nowait() is not None
+        if self._session.as_json:
+            return
+        parts = [
+            f"Published {self._published} {'message' if self._published == 1 else 'messages'} to {self._topic.name!r}"
+        ]
+        if self._failed:
+            parts.append(f"{self._failed} not published")
+        if self._unknown:
+            parts.append(f"{self._unknown} without an answer")
+        self._session.note(", ".join(parts))
+
+
+def _receipt_json(unit: str, line: int, receipt: Receipt) -> dict[str, Any]:
+    return {
+        unit: line,
+        "id": receipt.id,
+        "partition": receipt.partition,
+        "offset": receipt.offset,
+        "duplicate": receipt.duplicate,
+    }

@@ -1,0 +1,143 @@
+"""How messages, records and tables look, for people and for programs; pure but for `Output`.
+
+Bodies and keys are bytes: what is not UTF-8 appears as base64 under `data_base64` or `key_base64` in JSON, and
+behind `base64:` for people. Control characters of a body never reach a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from broker.messages import Message, Record
+
+__all__ = [
+    "cut",
+    "envelope_json",
+    "envelope_line",
+    "envelope_row",
+    "escaped",
+    "json_line",
+    "json_text",
+    "printable",
+    "show_table",
+    "timestamp",
+]
+
+
+def bytes_field(name: str, value: bytes | None) -> dict[str, str | None]:
+    """The value under `name`, or under `name_base64` if it is not UTF-8 text."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def timestamp(moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC."""
+    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def envelope_json(envelope: Message[Any] | Record[Any]) -> dict[str, Any]:
+    """A message or record with the field names that `publish --jsonl` reads again."""
+    fields: dict[str, Any] = {"topic": envelope.topic}
+    if isinstance(envelope, Record):
+        fields |= {"partition": envelope.partition, "offset": envelope.offset}
+    fields |= {"id": envelope.id, **bytes_field("key", envelope.key), **bytes_field("data", envelope.data)}
+    fields |= {
+        "attributes": dict(envelope.attributes),
+        "publish_time": timestamp(envelope.publish_time),
+        "broker_time": timestamp(envelope.broker_time),
+    }
+    if isinstance(envelope, Message):
+        fields["delivery_attempt"] = envelope.delivery_attempt
+    return fields
+
+
+def json_text(value: object) -> str:
+    """One JSON document on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def json_line(value: object) -> bytes:
+    """One JSON document as a line of output."""
+    return json_text(value).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def printable(value: bytes | None, limit: int | None = None) -> str:
+    """Bytes for a person: text with control characters escaped, `base64:…` if it is no text, `-` for None."""
+    if value is None:
+        return "-"
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "base64:" + base64.b64encode(value).decode()
+    else:
+        text = escaped(text)
+    return cut(text, limit)
+
+
+def cut(text: str, limit: int | None) -> str:
+    """The text, shortened to `limit` characters if there is a limit."""
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def escaped(text: str) -> str:
+    """The text with everything that could move the cursor written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _pairs(attributes: Mapping[str, str]) -> str:
+    return " ".join(f"{escaped(name)}={escaped(value)}" for name, value in attributes.items())
+
+
+def envelope_line(envelope: Message[Any] | Record[Any]) -> bytes:
+    """A message or record as one line for people: where it is, key, body, attributes."""
+    place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
+    parts = [place, printable(envelope.key), printable(envelope.data)]
+    if envelope.attributes:
+        parts.append(_pairs(envelope.attributes))
+    attempt = envelope.delivery_attempt if isinstance(envelope, Message) else None
+    if attempt is not None and attempt > 1:
+        parts.append(f"(delivery {attempt})")
+    return "  ".join(parts).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> list[str]:
+    """The same as cells of a table: place, time, key, body, attributes; bodies cut to `limit` characters."""
+    place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
+    moment = envelope.broker_time or envelope.publish_time
+    return [
+        place,
+        "-" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        printable(envelope.key, limit),
+        printable(envelope.data, limit),
+        cut(_pairs(envelope.attributes), limit),
+    ]
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
+    """Print a table on standard output; False, and nothing printed, if it has no row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        # The first column holds what people copy, so it is never broken.
+        table.add_column(column, overflow="fold", no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    if not table.row_count:
+        return False
+    # A pipe has no width: nothing is cut or folded for it.
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+    return True

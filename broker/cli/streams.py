@@ -1,0 +1,138 @@
+"""Standard input and output by bytes, without blocking the event loop while leases have to be renewed.
+
+A slow reader of our output (a pager, a full pipe) or an idle writer of our input suspends the caller only, and
+cancelling it takes effect at once. `Sink.written` is exact: what it counts has left this process, so that a
+message is acked only when its line has been written. One task uses a stream at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import sys
+from collections.abc import AsyncIterator
+from typing import IO, Any, Final
+
+__all__ = ["Sink", "Source"]
+
+_CHUNK: Final = 4096
+"""A pipe that reports room takes this much without blocking (PIPE_BUF)."""
+_READ: Final = 1 << 16
+_POLLS: Final = hasattr(select, "poll")
+
+
+def _binary(stream: IO[Any]) -> IO[bytes]:
+    """The stream's bytes, below its text."""
+    return getattr(stream, "buffer", stream)
+
+
+def _descriptor(stream: IO[Any]) -> int | None:
+    """The stream's file descriptor; None for one in memory, and where descriptors cannot be polled."""
+    if not _POLLS:
+        return None
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _poll(fd: int, event: int) -> int:
+    poller = select.poll()
+    poller.register(fd, event)
+    ready = poller.poll(0)
+    return ready[0][1] if ready else 0
+
+
+async def _wait(fd: int, event: int) -> None:
+    """Return when the descriptor is ready, or its other end is gone."""
+    if _poll(fd, event):
+        return
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    add, remove = (
+        (loop.add_reader, loop.remove_reader) if event == select.POLLIN else (loop.add_writer, loop.remove_writer)
+    )
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(fd, wake)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+class Sink:
+    """Standard output.
+
+    :ivar written: bytes that were handed to the operating system.
+    """
+
+    def __init__(self, stream: IO[Any] | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._fd = _descriptor(self._stream)
+        self.written = 0
+        self._stream.flush()
+
+    async def write(self, data: bytes) -> None:
+        """Write all of it.
+
+        :raises BrokenPipeError: the reader went away; `written` tells what it could still take.
+        """
+        fd = self._fd
+        if fd is None:
+            _binary(self._stream).write(data)
+            self._stream.flush()
+            self.written += len(data)
+            return
+        view = memoryview(data)
+        while view:
+            await _wait(fd, select.POLLOUT)
+            try:
+                count = os.write(fd, view[:_CHUNK])
+            except BlockingIOError:
+                await asyncio.sleep(0.01)  # Someone shares the descriptor without blocking and was faster.
+                continue
+            self.written += count
+            view = view[count:]
+
+    def broken(self) -> bool:
+        """Whether the reader is known to have gone away."""
+        return self._fd is not None and bool(_poll(self._fd, select.POLLOUT) & (select.POLLERR | select.POLLNVAL))
+
+
+class Source:
+    """Standard input, or a file."""
+
+    def __init__(self, stream: IO[Any] | None = None) -> None:
+        self._stream = sys.stdin if stream is None else stream
+        self._fd = _descriptor(self._stream)
+
+    async def read(self) -> bytes:
+        """What is there next; empty at the end."""
+        if self._fd is None:
+            return _binary(self._stream).read(_READ)
+        await _wait(self._fd, select.POLLIN)
+        return os.read(self._fd, _READ)
+
+    async def read_all(self) -> bytes:
+        """Everything up to the end."""
+        parts: list[bytes] = []
+        while part := await self.read():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Each line without its newline; the last one may lack it."""
+        rest: list[bytes] = []
+        while part := await self.read():
+            head, *tail = part.split(b"\n")
+            rest.append(head)
+            for piece in tail:
+                yield b"".join(rest)
+                rest = [piece]
+        if last := b"".join(rest):
+            yield last

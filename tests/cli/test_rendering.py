@@ -1,0 +1,56 @@
+"""Output is safe for terminals, exact for programs, and never loses bytes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.cli.rendering import bytes_field, escaped, json_line, printable, show_table, timestamp
+from broker.cli.times import parse_duration, parse_start, parse_time
+
+
+def test_bytes_that_are_no_text_are_base64_under_another_name():
+    assert bytes_field("data", "é".encode()) == {"data": "é"}
+    assert bytes_field("data", b"\xff\x00") == {"data_base64": "/wA="}
+    assert bytes_field("key", None) == {"key": None}
+    assert bytes_field("key", b"") == {"key": ""}
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    assert printable(b"a\x1b[2Jb\nc\x00") == r"a\x1b[2Jb\nc\x00"
+    assert escaped("tab\there\u202e") == r"tab\there\u202e"
+    assert printable(b"\xff") == "base64:/w=="
+    assert printable(None) == "-"
+    assert printable(b"x" * 100, 10) == "x" * 9 + "…"
+
+
+def test_a_json_line_is_one_line_of_utf8():
+    line = json_line({"data": "a\nb é", "n": 1})
+    assert line.count(b"\n") == 1
+    assert "é".encode() in line
+
+
+def test_times():
+    assert timestamp(datetime(2030, 1, 1, 12, tzinfo=UTC)) == "2030-01-01T12:00:00Z"
+    assert timestamp(None) is None
+    assert parse_duration("90").total_seconds() == 90
+    assert parse_duration("1.5h").total_seconds() == 5400
+    assert parse_duration("7d").days == 7
+    assert parse_start("latest") == "latest"
+    assert parse_time("2030-01-01T00:00:00").tzinfo is not None
+
+
+@pytest.mark.parametrize("wrong", ["", "0s", "-1h", "5 parsecs", "h"])
+def test_a_span_that_cannot_be_read(wrong: str):
+    with pytest.raises(Exception, match="not a span of time"):
+        parse_duration(wrong)
+
+
+def test_a_table_on_a_pipe_is_neither_cut_nor_folded(capsys: pytest.CaptureFixture[str]):
+    long = "x" * 300
+    assert show_table(("NAME", "VALUE"), [("a", long), ("b", None)])
+    output = capsys.readouterr().out
+    assert long in output
+    assert len(output.splitlines()) == 3
+    assert not show_table(("NAME",), [])
