@@ -12,19 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, overload
+from typing import Any, Final, Generic, Protocol, overload
 
 import msgspec
 from typing_extensions import Self, TypeVar
 
 from broker.errors import AlreadySettled, InvalidMessage, LeaseLost
 
-if TYPE_CHECKING:
-    import pyarrow
-
 __all__ = [
     "DEAD_LETTER_PREFIX",
     "RESERVED_PREFIX",
+    "BatchOwner",
     "Envelope",
     "Message",
     "MessageBatch",
@@ -106,10 +104,8 @@ class OutboundMessage:
     ) -> None:
         if data is not None and type(data) is not bytes:
             data = _as_bytes(data)
-        if key is not None and type(key) is not bytes:
-            key = key.encode() if isinstance(key, str) else _wrong("key", key, "bytes, str or None")
         self.data: Final[bytes | None] = data
-        self.key: Final[bytes | None] = key
+        self.key: Final[bytes | None] = key if key is None or type(key) is bytes else _as_key(key)
         self.attributes: Final[Mapping[str, str]] = _checked_attributes(attributes) if attributes else NO_ATTRIBUTES
         if id is not None and (not isinstance(id, str) or not id):
             _wrong("id", id, "a non-empty str or None")
@@ -202,9 +198,20 @@ class MessageOwner(Protocol):
     """The consumer that handed a message over; it carries out what the message is asked to do."""
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None: ...
-    async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None: ...
     async def extend(self, message: Message[Any], seconds: float) -> None: ...
-    async def finish(self, message: Message[Any], error: BaseException | None) -> bool: ...
+    def begin(self, message: Message[Any]) -> None:
+        """An `async with message` block begins."""
+        ...
+
+    async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
+        """It ends; True swallows the error."""
+        ...
+
+
+class BatchOwner(Protocol):
+    """The consumer that handed a batch over."""
+
+    async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None: ...
 
 
 class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
@@ -232,6 +239,12 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     decoded: Any = UNSET
     lease_ends: float | None = None
     """Loop time at which renewal stops; None before hand-over or where there is no bound."""
+    in_use: bool = False
+    """A handler, or an `async with` block, is working on it: a close waits for that."""
+    retries: int = 0
+    """How often it was handed over again from memory, without the broker."""
+    scope: Any = None
+    """What the hooks entered around its handling."""
 
     @property
     def id(self) -> str:
@@ -258,8 +271,9 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     @property
     def delivery_attempt(self) -> int | None:
-        """How many times the broker has delivered it, this time included; None where it does not count."""
-        return self.view.delivery_attempt(self.raw)
+        """How many times it was delivered, this time and retries from memory included; None where nobody counts."""
+        attempt = self.view.delivery_attempt(self.raw)
+        return None if attempt is None else attempt + self.retries
 
     @property
     def native(self) -> Any:
@@ -339,11 +353,15 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         return False
 
     async def __aenter__(self) -> Self:
+        self.in_use = True
+        if self.owner is not None:
+            self.owner.begin(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        self.in_use = False
         if self.owner is not None:
             return await self.owner.finish(self, error)
         if self.state is SettleState.OPEN:
@@ -359,7 +377,7 @@ class MessageBatch(Sequence[Message[T]], Generic[T]):
 
     __slots__ = ("_messages", "_owner")
 
-    def __init__(self, messages: list[Message[T]], owner: MessageOwner | None = None) -> None:
+    def __init__(self, messages: list[Message[T]], owner: BatchOwner | None = None) -> None:
         self._messages = messages
         self._owner = owner
 
@@ -500,8 +518,8 @@ class RecordBatch(Sequence[Record[T]], Generic[T]):
         if self._owner is not None:
             await self._owner.commit_records(self._records)
 
-    def to_arrow(self) -> pyarrow.Table:
-        """The batch as columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
+    def to_arrow(self) -> Any:
+        """The batch as a `pyarrow.Table` with the columns topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
         :raises MissingClient: pyarrow is not installed.
         """
@@ -511,6 +529,12 @@ class RecordBatch(Sequence[Record[T]], Generic[T]):
 
     def __repr__(self) -> str:
         return f"<RecordBatch of {len(self._records)}>"
+
+
+def _as_key(key: object) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    return key if isinstance(key, bytes) else _wrong("key", key, "bytes, str or None")
 
 
 def _as_bytes(data: object) -> bytes:

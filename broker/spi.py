@@ -38,6 +38,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
+
 from broker.capabilities import Capabilities
 from broker.errors import BrokerError
 from broker.hooks import Event
@@ -84,7 +86,7 @@ class Bounds(NamedTuple):
     next: int
 
 
-class Settlement(NamedTuple):
+class Settlement(msgspec.Struct, frozen=True, gc=False):
     """One message and what is to become of it."""
 
     message: Message[Any]

@@ -1,0 +1,493 @@
+"""`connect` and `Bus`: one connection to one broker, and everything that stands on it.
+
+A bus belongs to the event loop in which it was opened; its objects may be shared between the tasks of that loop.
+Closing it closes consumers, then flushes and closes topics, then the connection; it may be repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from typing_extensions import Self, TypeVar
+
+from broker.admin import AdminFacade
+from broker.capabilities import Capabilities, ConfirmedAck, MessageCapabilities, RecordCapabilities
+from broker.consumer import MessageConsumer
+from broker.dead_letter import DeadLetterWriter
+from broker.engine import ConsumerOptions, Engine, OpenSource, check_options
+from broker.errors import BrokerError, Closed, ConfigurationError, InvalidSetting, Unsupported
+from broker.hooks import Hooks
+from broker.log_reader import LogReaderFacade
+from broker.names import Ephemeral, check_name
+from broker.protocols import Codec, TransactionalPublisher
+from broker.record_consumer import RecordConsumer
+from broker.registry import create_backend
+from broker.retry import Drop, Retry
+from broker.settings import BackendSettings
+from broker.spi import Backend, MessageSubscription, RecordSubscription, Start
+from broker.topic import TopicFacade
+from broker.transactions import open_transactional_publisher
+
+__all__ = ["Bus", "Health", "connect"]
+
+T = TypeVar("T")
+
+_ENVIRONMENT = "BROKER_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The answer of `bus.health()`."""
+
+    ok: bool
+    seconds: float | None
+    detail: str
+
+
+def connect(target: str | BackendSettings | None = None) -> Bus:
+    """Choose a broker: `async with connect("nats://localhost:4222") as bus:`. No I/O before the block.
+
+    :param target: a URL, a settings object of a backend, or None for the environment variable BROKER_URL.
+    :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: what is wrong and how to mend it.
+    """
+    if target is None:
+        target = os.environ.get(_ENVIRONMENT) or None
+        if target is None:
+            raise InvalidSetting(
+                f"No broker was named and {_ENVIRONMENT} is not set",
+                advice=f"Call connect(url), or set {_ENVIRONMENT}, for instance to embedded:",
+            )
+    hooks = Hooks()
+    return Bus(create_backend(target, hooks), hooks)
+
+
+class Bus:
+    """One connection to one broker.
+
+    :ivar hooks: where observers of this bus register.
+    """
+
+    def __init__(self, backend: Backend, hooks: Hooks) -> None:
+        self.hooks = hooks
+        self._backend = backend
+        self._opened = False
+        self._closed = False
+        self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
+        self._consumers: list[MessageConsumer[Any] | RecordConsumer[Any]] = []
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect; `async with` does it.
+
+        :raises ConnectionFailed: the server cannot be reached.
+        :raises AuthenticationFailed: it refused the credentials.
+        """
+        if self._closed:
+            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
+        if not self._opened:
+            self._opened = True
+            try:
+                await self._backend.open()
+            except BaseException:
+                self._opened = False
+                await self._backend.close()
+                raise
+
+    async def close(self) -> None:
+        """Close consumers, flush and close topics, disconnect.
+
+        :raises PublishError: something enqueued was not published and nobody looked at its future.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for consumer in self._consumers:
+                await consumer.close()
+            failures: list[BrokerError] = []
+            for topic, _ in self._topics.values():
+                try:
+                    await topic.close()
+                except BrokerError as error:
+                    failures.append(error)
+        finally:
+            await self._backend.close()
+        if failures:
+            raise failures[0]
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def health(self) -> Health:
+        """One round trip to the server; never raises a BrokerError."""
+        try:
+            self._check_open()
+            seconds = await self._backend.check_health()
+        except BrokerError as error:
+            return Health(False, None, str(error))
+        return Health(True, seconds, f"{self.capabilities.backend} answered in {seconds * 1000:.1f} ms")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this broker can do."""
+        return self._backend.capabilities
+
+    @property
+    def backend(self) -> Backend:
+        """The backend itself, for what only it can do."""
+        return self._backend
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    @overload
+    def topic(self, name: str) -> TopicFacade[bytes]: ...
+    @overload
+    def topic(self, name: str, codec: Codec[T]) -> TopicFacade[T]: ...
+    def topic(self, name: str, codec: Codec[Any] | None = None) -> TopicFacade[Any]:
+        """A topic to publish to, without I/O; a missing one shows at the first publish.
+
+        The same object for the same name and codec, closed with the bus.
+
+        :raises InvalidName: the name is not portable.
+        """
+        check_name(name, "topic")
+        entry = self._topics.get((name, id(codec)))
+        if entry is None:
+            facade: TopicFacade[Any] = TopicFacade(
+                name, partial(self._target, name), codec, self.capabilities, self.hooks
+            )
+            # The codec is kept with its topic, so that its id is not given to another one.
+            entry = self._topics[(name, id(codec))] = (facade, codec)
+        return entry[0]
+
+    def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
+        """A publisher whose transactions carry this id; opening it fences an older one of the same id.
+
+        :raises Unsupported: the broker has no transactions.
+        """
+        if not self.capabilities.publish.transactions:
+            raise self._unsupported("transactions", "publish.transactions")
+        return open_transactional_publisher(
+            transactional_id, self._backend, self.capabilities, self.hooks, self._check_open
+        )
+
+    # -- consuming ---------------------------------------------------------------------------------------
+
+    @overload
+    def messages(
+        self,
+        topics: str | Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        retry: Retry | None = ...,
+        dead_letter: str | Drop | None = ...,
+        ordered_by_key: bool = ...,
+        start: Start = ...,
+        create: bool = ...,
+        max_outstanding: int = ...,
+        max_outstanding_bytes: int = ...,
+        prefetch: int | None = ...,
+        max_lease: float = ...,
+        confirm_acks: bool | None = ...,
+        stop_when_idle: float | None = ...,
+        close_timeout: float = ...,
+    ) -> MessageConsumer[bytes]: ...
+    @overload
+    def messages(
+        self,
+        topics: str | Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        codec: Codec[T],
+        retry: Retry | None = ...,
+        dead_letter: str | Drop | None = ...,
+        ordered_by_key: bool = ...,
+        start: Start = ...,
+        create: bool = ...,
+        max_outstanding: int = ...,
+        max_outstanding_bytes: int = ...,
+        prefetch: int | None = ...,
+        max_lease: float = ...,
+        confirm_acks: bool | None = ...,
+        stop_when_idle: float | None = ...,
+        close_timeout: float = ...,
+    ) -> MessageConsumer[T]: ...
+    def messages(
+        self,
+        topics: str | Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        codec: Codec[Any] | None = None,
+        retry: Retry | None = None,
+        dead_letter: str | Drop | None = None,
+        ordered_by_key: bool = False,
+        start: Start = "earliest",
+        create: bool = True,
+        max_outstanding: int = 1000,
+        max_outstanding_bytes: int = 64 * 1024 * 1024,
+        prefetch: int | None = None,
+        max_lease: float = 3600.0,
+        confirm_acks: bool | None = None,
+        stop_when_idle: float | None = None,
+        close_timeout: float = 30.0,
+    ) -> MessageConsumer[Any]:
+        """A consumer of individually settled messages; opened by `async with`, without I/O before.
+
+        :param topics: one or several; `max_outstanding` is shared evenly between them.
+        :param subscription: consumers of one subscription share its messages; each subscription gets all.
+            It persists after the close; `ephemeral()` gives this consumer one of its own.
+        :param retry: what happens when a handler raises; `Retry()` if None.
+        :param dead_letter: the topic for exhausted, rejected and undecodable messages, which must exist; `DROP`
+            acknowledges them; None brings them back at the longest backoff.
+        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel.
+        :param start: where a new subscription begins: "earliest", "latest" or a time.
+        :param create: create a missing subscription; False raises SubscriptionNotFound at open.
+        :param max_outstanding: the most messages fetched and not settled, buffered ones included.
+        :param max_outstanding_bytes: likewise in bytes; may be exceeded by one message.
+        :param prefetch: bounds the buffer below `max_outstanding`; it holds about two seconds of work in any case.
+        :param max_lease: seconds from hand-over for which a message's lease is renewed.
+        :param confirm_acks: have the broker answer acks; None takes what it does at no extra price.
+        :param stop_when_idle: end after so many seconds in which nothing came and nothing was unsettled.
+        :param close_timeout: seconds that running handlers get when the consumer closes or fails.
+        :raises ConfigurationError: a name or an option cannot be used.
+        :raises Unsupported: the broker cannot honour an option.
+        """
+        names = _names(topics, "topic")
+        family = self._message_family(subscription, start=start, confirm_acks=confirm_acks)
+        retry = retry or Retry()
+        options = ConsumerOptions(
+            max_outstanding=max_outstanding,
+            max_outstanding_bytes=max_outstanding_bytes,
+            prefetch=prefetch,
+            max_lease=max_lease,
+            ordered_by_key=ordered_by_key,
+            confirm_acks=bool(confirm_acks),
+            stop_when_idle=stop_when_idle,
+            close_timeout=close_timeout,
+        )
+        check_options(options, len(names), retry, family)
+        if isinstance(dead_letter, str):
+            check_name(dead_letter, "topic")
+            if dead_letter in names:
+                raise ConfigurationError(
+                    f"dead_letter {dead_letter!r} is one of the consumed topics", advice="Name another topic"
+                )
+
+        def source(topic: str) -> OpenSource:
+            wanted = MessageSubscription(
+                topic=topic,
+                subscription=subscription,
+                start=start,
+                create=create,
+                ordered_by_key=ordered_by_key,
+                confirm_acks=bool(confirm_acks),
+                max_outstanding=max(1, max_outstanding // len(names)),
+                max_deliveries=retry.delivery_bound,
+            )
+            return lambda listener: self._backend.subscribe(wanted, listener)
+
+        consumer: MessageConsumer[Any] = MessageConsumer(
+            partial(
+                self.make_engine,
+                [(name, source(name)) for name in names],
+                family,
+                options,
+                retry,
+                dead_letter,
+                codec,
+                repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
+            ),
+            name=", ".join(names),
+            max_outstanding=max_outstanding,
+            bus=self,
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    @overload
+    def records(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str | Ephemeral,
+        start: Start = ...,
+        isolation: Literal["read_committed", "read_uncommitted"] = ...,
+        on_decode_error: str = ...,
+        max_buffered: int = ...,
+        stop_when_idle: float | None = ...,
+        close_timeout: float = ...,
+    ) -> RecordConsumer[bytes]: ...
+    @overload
+    def records(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str | Ephemeral,
+        codec: Codec[T],
+        start: Start = ...,
+        isolation: Literal["read_committed", "read_uncommitted"] = ...,
+        on_decode_error: str = ...,
+        max_buffered: int = ...,
+        stop_when_idle: float | None = ...,
+        close_timeout: float = ...,
+    ) -> RecordConsumer[T]: ...
+    def records(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str | Ephemeral,
+        codec: Codec[Any] | None = None,
+        start: Start = "earliest",
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+        on_decode_error: str = "raise",
+        max_buffered: int = 10_000,
+        stop_when_idle: float | None = None,
+        close_timeout: float = 30.0,
+    ) -> RecordConsumer[Any]:
+        """A consumer of an ordered, partitioned log; opened by `async with`, without I/O before.
+
+        :param group: its members share the partitions; its committed positions persist.
+        :param start: where a group without a committed position begins.
+        :param isolation: whether records of open and aborted transactions are seen.
+        :param on_decode_error: "raise", or the name of a topic to which undecodable records are dead-lettered.
+        :param max_buffered: the most records held ready.
+        :raises ConfigurationError: a name or an option cannot be used.
+        :raises Unsupported: the broker has no log, or cannot honour an option.
+        """
+        names = _names(topics, "topic")
+        family = self._record_family()
+        if not isinstance(group, Ephemeral):
+            check_name(group, "group")
+        if not isinstance(start, str) and not family.start_time:
+            raise self._unsupported("a start time for records", "records.start_time")
+        if on_decode_error != "raise":
+            check_name(on_decode_error, "topic")
+        wanted = RecordSubscription(topics=names, group=group, start=start, isolation=isolation)
+        consumer: RecordConsumer[Any] = RecordConsumer(
+            self._backend,
+            wanted,
+            hooks=self.hooks,
+            codec=codec,
+            on_decode_error=on_decode_error,
+            max_buffered=max_buffered,
+            stop_when_idle=stop_when_idle,
+            close_timeout=close_timeout,
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    @cached_property
+    def log(self) -> LogReaderFacade:
+        """Reads of a topic's log without a group.
+
+        :raises Unsupported: the broker has no log that can be read so.
+        """
+        if not self._record_family().log_reader:
+            raise self._unsupported("reading the log", "records.log_reader")
+        return LogReaderFacade(self._backend.log_reader())
+
+    @cached_property
+    def admin(self) -> AdminFacade:
+        """Provisioning and operations."""
+        return AdminFacade(self)
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    async def make_engine(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        family: MessageCapabilities,
+        options: ConsumerOptions,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+    ) -> Engine:
+        """Open the engine of a message consumer over these sources."""
+        await self.open()
+        writer: DeadLetterWriter | Drop | None = None
+        if isinstance(dead_letter, str):
+            # A letter that cannot be written is better known before the first message is handled.
+            await self._backend.admin().describe_topic(dead_letter)
+            writer = DeadLetterWriter(
+                dead_letter, self.topic(dead_letter).publish, self.capabilities.publish.limits, self.hooks
+            )
+        elif dead_letter is not None:
+            writer = dead_letter
+        engine = Engine(
+            sources,
+            family,
+            options,
+            retry=retry,
+            dead_letter=writer,
+            codec=codec,
+            subscription=subscription,
+            hooks=self.hooks,
+        )
+        await engine.open()
+        return engine
+
+    def _message_family(
+        self, subscription: str | Ephemeral, *, start: Start, confirm_acks: bool | None
+    ) -> MessageCapabilities:
+        family = self.capabilities.messages
+        if family is None:
+            raise self._unsupported("the Message family", "messages")
+        if isinstance(subscription, Ephemeral):
+            if not family.ephemeral:
+                raise self._unsupported("ephemeral subscriptions", "messages.ephemeral")
+        else:
+            check_name(subscription, "subscription")
+        if not isinstance(start, str) and not family.start_time:
+            raise self._unsupported("a start time for messages", "messages.start_time")
+        if start == "latest" and not family.start_latest:
+            raise self._unsupported('start="latest"', "messages.start_latest")
+        if confirm_acks and family.confirmed_ack is ConfirmedAck.NEVER:
+            raise self._unsupported("confirmed acks", "messages.confirmed_ack")
+        return family
+
+    def _record_family(self) -> RecordCapabilities:
+        family = self.capabilities.records
+        if family is None:
+            raise self._unsupported("the Record family", "records")
+        return family
+
+    def _target(self, name: str) -> Any:
+        self._check_open()
+        return self._backend.publish_target(name)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
+        if not self._opened:
+            raise Closed("The bus is not open", advice="Use it as `async with connect(...) as bus:`")
+
+    def _unsupported(self, what: str, capability: str) -> Unsupported:
+        return Unsupported(
+            f"{self.capabilities.backend} cannot do {what}",
+            advice=f"Ask bus.capabilities.{capability} first, or use another backend",
+        )
+
+
+def _names(topics: str | Sequence[str], what: str) -> list[str]:
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise ConfigurationError(f"No {what} is named", advice=f"Name at least one {what}")
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"A {what} is named twice in {names!r}", advice=f"Name each {what} once")
+    for name in names:
+        check_name(name, what)
+    return names

@@ -1,0 +1,357 @@
+"""`MessageConsumer`: one subscription, consumed in whichever shape suits.
+
+All shapes may be used from several tasks at once; each message goes to one of them. Iterators hold nothing of
+their own, so `break` needs no clean-up. Cancelling a call loses no message. Errors that a reconnect may
+cure are handled inside and reported to the hooks; a fatal one stops the consumer and is raised once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Generic, Protocol
+
+from typing_extensions import Self, TypeVar
+
+from broker.engine import Engine, intake_of
+from broker.errors import BrokerError, Closed, ConfigurationError
+from broker.intake import Intake
+from broker.isolation import Isolated
+from broker.messages import Message, MessageBatch, SettleState
+from broker.protocols import BatchHandler, Handler
+
+__all__ = ["MessageConsumer", "Service"]
+
+T = TypeVar("T", default=bytes)
+
+
+class Closable(Protocol):
+    """What a consumer stands on, and `broker.run` closes at the end: its bus."""
+
+    async def close(self) -> None: ...
+
+
+class MessageConsumer(Generic[T]):
+    """Made by `bus.messages(...)`; opened and closed by `async with`.
+
+    Implements `MessageIterator`, `BatchedMessageIterator`, `MessageStream`, `BatchedMessageStream`, `Receiver` and
+    `BatchedReceiver`.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], Awaitable[Engine]],
+        *,
+        name: str,
+        max_outstanding: int,
+        bus: Closable | None = None,
+    ) -> None:
+        self.bus = bus
+        self._make_engine = make_engine
+        self._name = name
+        self._max_outstanding = max_outstanding
+        self._engine: Engine | None = None
+        self._closed = False
+
+    # -- opening and closing -----------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Subscribe and begin to fetch; `async with` does it.
+
+        :raises NotFound: the topic, or the subscription with `create=False`, does not exist.
+        :raises Unsupported: the backend cannot honour an option.
+        """
+        if self._closed:
+            raise Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")
+        if self._engine is None:
+            self._engine = await self._make_engine()
+
+    def stop(self) -> None:
+        """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits."""
+        if self._engine is not None:
+            self._engine.end()
+
+    async def close(self) -> None:
+        """Wait for running handlers, at most `close_timeout` seconds; give everything else back at once.
+
+        Never deletes a subscription. May be called twice; cancelling the caller does not stop it.
+        A handler that calls it does not wait for itself.
+        """
+        self._closed = True
+        if self._engine is not None:
+            if asyncio.current_task() in self._engine.workers:
+                self._engine.end()
+            else:
+                await self._engine.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- one by one --------------------------------------------------------------------------------------
+
+    async def next_message(self, timeout: float | None = None) -> Message[T] | None:
+        """The next message; None after `timeout` idle seconds, or when `stop_when_idle` ended the consumer.
+
+        :raises Closed: the consumer was closed.
+        :raises BrokerError: a fatal error, once.
+        """
+        engine = self._opened()
+        message = engine.take()
+        if message is not None:
+            return message
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while engine.check():
+            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            in_time = await engine.wait(1, left)
+            message = engine.take()
+            if message is not None:
+                return message
+            if not in_time and engine.running:
+                return None
+        return None
+
+    def __aiter__(self) -> AsyncIterator[Message[T]]:
+        return _Messages(self)
+
+    # -- by batch ----------------------------------------------------------------------------------------
+
+    async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[T]:
+        """What is there, at least one and at most `max_messages`; empty after `timeout` idle seconds.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        :raises Closed: the consumer was closed.
+        """
+        engine = self._opened()
+        self._check_batch(max_messages)
+        batch = engine.take_batch(max_messages)
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while not batch and engine.check():
+            left = None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+            in_time = await engine.wait(max_messages, left)
+            batch = engine.take_batch(max_messages)
+            if not in_time and engine.running:
+                break
+        return MessageBatch(batch, engine)
+
+    def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[T]]:
+        """`async for batch in consumer.batches():`; each has at least one message.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        """
+        self._check_batch(max_messages)
+        return _Batches(self, max_messages)
+
+    # -- by handler --------------------------------------------------------------------------------------
+
+    async def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
+        """Run the handler on every message until the consumer is stopped, closed or idle.
+
+        Returning acks the message, raising settles it by the retry policy; a handler may settle it itself.
+        Each message is handled in a context of its own. Cancelling this cancels the handlers and gives
+        their messages back; a fatal error lets them finish, at most `close_timeout` seconds, and is raised.
+        """
+        await self._work(concurrency, lambda: self._handle_each(handler))
+
+    async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
+        """Run the handler on batches; it returns None to ack all, or per message None or its failure.
+
+        :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
+        """
+        self._check_batch(max_messages)
+        await self._work(concurrency, lambda: self._handle_batches(handler, max_messages))
+
+    def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
+        """This consumer and its handler, for `broker.run`."""
+        return Service(self, handler, concurrency)
+
+    async def _work(self, concurrency: int, work: Callable[[], Awaitable[None]]) -> None:
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency is {concurrency}", advice="It takes 1 or more")
+        engine = self._opened()
+        engine.check()
+
+        async def run() -> None:
+            await work()
+
+        workers = {asyncio.create_task(run(), name=f"broker-worker-{self._name}") for _ in range(concurrency)}
+        engine.workers |= workers
+        try:
+            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            if any(worker.done() and not worker.cancelled() and worker.exception() for worker in workers):
+                engine.end()
+                await asyncio.wait(workers, timeout=engine.options.close_timeout)
+        finally:
+            running = [worker for worker in workers if not worker.done()]
+            for worker in running:
+                worker.cancel()
+            if running:
+                await asyncio.wait(running, timeout=engine.options.close_timeout)
+            engine.workers -= workers
+        _raise_first(workers)
+
+    async def _handle_each(self, handler: Handler[T]) -> None:
+        engine = self._opened()
+        handling = engine.hooks.handling
+        timeout = engine.disposition.retry.timeout
+        while True:
+            message = engine.take()
+            if message is None:
+                if not _still(engine):
+                    return
+                await engine.wait(1, None)
+                continue
+            intake = intake_of(message)
+            message.in_use = True
+            if handling:
+                intake.begin(message)
+            error: BaseException | None = None
+            try:
+                if timeout is None:
+                    await Isolated(handler(message))
+                else:
+                    async with asyncio.timeout(timeout):
+                        await Isolated(handler(message))
+            except BaseException as raised:
+                error = raised
+            message.in_use = False
+            if error is None and message.scope is None:
+                intake.ack_soon(message)
+            else:
+                _finish(intake, message, error)
+
+    async def _handle_batches(self, handler: BatchHandler[T], max_messages: int) -> None:
+        engine = self._opened()
+        while True:
+            messages = engine.take_batch(max_messages)
+            if not messages:
+                if not _still(engine):
+                    return
+                await engine.wait(max_messages, None)
+                continue
+            for message in messages:
+                message.in_use = True
+            results: Sequence[BaseException | None] | None = None
+            try:
+                results = await Isolated(handler(MessageBatch(messages, engine)))
+                if results is not None and len(results) != len(messages):
+                    raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
+            except BaseException as raised:
+                results = [raised] * len(messages)
+            for message, error in zip(messages, results or [None] * len(messages), strict=True):
+                message.in_use = False
+                if error is None:
+                    intake_of(message).ack_soon(message)
+            for message, error in zip(messages, results or (), strict=False):
+                if error is not None:
+                    _finish(intake_of(message), message, error)
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise Closed(
+                f"The consumer of {self._name} is not open", advice="Use it as `async with bus.messages(...) as inbox:`"
+            )
+        return self._engine
+
+    def _check_batch(self, max_messages: int) -> None:
+        if not 1 <= max_messages <= self._max_outstanding:
+            raise ConfigurationError(
+                f"max_messages is {max_messages}",
+                advice=f"It takes 1 to max_outstanding, which is {self._max_outstanding}",
+            )
+
+
+class Service:
+    """A consumer bound to its handler; `broker.run` opens, serves and closes it."""
+
+    def __init__(self, consumer: MessageConsumer[Any], handler: Handler[Any], concurrency: int) -> None:
+        self.consumer = consumer
+        self._handler = handler
+        self._concurrency = concurrency
+
+    async def serve(self) -> None:
+        """Open the consumer, receive until it is stopped, close it."""
+        async with self.consumer:
+            await self.consumer.receive(self._handler, concurrency=self._concurrency)
+
+
+class _Messages(AsyncIterator[Message[T]]):
+    __slots__ = ("_consumer",)
+
+    def __init__(self, consumer: MessageConsumer[T]) -> None:
+        self._consumer = consumer
+
+    async def __anext__(self) -> Message[T]:
+        try:
+            message = await self._consumer.next_message()
+        except Closed as closed:
+            if closed.__cause__ is not None:
+                raise
+            raise StopAsyncIteration from None
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+
+class _Batches(AsyncIterator[MessageBatch[T]]):
+    __slots__ = ("_consumer", "_max_messages")
+
+    def __init__(self, consumer: MessageConsumer[T], max_messages: int) -> None:
+        self._consumer = consumer
+        self._max_messages = max_messages
+
+    async def __anext__(self) -> MessageBatch[T]:
+        try:
+            batch = await self._consumer.next_batch(self._max_messages)
+        except Closed as closed:
+            if closed.__cause__ is not None:
+                raise
+            raise StopAsyncIteration from None
+        if not batch:
+            raise StopAsyncIteration
+        return batch
+
+
+def _still(engine: Engine) -> bool:
+    try:
+        return engine.check()
+    except Closed as closed:
+        # Another worker has raised the fatal error, or somebody closed the consumer: both end this one.
+        if closed.__cause__ is None or engine.workers:
+            return False
+        raise
+
+
+def _finish(intake: Intake, message: Message[Any], error: BaseException | None) -> None:
+    """Settle what a handler left behind; cancellation and the like go on."""
+    if message.scope is not None:
+        message.scope.__exit__(None if error is None else type(error), error, None)
+        message.scope = None
+    if error is None:
+        intake.ack_soon(message)
+        return
+    if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
+        error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
+    if isinstance(error, Exception):
+        if message.state is SettleState.OPEN:
+            intake.engine.disposition.handler_failed(intake, message, error)
+        return
+    intake.release([message])
+    raise error
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _raise_first(workers: set[asyncio.Task[None]]) -> None:
+    for worker in workers:
+        if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
+            raise error

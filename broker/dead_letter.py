@@ -1,0 +1,138 @@
+"""Writes dead letters: the full original, and why and whence it came, cut to what the broker takes.
+
+A failed write is repeated until it succeeds or the consumer closes; the handler does not run again for it, and
+the original stays unsettled, its lease renewed, until its letter is on the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from broker.capabilities import Limits
+from broker.errors import BrokerError
+from broker.hooks import DeadLetterFailed, Hooks
+from broker.messages import DEAD_LETTER_PREFIX, Envelope, Message, OutboundMessage
+
+__all__ = ["DeadLetterWriter", "make_dead_letter"]
+
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 30.0
+_LONGEST_TEXT: Final = 2048
+
+
+def make_dead_letter(
+    original: Envelope,
+    *,
+    id: str,
+    reason: str,
+    error: BaseException | None,
+    attempts: int | None,
+    subscription: str,
+    limits: Limits,
+) -> OutboundMessage:
+    """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time.
+
+    What the broker's limits leave no room for is cut, the least important first; key, body and the
+    original's own attributes are never touched. The letter has an id of its own, because a broker that
+    deduplicates would drop the letters of a second subscription, or of a second failure after a redrive.
+    """
+    told = {
+        "topic": original.topic,
+        "reason": reason,
+        "error": "" if error is None else f"{type(error).__name__}: {error}",
+        "attempts": "" if attempts is None else str(attempts),
+        "subscription": subscription,
+        "id": id,
+        "time": datetime.now(UTC).isoformat(),
+    }
+    added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
+    kept = {name: text for name, text in original.attributes.items() if name not in added}
+    return OutboundMessage(
+        original.data,
+        original.key,
+        {**kept, **_cut(added, kept, original, limits)},
+        id=f"{id[:100]}-{uuid.uuid4().hex}",
+        publish_time=original.publish_time,
+        native=original.native,
+    )
+
+
+class DeadLetterWriter:
+    """:param publish: puts one message on the dead-letter topic, or raises."""
+
+    def __init__(
+        self,
+        target: str,
+        publish: Callable[[OutboundMessage], Awaitable[object]],
+        limits: Limits,
+        hooks: Hooks,
+    ) -> None:
+        self.target = target
+        self._publish = publish
+        self._limits = limits
+        self._hooks = hooks
+
+    async def write(
+        self,
+        message: Message[Any],
+        *,
+        reason: str,
+        error: BaseException | None,
+        attempts: int | None,
+        subscription: str,
+    ) -> None:
+        """Return when the letter is on the broker; runs until cancelled otherwise."""
+        letter = make_dead_letter(
+            message,
+            id=message.id,
+            reason=reason,
+            error=error,
+            attempts=attempts,
+            subscription=subscription,
+            limits=self._limits,
+        )
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self._publish(letter)
+            except BrokerError as failure:
+                self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            else:
+                return
+
+
+def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, limits: Limits) -> dict[str, str]:
+    longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
+    cut = {name: _shorten(text, longest) for name, text in added.items()}
+    if limits.attributes is not None:
+        for name in list(reversed(cut))[: max(0, len(cut) + len(kept) - limits.attributes)]:
+            del cut[name]
+    if limits.message is not None:
+        used = len(original.data or b"") + len(original.key or b"") + sum(_size(pair) for pair in kept.items())
+        # The letter's own id and the backend's headers need some of the room as well.
+        room = limits.message - used - 512
+        for name in reversed(list(cut)):
+            excess = sum(_size(pair) for pair in cut.items()) - room
+            if excess <= 0:
+                break
+            text = _shorten(cut[name], max(0, len(cut[name].encode()) - excess))
+            if text:
+                cut[name] = text
+            else:
+                del cut[name]
+    return cut
+
+
+def _size(pair: tuple[str, str]) -> int:
+    return len(pair[0].encode()) + len(pair[1].encode())
+
+
+def _shorten(text: str, size: int) -> str:
+    encoded = text.encode(errors="replace")
+    return encoded.decode() if len(encoded) <= size else encoded[:size].decode(errors="ignore")

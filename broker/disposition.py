@@ -1,0 +1,163 @@
+"""What becomes of messages that were not simply acked: retried, dead-lettered, dropped, or brought back later.
+
+One per consumer. Its tasks belong to the consumer: they go on when whoever asked is cancelled, and a close
+gives back what they had not finished. Used on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from broker.dead_letter import DeadLetterWriter
+from broker.delay_holder import DelayHolder
+from broker.hooks import DeadLettered, HandlerFailed
+from broker.messages import Message, Outcome, SettleState
+from broker.retry import DROP, Drop, Retry
+from broker.spi import Settlement
+
+if TYPE_CHECKING:
+    from broker.engine import Engine
+    from broker.intake import Intake
+
+__all__ = ["Disposition"]
+
+logger = logging.getLogger("broker")
+
+
+class Disposition:
+    """Carries out a consumer's retry policy and dead-letter choice."""
+
+    def __init__(
+        self, engine: Engine, retry: Retry, dead_letter: DeadLetterWriter | Drop | None, subscription: str
+    ) -> None:
+        self.retry = retry
+        self._engine = engine
+        self._dead_letter = dead_letter
+        self._subscription = subscription
+        self._holder = DelayHolder(self._due)
+        self._intakes: dict[Message[Any], Intake] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None:
+        """Settle a message whose handler raised, by the policy; returns at once."""
+        failures = self._engine.attempts.failed(message.id)
+        retried = self.retry.retries(error)
+        again = retried and failures < self.retry.max_attempts
+        delay = self.retry.delay(failures) if again else None
+        logger.warning(
+            "Handling message %r of %r failed (failure %d, %s)",
+            message.id,
+            message.topic,
+            failures,
+            "given up" if delay is None else f"again in {delay:.2f} s",
+            exc_info=error,
+        )
+        if self._engine.hooks.listening:
+            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=delay))
+        if not message.begin_settling(Outcome.NACK if again else Outcome.REJECT):
+            return
+        if delay is not None:
+            self._bring_back(intake, message, delay)
+            return
+        reason = f"failed {failures} times" if retried else f"{type(error).__name__} is not retried"
+        self._give_up_soon(intake, message, reason, error, failures)
+
+    async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None:
+        """Bring it back after the delay; the policy's first step without one."""
+        if delay is None:
+            delay = self.retry.delay(1)
+        else:
+            intake.check_delay(delay)
+        if message.begin_settling(Outcome.NACK):
+            settlement = self._bring_back(intake, message, delay, soon=False)
+            if settlement is not None:
+                await intake.carry_out(message, settlement)
+
+    async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
+        """Dead-letter it; return when that is done."""
+        if message.begin_settling(Outcome.REJECT):
+            attempts = self._engine.attempts.failures(message.id) or message.delivery_attempt
+            await asyncio.shield(self._give_up_soon(intake, message, reason, None, attempts))
+
+    def give_up_soon(self, intake: Intake, message: Message[Any], reason: str, error: Exception | None = None) -> None:
+        """Dead-letter a message that no handler is to see."""
+        if message.begin_settling(Outcome.REJECT):
+            attempts = self._engine.attempts.failures(message.id) or message.delivery_attempt
+            self._give_up_soon(intake, message, reason, error, attempts)
+
+    async def close(self) -> None:
+        """Stop writing and holding; what was not finished is open again, for the intake to give back."""
+        self._holder.close()
+        self._intakes.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _bring_back(
+        self, intake: Intake, message: Message[Any], delay: float, *, soon: bool = True
+    ) -> Settlement | None:
+        """Hold it here, or have the broker do it; the settlement that is still to be carried out, unless `soon`."""
+        in_process = self._engine.options.ordered_by_key or delay > intake.native_delay
+        if in_process and self._has_room(intake):
+            copy = intake.again(message)
+            self._intakes[copy] = intake
+            self._holder.hold(copy, delay)
+            return None
+        settlement = Settlement(message, Outcome.NACK, min(delay, intake.native_delay))
+        if soon:
+            intake.carry_out_soon(settlement)
+            return None
+        return settlement
+
+    def _has_room(self, intake: Intake) -> bool:
+        # Order needs the message here whatever it costs; otherwise half of the room stays free for others.
+        return self._engine.options.ordered_by_key or 2 * len(self._holder) < self._engine.options.max_outstanding
+
+    def _due(self, message: Message[Any]) -> None:
+        intake = self._intakes.pop(message, None)
+        if intake is not None and message.state is SettleState.OPEN:
+            self._engine.deliver_again(message)
+
+    def _give_up_soon(
+        self, intake: Intake, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
+    ) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(
+            self._give_up(intake, message, reason, error, attempts), name="broker-dead-letter"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A refused settlement was reported as SettleFailed; whoever awaits the task gets it as well.
+            logger.debug("Giving up a message failed: %s", error)
+
+    async def _give_up(
+        self, intake: Intake, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
+    ) -> None:
+        message.lease_ends = None
+        if self._dead_letter is None:
+            self._bring_back(intake, message, self.retry.maximum)
+            return
+        target = None
+        outcome = Outcome.REJECT
+        if self._dead_letter is not DROP and isinstance(self._dead_letter, DeadLetterWriter):
+            target = self._dead_letter.target
+            outcome = Outcome.ACK
+            try:
+                await self._dead_letter.write(
+                    message, reason=reason, error=error, attempts=attempts, subscription=self._subscription
+                )
+            except BaseException:
+                if message.state is SettleState.SETTLING:
+                    message.state = SettleState.OPEN
+                raise
+        self._engine.hooks.emit(DeadLettered(message=message, target=target, reason=reason))
+        if message.state is SettleState.SETTLING:
+            await intake.carry_out(message, Settlement(message, outcome, reason=reason))

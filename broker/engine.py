@@ -1,0 +1,373 @@
+"""The heart of a message consumer: hand-over, waiters, and the order of events when it ends.
+
+Everything runs on the loop that opened it. Waiters are woken and then take synchronously, so that a
+cancelled one loses nothing: what it was woken for goes to the next. An end is one of three: closed,
+idle (`stop_when_idle`), or a fatal error, which is raised once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.dead_letter import DeadLetterWriter
+from broker.disposition import Disposition
+from broker.errors import BrokerError, Closed, ConfigurationError, DecodeError
+from broker.hooks import Hooks
+from broker.intake import Intake
+from broker.lanes import Lanes
+from broker.messages import Message, Outcome, SettleState
+from broker.protocols import Codec
+from broker.ready import ArrivalOrder, Ready
+from broker.retry import Attempts, Drop, Retry
+from broker.spi import MessageSource, SourceListener
+
+__all__ = ["ConsumerOptions", "Engine", "OpenSource"]
+
+OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
+
+_SPILL_DELAY = 0.5
+_OPEN = SettleState.OPEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """The limits of one message consumer; `bus.messages` documents each."""
+
+    max_outstanding: int = 1000
+    max_outstanding_bytes: int = 64 * 1024 * 1024
+    prefetch: int | None = None
+    max_lease: float = 3600.0
+    ordered_by_key: bool = False
+    confirm_acks: bool = False
+    stop_when_idle: float | None = None
+    close_timeout: float = 30.0
+    blocked_after: float = 30.0
+
+
+class Engine:
+    """Runs the intakes of one consumer.
+
+    :param sources: topic and opener of each source.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        capabilities: MessageCapabilities,
+        options: ConsumerOptions,
+        *,
+        retry: Retry,
+        dead_letter: DeadLetterWriter | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+        hooks: Hooks,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.hooks = hooks
+        self.options = options
+        self.attempts = Attempts()
+        self.capabilities = capabilities
+        self.lanes = self._make_lanes()
+        self.ready: Ready = ArrivalOrder() if self.lanes is None else self.lanes
+        self.disposition = Disposition(self, retry, dead_letter, subscription)
+        self.wanted = 0
+        self.workers: set[asyncio.Task[None]] = set()
+        self._decode = None if codec is None else codec.decode
+        self._delivery_bound = retry.delivery_bound
+        self._sources = sources
+        self._intakes: list[Intake] = []
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._ended = False
+        self._idle = False
+        self._fatal: BrokerError | None = None
+        self._fatal_cause: BrokerError | None = None
+        self._quiet: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._active_at = self._loop.time()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Open all sources, or none."""
+        share = self.options.max_outstanding // len(self._sources)
+        byte_share = self.options.max_outstanding_bytes // len(self._sources)
+        prefetch = self.options.prefetch or share
+        opened: list[tuple[Intake, MessageSource]] = []
+        try:
+            for topic, open_source in self._sources:
+                intake = Intake(self, topic, share, byte_share, prefetch)
+                opened.append((intake, await open_source(intake)))
+        except BaseException:
+            for _, source in opened:
+                await source.close()
+            raise
+        for intake, source in opened:
+            self._intakes.append(intake)
+            intake.start(source, self.capabilities, confirm=self.options.confirm_acks)
+        self._active_at = self._loop.time()
+        if self.options.stop_when_idle is not None:
+            self._arm_idle_timer(self.options.stop_when_idle)
+
+    # -- handing over ------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return not self._ended
+
+    @property
+    def single(self) -> Intake | None:
+        """The only intake, where there is one."""
+        return self._intakes[0] if len(self._intakes) == 1 else None
+
+    def take(self) -> Message[Any] | None:
+        """The next message, if one is there."""
+        while not self._ended and (message := self.ready.take()) is not None:
+            if message.state is _OPEN and self._admit(message):
+                message.lease_ends = self._loop.time() + self.options.max_lease
+                intake_of(message).handed_over(1)
+                return message
+        return None
+
+    def take_batch(self, most: int) -> list[Message[Any]]:
+        """Up to `most` of the messages that are there."""
+        batch: list[Message[Any]] = []
+        if self._ended:
+            return batch
+        lease_ends = self._loop.time() + self.options.max_lease
+        ready_take = self.ready.take
+        while len(batch) < most and (message := ready_take()) is not None:
+            if message.state is _OPEN and self._admit(message):
+                message.lease_ends = lease_ends
+                batch.append(message)
+        for intake in self._intakes:
+            intake.handed_over(len(batch))
+        return batch
+
+    async def wait(self, wanted: int, timeout: float | None) -> bool:
+        """Wait until something may be there to take, or the consumer ends; False when `timeout` passed first."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self.wanted += wanted
+        timer = None if timeout is None else self._loop.call_later(timeout, _resolve, waiter, TimeoutError())
+        for intake in self._intakes:
+            intake.poke()
+        try:
+            await waiter
+        except TimeoutError:
+            return False
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._wake(1)
+            raise
+        finally:
+            self.wanted -= wanted
+            if timer is not None:
+                timer.cancel()
+            if not waiter.done() or waiter.cancelled() or waiter.exception() is not None:
+                self._waiters.remove(waiter)
+        return True
+
+    def check(self) -> bool:
+        """Whether the consumer still runs; False after an idle end.
+
+        :raises BrokerError: the fatal error, once.
+        :raises Closed: it was closed, or its fatal error was raised before.
+        """
+        if self._fatal is not None:
+            fatal, self._fatal = self._fatal, None
+            raise fatal
+        if not self._ended:
+            return True
+        if self._idle:
+            return False
+        raise Closed("The consumer is closed", advice="Open a new one") from self._fatal_cause
+
+    def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None:
+        """Take in what an intake fetched."""
+        self._active_at = self._loop.time()
+        refused = self.ready.put_all(messages)
+        if refused:
+            intake.release(refused, min(_SPILL_DELAY, intake.native_delay))
+        if self._waiters:
+            self._wake(len(messages) - len(refused))
+
+    def deliver_again(self, message: Message[Any]) -> None:
+        """Hand a held message over once more."""
+        self.ready.put_again(message)
+        self._wake(1)
+
+    def settled(self) -> None:
+        """Something was settled or lost: lanes may have opened, handlers may have ended."""
+        self._active_at = self._loop.time()
+        if self._waiters and len(self.ready):
+            self._wake(len(self.ready))
+        if self._quiet is not None and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
+        """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
+        if outcome is not Outcome.ACK:
+            await _settle_each(messages, lambda message: message.nack(delay))
+            return
+        single = self.single
+        if single is not None:
+            answer = single.ack_all(messages)
+            if answer is not None:
+                await answer
+        else:
+            await _settle_each(messages, lambda message: message.ack())
+        lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
+        if lost is not None:
+            lost.begin_settling(Outcome.ACK)
+
+    # -- ending ------------------------------------------------------------------------------------------
+
+    def fail(self, error: BrokerError) -> None:
+        """A source ended with this error."""
+        if not self._ended:
+            self._fatal = self._fatal_cause = error
+            self.end()
+
+    def end(self) -> None:
+        """Hand nothing more over; wake everybody who waits."""
+        self._ended = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        for intake in self._intakes:
+            intake.stop_fetching()
+        self._wake(len(self._waiters))
+
+    async def close(self) -> None:
+        """End, give handlers until the deadline, give everything else back at once, and close the sources."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name="broker-consumer-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        deadline = self._loop.time() + self.options.close_timeout
+        self.end()
+        for intake in self._intakes:
+            await asyncio.wait_for(intake.fetching_stopped(), max(0.1, deadline - self._loop.time()))
+        await self.disposition.close()
+        self.ready.drain()
+        self._release_unused()
+        while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
+            self._quiet = self._loop.create_future()
+            await asyncio.wait({self._quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        late = [worker for worker in self.workers if not worker.done()]
+        for worker in late:
+            worker.cancel()
+        if late:
+            await asyncio.wait(late, timeout=0.1)
+        for intake in self._intakes:
+            intake.release([message for message in intake.held if message.state is _OPEN])
+        await asyncio.gather(*(intake.close(deadline + 0.5) for intake in self._intakes))
+
+    def _busy(self) -> set[asyncio.Task[None]] | None:
+        """The workers that still run, perhaps none, if anything is still being handled; else None."""
+        workers = {worker for worker in self.workers if not worker.done()}
+        if workers or any(message.in_use for intake in self._intakes for message in intake.held):
+            return workers
+        return None
+
+    def _release_unused(self) -> None:
+        for intake in self._intakes:
+            intake.release([m for m in intake.held if m.state is _OPEN and not m.in_use])
+
+    def _admit(self, message: Message[Any]) -> bool:
+        """Whether a handler may see it; poison goes to the dead letters instead."""
+        attempt = message.view.delivery_attempt(message.raw)
+        if attempt is not None and attempt > self._delivery_bound:
+            if attempt - self.attempts.releases(message.id) > self._delivery_bound:
+                reason = f"delivered {attempt - 1} times without being settled"
+                self.disposition.give_up_soon(intake_of(message), message, reason)
+                return False
+        if self._decode is not None:
+            try:
+                message.decoded = self._decode(message.data)
+            except DecodeError as error:
+                reason = f"cannot be decoded: {error.message}"
+                self.disposition.give_up_soon(intake_of(message), message, reason, error)
+                return False
+        return True
+
+    def _make_lanes(self) -> Lanes | None:
+        if not self.options.ordered_by_key:
+            return None
+        share = max(1, self.options.max_outstanding // 4)
+        return Lanes(share if self.capabilities.native_delay > 0 else None, self._loop.time)
+
+    def _wake(self, count: int) -> None:
+        waiters = self._waiters
+        while count > 0 and waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def _arm_idle_timer(self, seconds: float) -> None:
+        self._idle_timer = self._loop.call_later(seconds, self._check_idle)
+
+    def _check_idle(self) -> None:
+        allowed = self.options.stop_when_idle
+        if allowed is None or self._ended:
+            return
+        if any(intake.held for intake in self._intakes):
+            self._arm_idle_timer(allowed)
+            return
+        idle = self._loop.time() - self._active_at
+        if idle >= allowed:
+            self._idle = True
+            self.end()
+        else:
+            self._arm_idle_timer(allowed - idle)
+
+
+def intake_of(message: Message[Any]) -> Intake:
+    """The intake that a consumer's message came from."""
+    assert isinstance(message.owner, Intake)
+    return message.owner
+
+
+def _resolve(waiter: asyncio.Future[None], error: Exception) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+
+
+async def _settle_each(messages: Sequence[Message[Any]], settle: Callable[[Message[Any]], Awaitable[None]]) -> None:
+    open_ones = [message for message in messages if message.state is _OPEN]
+    results = await asyncio.gather(*(settle(message) for message in open_ones), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabilities: MessageCapabilities) -> None:
+    """:raises ConfigurationError: the options contradict each other or the backend."""
+    if options.max_outstanding < sources:
+        raise ConfigurationError(
+            f"max_outstanding is {options.max_outstanding} for {sources} topics", advice="Allow one message per topic"
+        )
+    if options.max_outstanding_bytes < sources:
+        raise ConfigurationError(
+            f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
+        )
+    if options.prefetch is not None and options.prefetch < 1:
+        raise ConfigurationError(f"prefetch is {options.prefetch}", advice="It takes 1 or more, or None")
+    for name, value in (("max_lease", options.max_lease), ("close_timeout", options.close_timeout)):
+        if not value > 0:
+            raise ConfigurationError(f"{name} is {value}", advice="It takes seconds above 0")
+    if options.stop_when_idle is not None and not options.stop_when_idle > 0:
+        raise ConfigurationError(
+            f"stop_when_idle is {options.stop_when_idle}", advice="It takes seconds above 0, or None"
+        )
+    kept = max(capabilities.native_delay, options.max_lease)
+    if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
+        raise ConfigurationError(
+            f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
+            advice="Lower Retry.maximum or raise max_lease",
+        )

@@ -1,0 +1,135 @@
+"""Keeps one source's messages coming: a task that fetches whenever there is demand, and is never cancelled.
+
+It stops when told to, by `interrupt`, so that nothing the broker sent is lost between a fetch and a cancellation.
+Retriable errors are reported and the fetch is repeated after a growing pause; any other error ends the pump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from broker.errors import BackendError, BrokerError
+from broker.messages import Message
+from broker.spi import MessageSource
+
+__all__ = ["FetchPump"]
+
+_WAIT: Final = 5.0
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
+
+
+class FetchPump:
+    """One per source.
+
+    :param demand: how many messages and bytes may be fetched now; no messages means wait for `poke`.
+    :param deliver: takes what was fetched; called on the loop.
+    :param retrying: told of a retriable error and of the pause before the next try.
+    :param failed: told, once, of the error that ended the pump.
+    :param blocked: told, every `blocked_after` seconds, when there has been no demand for at least that long.
+    """
+
+    def __init__(
+        self,
+        source: MessageSource,
+        *,
+        demand: Callable[[], tuple[int, int]],
+        deliver: Callable[[Sequence[Message[Any]]], None],
+        retrying: Callable[[BrokerError, float], None],
+        failed: Callable[[BrokerError], None],
+        blocked: Callable[[float], None],
+        blocked_after: float,
+    ) -> None:
+        self._source = source
+        self._demand = demand
+        self._deliver = deliver
+        self._retrying = retrying
+        self._failed = failed
+        self._blocked = blocked
+        self._blocked_after = blocked_after
+        self._loop = asyncio.get_running_loop()
+        self._wake: asyncio.Future[None] | None = None
+        self._waiting_since = 0.0
+        self._watch = self._loop.call_later(blocked_after, self._look)
+        self._stopped = asyncio.Event()
+        self._task = self._loop.create_task(self._run(), name="broker-fetch-pump")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for demand, so that a `poke` would matter."""
+        return self._wake is not None
+
+    def poke(self) -> None:
+        """Demand may have changed."""
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    def stop(self) -> None:
+        """Fetch no more; what a running fetch has is still delivered."""
+        self._stopped.set()
+        self._watch.cancel()
+        self._source.interrupt()
+        self.poke()
+
+    async def stopped(self) -> None:
+        """Wait until the last fetch is over."""
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            await self._fetch_until_stopped()
+        except BrokerError as error:
+            self._failed(error)
+        except Exception as error:
+            self._failed(BackendError(f"The backend failed to fetch: {error}", native=error))
+
+    async def _fetch_until_stopped(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stopped.is_set():
+            max_messages, max_bytes = self._demand()
+            if max_messages <= 0:
+                await self._wait_for_demand()
+                continue
+            try:
+                messages = await self._source.fetch(max_messages, max_bytes, _WAIT)
+            except BrokerError as error:
+                if self._stopped.is_set():
+                    return
+                if not error.retriable:
+                    raise
+                jittered = pause * random.uniform(0.8, 1.2)
+                self._retrying(error, jittered)
+                await self._sleep(jittered)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+                continue
+            pause = _FIRST_PAUSE
+            if messages:
+                self._deliver(messages)
+            else:
+                # A source that answers without suspending must not keep the loop from everybody else.
+                await asyncio.sleep(0)
+
+    async def _wait_for_demand(self) -> None:
+        self._wake = wake = self._loop.create_future()
+        self._waiting_since = self._loop.time()
+        await wake
+
+    def _look(self) -> None:
+        """Every now and then, instead of a timer per wait."""
+        if self._stopped.is_set():
+            return
+        waited = self._loop.time() - self._waiting_since
+        if self._wake is not None and waited >= self._blocked_after:
+            self._blocked(waited)
+        self._watch = self._loop.call_later(self._blocked_after, self._look)
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,360 @@
+"""One source of a consumer: what it has fetched and not settled, and the pumps and keepers around that.
+
+The intake owns every message of its source from the fetch to the settlement. Used on one event loop; a settlement
+asked for is carried out whether or not its caller is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.errors import BrokerError, LeaseLost, Unsupported
+from broker.fetch_pump import FetchPump
+from broker.flow import Flow
+from broker.hooks import Event, FetchFailed, FlowBlocked, LeaseExpired, Settled, SettleFailed
+from broker.leases import LeaseKeeper
+from broker.messages import Message, Outcome, SettleState
+from broker.prefetch import Prefetch
+from broker.settle_pump import SettlePump
+from broker.spi import MessageSource, Settlement
+
+if TYPE_CHECKING:
+    from broker.engine import Engine
+
+__all__ = ["Intake"]
+
+logger = logging.getLogger("broker")
+
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_OPEN = SettleState.OPEN
+_SETTLING = SettleState.SETTLING
+_SETTLED = SettleState.SETTLED
+_LOST = SettleState.LOST
+_ACK = Outcome.ACK
+_RELEASE = Outcome.RELEASE
+
+
+class Intake:
+    """Implements `MessageOwner` for the messages of one source, and `SourceListener` for the source."""
+
+    def __init__(self, engine: Engine, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
+        self.engine = engine
+        self.topic = topic
+        self.held: dict[Message[Any], None] = {}
+        self._flow = Flow(max_messages, max_bytes)
+        self._prefetch = Prefetch(min(prefetch, max_messages))
+        self._loop = asyncio.get_running_loop()
+        self._hooks = engine.hooks
+
+    def start(self, source: MessageSource, capabilities: MessageCapabilities, *, confirm: bool) -> None:
+        """Begin to fetch from the source that was opened with this intake as its listener."""
+        self._source = source
+        self._capabilities = capabilities
+        self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
+        self._settle_pump = SettlePump(source, self._settled)
+        self._fetch_pump = FetchPump(
+            source,
+            demand=self._demand,
+            deliver=self._deliver,
+            retrying=self._retrying,
+            failed=self.engine.fail,
+            blocked=self._blocked,
+            blocked_after=self.engine.options.blocked_after,
+        )
+        self._lease_keeper = (
+            None
+            if capabilities.lease is LeaseMode.NONE
+            else LeaseKeeper(
+                source,
+                mode=capabilities.lease,
+                lease_seconds=capabilities.lease_seconds,
+                max_lease=self.engine.options.max_lease,
+                held=self.held,
+                expired=self._expired,
+                lost=self.lost,
+                hooks=self._hooks,
+            )
+        )
+
+    @property
+    def native_delay(self) -> float:
+        return self._capabilities.native_delay
+
+    # -- MessageOwner ------------------------------------------------------------------------------------
+
+    async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
+        if outcome is Outcome.NACK:
+            await self.engine.disposition.nack(self, message, delay)
+        elif outcome is Outcome.REJECT:
+            await self.engine.disposition.reject(self, message, reason)
+        elif message.begin_settling(outcome):
+            await self.carry_out(message, Settlement(message, outcome))
+
+    async def extend(self, message: Message[Any], seconds: float) -> None:
+        if message in self.held:
+            message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
+
+    def begin(self, message: Message[Any]) -> None:
+        if self._hooks.handling:
+            message.scope = scope = ExitStack()
+            for interceptor in self._hooks.handling:
+                scope.enter_context(interceptor(message))
+
+    async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
+        if message.scope is not None:
+            message.scope.__exit__(type(error) if error is not None else None, error, None)
+            message.scope = None
+        if error is None:
+            if message.state is _OPEN:
+                await self.settle(message, _ACK, None, "")
+            elif message.state is _LOST and message.outcome is None:
+                raise LeaseLost(f"Message {message.id!r} of topic {self.topic!r} was lost while it was handled")
+            return False
+        if isinstance(error, Exception):
+            if message.state is _OPEN:
+                self.engine.disposition.handler_failed(self, message, error)
+            return True
+        if message.state is _OPEN:
+            self.release([message])
+        return False
+
+    # -- settling ----------------------------------------------------------------------------------------
+
+    async def carry_out(self, message: Message[Any], settlement: Settlement) -> None:
+        """Settle a message that is in state settling; wait for the answer where there is one."""
+        if self._awaits_acks:
+            await self._settle_pump.put_and_wait((settlement,))
+        else:
+            self._settle_pump.put(settlement)
+
+    def carry_out_soon(self, settlement: Settlement) -> None:
+        self._settle_pump.put(settlement)
+
+    def ack_soon(self, message: Message[Any]) -> None:
+        """Ack what a handler left open; a refusal is an event, since nobody awaits it."""
+        if message.state is _OPEN:
+            message.state = _SETTLING
+            message.outcome = _ACK
+            self._settle_pump.put(Settlement(message, _ACK))
+
+    def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
+        """Ack those that are open, as one batch; a future where the broker answers."""
+        settlements: list[Settlement] = []
+        for message in messages:
+            if message.state is _OPEN:
+                message.state = _SETTLING
+                message.outcome = _ACK
+                settlements.append(Settlement(message, _ACK))
+        if not settlements:
+            return None
+        if self._awaits_acks:
+            return self._settle_pump.put_and_wait(settlements)
+        self._settle_pump.put_all(settlements)
+        return None
+
+    def release(self, messages: Sequence[Message[Any]], delay: float | None = None) -> None:
+        """Give these back unhandled."""
+        for message in messages:
+            if message.state is _OPEN:
+                message.state = _SETTLING
+                message.outcome = _RELEASE
+                if not self._capabilities.release_keeps_attempt:
+                    self.engine.attempts.released(message.id)
+                self._settle_pump.put(Settlement(message, _RELEASE, delay))
+
+    def again(self, message: Message[Any]) -> Message[Any]:
+        """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
+        copy: Message[Any] = msgspec.structs.replace(
+            message,
+            state=_OPEN,
+            outcome=None,
+            lease_ends=None,
+            retries=message.retries + 1,
+            in_use=False,
+        )
+        if message in self.held:
+            del self.held[message]
+            self.held[copy] = None
+        self.engine.ready.replace(message, copy)
+        message.state = _SETTLED
+        return copy
+
+    def _settled(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
+        size = 0
+        count = 0
+        attempts = self.engine.attempts
+        lanes = self.engine.lanes
+        held = self.held
+        for settlement, error in zip(settlements, results, strict=True):
+            message = settlement.message
+            if message in held:
+                del held[message]
+                size += message.size
+                count += 1
+            if error is not None:
+                self._refused(message, error)
+            elif settlement.outcome is _RELEASE:
+                message.state = _LOST
+                self._give_back_followers(message)
+            elif message.state is not _LOST:
+                message.state = _SETTLED
+                if lanes is not None:
+                    lanes.done(message)
+                if attempts and settlement.outcome is not Outcome.NACK:
+                    attempts.forget(message.id)
+        self._flow.freed(count, size)
+        if self._hooks.listening:
+            self._hooks.emit(
+                Settled(
+                    topic=self.topic,
+                    acked=sum(s.outcome in (_ACK, Outcome.REJECT) for s in settlements),
+                    nacked=sum(s.outcome is Outcome.NACK for s in settlements),
+                    released=sum(s.outcome is _RELEASE for s in settlements),
+                )
+            )
+        self._refill()
+        self.engine.settled()
+
+    def _refused(self, message: Message[Any], error: BrokerError) -> None:
+        if message.state is not _LOST:
+            message.state = _LOST if isinstance(error, LeaseLost) else SettleState.UNKNOWN
+        self._give_back_followers(message)
+        logger.debug("Message %r of %r was not settled: %s", message.id, self.topic, error)
+        if self._hooks.listening:
+            self._hooks.emit(SettleFailed(message=message, error=error))
+
+    # -- leases ------------------------------------------------------------------------------------------
+
+    def lost(self, messages: Sequence[Message[Any]]) -> None:
+        """These are no longer ours (`SourceListener`)."""
+        self._lose(messages, "the broker took it back")
+
+    def _expired(self, messages: Sequence[Message[Any]]) -> None:
+        expired = [message for message in messages if message.state is _OPEN]
+        for message in messages:
+            if message.state is not _OPEN:
+                # Being settled, or waiting for its dead letter: no handler overstays with it.
+                message.lease_ends = None
+        self._lose(expired, f"max_lease of {self.engine.options.max_lease:g} s passed")
+        for message in expired:
+            self._settle_pump.put(Settlement(message, _RELEASE))
+
+    def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
+        for message in messages:
+            if message in self.held:
+                del self.held[message]
+                self._flow.freed(1, message.size)
+            if message.state is _SETTLED or message.state is _LOST:
+                continue
+            message.state = _LOST
+            self._give_back_followers(message)
+            logger.warning("Message %r of %r is lost: %s", message.id, self.topic, reason)
+            if self._hooks.listening:
+                self._hooks.emit(LeaseExpired(message=message, reason=reason))
+        self._refill()
+        self.engine.settled()
+
+    def _give_back_followers(self, message: Message[Any]) -> None:
+        self.release(self.engine.ready.abandon(message))
+
+    # -- fetching ----------------------------------------------------------------------------------------
+
+    def event(self, event: Event) -> None:
+        """Pass on what the source reports (`SourceListener`)."""
+        self._hooks.emit(event)
+
+    def handed_over(self, count: int) -> None:
+        """The consumer took so many; it may be time to fetch."""
+        self._prefetch.requested(count)
+        self._refill()
+
+    def _refill(self) -> None:
+        if self._fetch_pump.waiting and 2 * len(self.engine.ready) <= self._prefetch.target:
+            self._fetch_pump.poke()
+
+    def poke(self) -> None:
+        self._fetch_pump.poke()
+
+    def _demand(self) -> tuple[int, int]:
+        target = self._prefetch.update(self._loop.time())
+        ready = len(self.engine.ready)
+        wanted = max(self.engine.wanted, target if 2 * ready <= target else 0) - ready
+        return min(wanted, self._flow.room), self._flow.byte_room
+
+    def _deliver(self, messages: Sequence[Message[Any]]) -> None:
+        size = 0
+        held = self.held
+        for message in messages:
+            message.owner = self
+            held[message] = None
+            size += message.size
+        self._flow.taken(len(messages), size)
+        self.engine.deliver(self, messages)
+
+    def _retrying(self, error: BrokerError, pause: float) -> None:
+        logger.warning("Fetching from %r failed, next try in %.2f s: %s", self.topic, pause, error)
+        self._hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
+
+    def _blocked(self, seconds: float) -> None:
+        # Buffered messages have not been given to anybody, so nobody forgot them.
+        oldest = [m for m in self.held if m.lease_ends is not None and m.state is _OPEN and not m.in_use][:5]
+        if not oldest or self._flow.room > 0:
+            return
+        logger.warning(
+            "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
+            self.topic,
+            seconds,
+            self._flow.count,
+            ", ".join(repr(message.id) for message in oldest),
+        )
+        self._hooks.emit(FlowBlocked(outstanding=self._flow.count, oldest=oldest, seconds=seconds))
+
+    # -- ending ------------------------------------------------------------------------------------------
+
+    def check_delay(self, delay: float) -> None:
+        """:raises Unsupported: neither the broker nor this process can keep such a delay."""
+        longest = self.longest_delay
+        if longest is not None and delay > longest:
+            raise Unsupported(
+                f"A delay of {delay:g} s is longer than this consumer can keep ({longest:g} s)",
+                advice="Ask for a shorter delay or raise max_lease",
+            )
+
+    @property
+    def longest_delay(self) -> float | None:
+        """Seconds; None is no limit."""
+        if self._capabilities.lease is LeaseMode.NONE:
+            return None
+        return max(self._capabilities.native_delay, self.engine.options.max_lease)
+
+    def stop_fetching(self) -> None:
+        self._fetch_pump.stop()
+
+    async def fetching_stopped(self) -> None:
+        await self._fetch_pump.stopped()
+
+    async def close(self, deadline: float) -> None:
+        """Settle what was asked for, then close the source; `stop_fetching` came before."""
+        await self._settle_pump.close(deadline)
+        if self._lease_keeper is not None:
+            await self._lease_keeper.close()
+        for message in self.held:
+            if message.state is _OPEN:
+                message.state = _LOST
+            elif message.state is _SETTLING:
+                message.state = SettleState.UNKNOWN
+        self.held.clear()
+        # A source that hangs must not hold up the consumer: close returns within its deadline.
+        closing = self._loop.create_task(self._source.close(), name="broker-source-close")
+        _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))
+        if late:
+            closing.cancel()
+        elif (error := closing.exception()) is not None:
+            logger.warning("Closing the source of %r failed: %s", self.topic, error)

@@ -1,0 +1,90 @@
+"""Keeps the leases of everything held: one ticker over all messages of a source, no timer per message.
+
+Renewal begins in the buffer. From hand-over on, a message is renewed for `max_lease` seconds, or as long as
+`extend` asked for; then it is lost, and given back so that it does not wait for the broker's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+from broker.capabilities import LeaseMode
+from broker.errors import BackendError, BrokerError, LeaseLost
+from broker.hooks import Hooks, Warned
+from broker.messages import Message
+from broker.spi import MessageSource
+
+__all__ = ["LeaseKeeper"]
+
+_IDLE_TICK: Final = 30.0
+
+
+class LeaseKeeper:
+    """One per source whose messages have leases.
+
+    :param held: the live collection of what is fetched and not settled.
+    :param expired: called with messages whose `max_lease` has passed; takes them out of `held`.
+    :param lost: called with messages that the broker no longer leaves to us.
+    """
+
+    def __init__(
+        self,
+        source: MessageSource,
+        *,
+        mode: LeaseMode,
+        lease_seconds: float | None,
+        max_lease: float,
+        held: Collection[Message[Any]],
+        expired: Callable[[Sequence[Message[Any]]], None],
+        lost: Callable[[Sequence[Message[Any]]], None],
+        hooks: Hooks,
+    ) -> None:
+        self._source = source
+        self._renews = mode is LeaseMode.RENEW
+        self._period = lease_seconds / 3 if self._renews and lease_seconds is not None else _IDLE_TICK
+        self._max_lease = max_lease
+        self._held = held
+        self._expired = expired
+        self._lost = lost
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name="broker-lease-keeper")
+
+    async def close(self) -> None:
+        """Renew no more."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        renew_at = self._loop.time() + self._period
+        while True:
+            now = self._loop.time()
+            # What is handed over after this look cannot expire before now + max_lease.
+            ends = [message.lease_ends for message in self._held if message.lease_ends is not None]
+            wake_at = min([renew_at, now + self._max_lease, *ends])
+            await asyncio.sleep(max(0.001, wake_at - now))
+            now = self._loop.time()
+            over = [message for message in self._held if message.lease_ends is not None and message.lease_ends <= now]
+            if over:
+                self._expired(over)
+            if now >= renew_at:
+                if self._renews and self._held:
+                    await self._renew(list(self._held))
+                renew_at = now + self._period
+
+    async def _renew(self, messages: list[Message[Any]]) -> None:
+        try:
+            results = await self._source.extend(messages)
+        except BrokerError as error:
+            # The next tick tries again, before the lease ends.
+            self._hooks.emit(Warned(text=f"{len(messages)} leases were not renewed: {error}"))
+            return
+        except Exception as error:
+            failure = BackendError(f"The backend failed to extend: {error}", native=error)
+            self._hooks.emit(Warned(text=str(failure)))
+            return
+        lost = [message for message, result in zip(messages, results, strict=True) if isinstance(result, LeaseLost)]
+        if lost:
+            self._lost(lost)

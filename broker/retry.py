@@ -1,0 +1,139 @@
+"""The retry policy, and what is known of each message's past failures. Pure: no I/O, no clock, no loop."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from broker.errors import InvalidSetting
+
+__all__ = ["DROP", "Attempts", "Drop", "Retry"]
+
+_TRACKED: Final = 100_000
+
+
+class Drop:
+    """As `dead_letter=DROP`: exhausted and rejected messages are acknowledged and gone."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP: Final = Drop()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What happens when a handler raises: exponential backoff with jitter, then the dead letters.
+
+    The n-th failure waits `initial * multiplier ** (n - 1)` seconds, at most `maximum`, times a random factor of
+    1 ± `jitter`.
+
+    :param max_attempts: how many failures of the handler a message gets; counted in this consumer's memory,
+        so a message that wanders between processes may get more, up to `max_deliveries`.
+    :param on: the exceptions that are retried; others give up at once.
+    :param never: exceptions that give up at once even if `on` names them.
+    :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
+    :param max_deliveries: deliveries of any kind before giving up; catches the message that kills the
+        process. None is ten times `max_attempts`.
+    """
+
+    max_attempts: int = 5
+    initial: float = 0.5
+    multiplier: float = 2.0
+    maximum: float = 60.0
+    jitter: float = 0.2
+    on: tuple[type[Exception], ...] = (Exception,)
+    never: tuple[type[Exception], ...] = ()
+    timeout: float | None = None
+    max_deliveries: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.max_attempts >= 1, "max_attempts", self.max_attempts, "1 or more")
+        _require(_finite(self.initial) and self.initial >= 0, "initial", self.initial, "seconds, 0 or more")
+        _require(_finite(self.multiplier) and self.multiplier >= 1, "multiplier", self.multiplier, "1 or more")
+        _require(_finite(self.maximum) and self.maximum >= self.initial, "maximum", self.maximum, "at least `initial`")
+        _require(0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
+        _require(self.timeout is None or self.timeout > 0, "timeout", self.timeout, "seconds above 0, or None")
+        _require(
+            self.max_deliveries is None or self.max_deliveries >= self.max_attempts,
+            "max_deliveries",
+            self.max_deliveries,
+            "at least `max_attempts`, or None",
+        )
+
+    @property
+    def delivery_bound(self) -> int:
+        """After this many deliveries a message is given up, whatever became of them."""
+        return self.max_deliveries if self.max_deliveries is not None else 10 * self.max_attempts
+
+    @property
+    def longest(self) -> float:
+        """The longest delay that the policy can ask for, in seconds."""
+        return self.maximum * (1 + self.jitter)
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether this error is retried at all."""
+        return isinstance(error, self.on) and not isinstance(error, self.never)
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures (1 or more)."""
+        try:
+            backoff = min(self.maximum, self.initial * self.multiplier ** (failures - 1))
+        except OverflowError:
+            backoff = self.maximum
+        return backoff * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class Attempts:
+    """Failures and give-backs per message id, as far as this consumer saw them; the oldest are forgotten first."""
+
+    __slots__ = ("_failures", "_releases")
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, int] = OrderedDict()
+        self._releases: OrderedDict[str, int] = OrderedDict()
+
+    def failed(self, message_id: str) -> int:
+        """Count a failure; how many there are now."""
+        return _count(self._failures, message_id)
+
+    def failures(self, message_id: str) -> int:
+        return self._failures.get(message_id, 0)
+
+    def released(self, message_id: str) -> None:
+        """Count a give-back: the delivery that it used up was no attempt."""
+        _count(self._releases, message_id)
+
+    def releases(self, message_id: str) -> int:
+        return self._releases.get(message_id, 0)
+
+    def forget(self, message_id: str) -> None:
+        """The message is done."""
+        self._failures.pop(message_id, None)
+        self._releases.pop(message_id, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._failures or self._releases)
+
+
+def _count(counts: OrderedDict[str, int], message_id: str) -> int:
+    count = counts.pop(message_id, 0) + 1
+    counts[message_id] = count
+    if len(counts) > _TRACKED:
+        counts.popitem(last=False)
+    return count
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _require(holds: bool, field: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise InvalidSetting(f"Retry.{field} is {value!r}", advice=f"It takes {wanted}")

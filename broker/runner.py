@@ -1,0 +1,64 @@
+"""`run`: the main function of a consuming process, with signals.
+
+SIGTERM and SIGINT stop intake; running handlers finish within `close_timeout`, everything else is given back,
+and `run` returns. A second signal ends the process the usual way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from broker.consumer import Service
+
+__all__ = ["run", "serve"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+async def serve(*services: Service) -> None:
+    """Serve until a signal comes, all services are idle or stopped, or one fails; then stop them all.
+
+    Must run on the main thread's loop, where signals arrive.
+
+    :raises BrokerError: the first service that failed, after the others were stopped and closed.
+    """
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        for service in services:
+            service.consumer.stop()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        tasks = [asyncio.create_task(service.serve()) for service in services]
+        _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for service in services:
+            service.consumer.stop()
+        if pending:
+            await asyncio.wait(pending)
+        for task in tasks:
+            task.result()
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def run(*services: Service) -> None:
+    """Serve in a new event loop: `broker.run(bus.messages(...).handled_by(handle, concurrency=8))`.
+
+    A bus that is not open yet is opened by its consumers, and closed at the end.
+    """
+    asyncio.run(_run(services))
+
+
+async def _run(services: tuple[Service, ...]) -> None:
+    buses = {id(bus): bus for service in services if (bus := service.consumer.bus) is not None}
+    try:
+        await serve(*services)
+    finally:
+        for bus in buses.values():
+            await bus.close()
