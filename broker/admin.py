@@ -1,0 +1,141 @@
+"""`AdminFacade`: what `bus.admin` is; provisioning and operations, with names and options checked before any I/O.
+
+Calls may run side by side. `ensure_` and `delete_` may be repeated; a cancelled call may have taken effect. Failures
+are the classes of `broker.errors`, as the backend reports them. A redrive is described in `broker.redrive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import ConfigurationError, Unsupported
+from broker.names import check_name
+from broker.redrive import DeadLetter, Redriven, list_dead_letters, redrive
+from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
+
+if TYPE_CHECKING:
+    from broker.bus import Bus
+
+__all__ = ["AdminFacade"]
+
+
+class AdminFacade:
+    """Provisioning and operations of one bus."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+    ) -> TopicInfo:
+        """Create the topic if it is missing.
+
+        :param partitions: how many; None is the broker's default. An existing topic keeps what it has.
+        :param retention: how long messages are kept; None is the broker's default.
+        :param options: the broker's own, as its page of the documentation lists them.
+        :raises ConfigurationError: the name or an option cannot be used.
+        """
+        check_name(name, "topic")
+        if partitions is not None and partitions < 1:
+            raise ConfigurationError(f"partitions is {partitions}", advice="Give 1 or more, or None")
+        if retention is not None and retention <= timedelta(0):
+            raise ConfigurationError(f"retention is {retention}", advice="Give a time above 0, or None")
+        return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete the topic with all that is in it; no error if there is none."""
+        await self._spi.delete_topic(check_name(name, "topic"))
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted(await self._spi.list_topics())
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """What the broker says of it. :raises TopicNotFound: there is none."""
+        return await self._spi.describe_topic(check_name(name, "topic"))
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start = "earliest", **options: Any
+    ) -> SubscriptionInfo:
+        """Create the subscription if it is missing; an existing one keeps its position.
+
+        :param start: where a new one begins: "earliest", "latest" or a timezone-aware time.
+        :param options: the broker's own.
+        :raises TopicNotFound: there is no such topic.
+        :raises Unsupported: the backend cannot begin there.
+        """
+        check_name(topic, "topic")
+        check_name(name, "subscription")
+        self._check_start(start)
+        return await self._spi.ensure_subscription(topic, name, start=start, options=options)
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        """Delete the subscription and its position; no error if there is none."""
+        await self._spi.delete_subscription(check_name(topic, "topic"), check_name(name, "subscription"))
+
+    async def subscriptions(self, topic: str) -> list[str]:
+        """The names of a topic's subscriptions and groups, sorted. :raises TopicNotFound: there is no such topic."""
+        return sorted(await self._spi.list_subscriptions(check_name(topic, "topic")))
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """What the broker says of it. :raises NotFound: there is no such topic or subscription."""
+        return await self._spi.describe_subscription(check_name(topic, "topic"), check_name(name, "subscription"))
+
+    async def purge(self, topic: str) -> int | None:
+        """Remove all messages of the topic; how many there were, if the broker tells."""
+        return await self._spi.purge(check_name(topic, "topic"))
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
+        return await self._spi.lag(check_name(topic, "topic"), check_name(subscription, "subscription"))
+
+    async def redrive(
+        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+    ) -> Redriven:
+        """Publish dead letters to the topic each came from; every subscription of that topic sees them.
+
+        A letter is settled after its message was published: an interruption may repeat some and loses none. What cannot
+        be moved stays in place and is counted in the report.
+
+        :param limit: stop after so many moved; None moves all.
+        :param progress: called with the number moved so far.
+        :raises TopicNotFound: there is no such dead-letter topic.
+        """
+        check_name(dead_letter_topic, "topic")
+        _check_limit(limit)
+        return await redrive(self._bus, dead_letter_topic, limit=limit, progress=progress)
+
+    async def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
+        """The oldest dead letters that a redrive would look at, with their reasons; none is settled or moved.
+
+        Not while a redrive of the same topic runs: they share a subscription, so each gets what the other has not.
+
+        :raises TopicNotFound: there is no such dead-letter topic.
+        """
+        check_name(dead_letter_topic, "topic")
+        _check_limit(limit)
+        return await list_dead_letters(self._bus, dead_letter_topic, limit=limit)
+
+    @property
+    def _spi(self) -> AdminSpi:
+        return self._bus.backend.admin()
+
+    def _check_start(self, start: Start) -> None:
+        if isinstance(start, datetime):
+            if start.tzinfo is None:
+                raise ConfigurationError(f"start {start.isoformat()} has no timezone", advice="Use datetime.now(UTC)")
+            capabilities = self._bus.capabilities
+            families = (capabilities.messages, capabilities.records)
+            if not any(family is not None and family.start_time for family in families):
+                raise Unsupported(
+                    f"{capabilities.backend} cannot begin at a time", advice='Use start="earliest" or start="latest"'
+                )
+        elif start not in ("earliest", "latest"):
+            raise ConfigurationError(f"start is {start!r}", advice='Use "earliest", "latest" or a datetime')
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit is {limit}", advice="Give 1 or more")

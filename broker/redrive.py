@@ -1,0 +1,277 @@
+"""Dead letters: look at them, and publish them again to where they came from.
+
+*Which letters.* A redrive has a subscription of its own on the dead-letter topic, `anybroker-redrive`, made at its
+first use and kept: what it moved is settled there, so a second redrive moves only what came since. Listing shows what
+that subscription has still to move; before the first redrive it reads the log, where there is one, and makes nothing.
+
+*Delivery.* A letter is published first and settled afterwards: an interruption may repeat some, and loses none.
+Every subscription of the origin sees the message again. It gets an id made from its letter's id: a broker that
+deduplicates does not take it for the original, and does drop the repetition of an interrupted redrive.
+
+*Left in place.* Letters without an origin, letters whose publish failed, and letters of messages that
+this very redrive moved (they failed again meanwhile; moving them would never end). They stay unsettled until the end,
+and are given back then. A redrive that holds 10,000 of them ends early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.capabilities import ConfirmedAck
+from broker.consumer import MessageConsumer
+from broker.errors import BrokerError, InvalidName, PublishError, Unsupported
+from broker.messages import DEAD_LETTER_PREFIX, Envelope, Message, OutboundMessage, Record
+from broker.names import check_name, native_name
+from broker.retry import Retry
+
+if TYPE_CHECKING:
+    from broker.bus import Bus
+
+__all__ = ["REDRIVE_SUBSCRIPTION", "DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
+
+REDRIVE_SUBSCRIPTION: Final = "anybroker-redrive"
+
+_BATCH: Final = 500
+_MOST_LEFT: Final = 10_000
+_IDLE: Final = 1.0
+_MOST_IDLE_ROUNDS: Final = 10
+_REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
+
+
+@dataclass(slots=True)
+class Redriven:
+    """What a redrive did.
+
+    :ivar moved: letters published to their origin.
+    :ivar by_topic: these, by origin.
+    :ivar skipped: messages without an origin; they stay.
+    :ivar failed: letters that could not be published, or failed again during the redrive; they stay.
+    :ivar errors: the last error of publishing, by origin.
+    :ivar repeatable: moved letters whose settling was not confirmed; a later redrive may move them again.
+    """
+
+    moved: int = 0
+    by_topic: dict[str, int] = field(default_factory=dict[str, int])
+    skipped: int = 0
+    failed: int = 0
+    errors: dict[str, BrokerError] = field(default_factory=dict[str, BrokerError])
+    repeatable: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One dead letter, told apart into the original and what became of it; None is what it does not tell.
+
+    :ivar topic: where the original came from.
+    :ivar id: the original's id.
+    :ivar attributes: the original's own.
+    """
+
+    topic: str | None
+    subscription: str | None
+    reason: str | None
+    error: str | None
+    attempts: int | None
+    id: str | None
+    time: datetime | None
+    key: bytes | None
+    data: bytes | None
+    attributes: Mapping[str, str]
+
+    @classmethod
+    def from_envelope(cls, letter: Envelope) -> DeadLetter:
+        """Read a letter; what a foreign writer left out or wrote otherwise becomes None."""
+        attributes = letter.attributes
+        told = {
+            name: attributes.get(DEAD_LETTER_PREFIX + name)
+            for name in ("topic", "subscription", "reason", "error", "id")
+        }
+        attempts = attributes.get(f"{DEAD_LETTER_PREFIX}attempts", "")
+        return cls(
+            **told,
+            attempts=int(attempts) if attempts.isdecimal() else None,
+            time=_time(attributes.get(f"{DEAD_LETTER_PREFIX}time")),
+            key=letter.key,
+            data=letter.data,
+            attributes=_own_attributes(attributes),
+        )
+
+
+def redriven_message(letter: Message[Any]) -> OutboundMessage:
+    """The original of a letter, ready to be published again."""
+    original_id = letter.attributes.get(f"{DEAD_LETTER_PREFIX}id") or letter.id
+    stem = _REDRIVEN_SUFFIX.sub("", original_id)[:80]
+    digest = hashlib.blake2s(letter.id.encode(), digest_size=8).hexdigest()
+    return OutboundMessage(
+        letter.data,
+        letter.key,
+        _own_attributes(letter.attributes),
+        id=f"{stem}-r{digest}",
+        publish_time=letter.publish_time,
+        native=letter.native,
+    )
+
+
+async def redrive(
+    bus: Bus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
+) -> Redriven:
+    """Move letters until there are none, or `limit` were moved; see the module for what moving means."""
+    run = _Run(bus, dead_letter_topic)
+    idle_rounds = 0
+    async with _letters(bus, dead_letter_topic) as letters:
+        while (limit is None or run.report.moved < limit) and len(run.left) < _MOST_LEFT:
+            most = _BATCH if limit is None else min(_BATCH, limit - run.report.moved)
+            batch = await letters.next_batch(most, timeout=_IDLE)
+            if batch:
+                idle_rounds = 0
+                await run.move(batch)
+                if progress is not None:
+                    progress(run.report.moved)
+                if len(batch) < most and await run.is_finished(unsettled=len(run.left)):
+                    break
+            else:
+                idle_rounds += 1
+                if idle_rounds == _MOST_IDLE_ROUNDS or await run.is_finished(unsettled=None):
+                    break
+    return run.report
+
+
+async def list_dead_letters(bus: Bus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
+    """The oldest `limit` letters that a redrive would look at; nothing is settled or moved."""
+    records = bus.capabilities.records
+    subscriptions = await bus.backend.admin().list_subscriptions(dead_letter_topic)
+    if records is not None and records.log_reader and REDRIVE_SUBSCRIPTION not in subscriptions:
+        return [DeadLetter.from_envelope(record) for record in await _read_log(bus, dead_letter_topic, limit)]
+    found: list[Message[bytes]] = []
+    async with _letters(bus, dead_letter_topic) as letters:
+        while len(found) < limit and (
+            batch := await letters.next_batch(min(limit - len(found), _BATCH), timeout=_IDLE)
+        ):
+            found += batch
+    return [DeadLetter.from_envelope(letter) for letter in found]
+
+
+class _Run:
+    """One redrive under way."""
+
+    def __init__(self, bus: Bus, dead_letter_topic: str) -> None:
+        self.report = Redriven()
+        self.left: list[Message[bytes]] = []
+        self._bus = bus
+        self._dead_letter_topic = dead_letter_topic
+        self._moved_ids: set[str] = set()
+        self._closed_origins: set[str] = set()
+
+    async def move(self, batch: Sequence[Message[bytes]]) -> None:
+        by_origin: dict[str, list[Message[bytes]]] = {}
+        for letter in batch:
+            origin = letter.attributes.get(f"{DEAD_LETTER_PREFIX}topic")
+            if not origin:
+                self.report.skipped += 1
+                self.left.append(letter)
+            elif origin in self._closed_origins or letter.attributes.get(f"{DEAD_LETTER_PREFIX}id") in self._moved_ids:
+                self._leave(letter)
+            else:
+                by_origin.setdefault(origin, []).append(letter)
+        for origin, letters in by_origin.items():
+            await self._publish(origin, letters)
+
+    async def is_finished(self, *, unsettled: int | None) -> bool:
+        """Whether the broker says that nothing waits, and nothing but so many is held by anybody."""
+        try:
+            lag = await self._bus.backend.admin().lag(self._dead_letter_topic, REDRIVE_SUBSCRIPTION)
+        except BrokerError:
+            return unsettled is None
+        return lag.waiting == 0 and (unsettled is None or lag.unsettled == unsettled)
+
+    async def _publish(self, origin: str, letters: list[Message[bytes]]) -> None:
+        messages = [redriven_message(letter) for letter in letters]
+        try:
+            topic = self._bus.topic(_topic_name(origin))
+            outcomes: Sequence[object] = await topic.publish_batch(messages)
+        except PublishError as error:
+            outcomes = error.outcomes
+        except BrokerError as error:
+            self._closed_origins.add(origin)
+            outcomes = [error] * len(letters)
+        moved: list[Message[bytes]] = []
+        for letter, message, outcome in zip(letters, messages, outcomes, strict=True):
+            if isinstance(outcome, BrokerError):
+                self.report.errors[origin] = outcome
+                self._leave(letter)
+            else:
+                moved.append(letter)
+                self._moved_ids.add(message.id or "")
+        if moved:
+            self.report.moved += len(moved)
+            self.report.by_topic[origin] = self.report.by_topic.get(origin, 0) + len(moved)
+            answers = await asyncio.gather(*(letter.ack() for letter in moved), return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BrokerError):
+                    self.report.repeatable += 1
+                elif answer is not None:
+                    raise answer
+
+    def _leave(self, letter: Message[bytes]) -> None:
+        self.report.failed += 1
+        self.left.append(letter)
+
+
+def _letters(bus: Bus, topic: str) -> MessageConsumer[bytes]:
+    family = bus.capabilities.messages
+    if family is None:
+        raise Unsupported(
+            f"{bus.capabilities.backend} has no Message family, which dead letters are read by",
+            advice="Read the dead-letter topic with bus.records(...)",
+        )
+    return bus.messages(
+        topic,
+        subscription=REDRIVE_SUBSCRIPTION,
+        # Listing hands letters out and back any number of times; that is no reason to give them up.
+        retry=Retry(max_deliveries=1_000_000),
+        confirm_acks=family.confirmed_ack is not ConfirmedAck.NEVER,
+        max_outstanding=_MOST_LEFT + 2 * _BATCH,
+        prefetch=_BATCH,
+    )
+
+
+async def _read_log(bus: Bus, topic: str, limit: int) -> list[Record[bytes]]:
+    found: list[Record[bytes]] = []
+    for partition in await bus.log.partitions(topic):
+        room = limit
+        async for batch in bus.log.read(topic, partition, max_records=min(limit, _BATCH)):
+            found += batch[:room]
+            room -= len(batch)
+            if room <= 0:
+                break
+    found.sort(key=_age)
+    return found[:limit]
+
+
+def _age(record: Record[bytes]) -> tuple[float, int, int]:
+    time = record.broker_time or record.publish_time
+    return (time.timestamp() if time else 0.0, record.partition, record.offset)
+
+
+def _topic_name(origin: str) -> str:
+    try:
+        return check_name(origin, "topic")
+    except InvalidName:
+        return native_name(origin)
+
+
+def _own_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in attributes.items() if not name.startswith(DEAD_LETTER_PREFIX)}
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
