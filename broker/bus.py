@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
-from typing_extensions import Self, TypeVar
+from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
 from broker.capabilities import Capabilities, ConfirmedAck, MessageCapabilities, RecordCapabilities

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Protocol, Self
 
-from typing_extensions import Self, TypeVar
+from typing_extensions import TypeVar
 
 from broker.engine import Engine, intake_of
 from broker.errors import BrokerError, Closed, ConfigurationError

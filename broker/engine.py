@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,11 +281,11 @@ class Engine:
     def _admit(self, message: Message[Any]) -> bool:
         """Whether a handler may see it; poison goes to the dead letters instead."""
         attempt = message.view.delivery_attempt(message.raw)
-        if attempt is not None and attempt > self._delivery_bound:
-            if attempt - self.attempts.releases(message.id) > self._delivery_bound:
-                reason = f"delivered {attempt - 1} times without being settled"
-                self.disposition.give_up_soon(intake_of(message), message, reason)
-                return False
+        bound = self._delivery_bound
+        if attempt is not None and attempt > bound and attempt - self.attempts.releases(message.id) > bound:
+            reason = f"delivered {attempt - 1} times without being settled"
+            self.disposition.give_up_soon(intake_of(message), message, reason)
+            return False
         if self._decode is not None:
             try:
                 message.decoded = self._decode(message.data)

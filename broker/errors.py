@@ -185,7 +185,8 @@ class OperationTimeout(BrokerError, TimeoutError):
 class PublishError(BrokerError):
     """Some messages of a batch were not published.
 
-    :ivar outcomes: one entry per message of the batch, in its order: the Receipt of a message that is on the broker, or the error of one that is not.
+    :ivar outcomes: one entry per message of the batch, in its order: the Receipt of a message that is on the
+        broker, or the error of one that is not.
     """
 
     def __init__(self, outcomes: Sequence[Receipt | BrokerError]) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, Protocol, overload
+from typing import Any, Final, Generic, Protocol, Self, overload
 
 import msgspec
-from typing_extensions import Self, TypeVar
+from typing_extensions import TypeVar
 
 from broker.errors import AlreadySettled, InvalidMessage, LeaseLost
 
@@ -140,7 +140,8 @@ class OutboundMessage:
         )
 
     def __repr__(self) -> str:
-        return f"OutboundMessage(data={_brief(self.data)}, key={self.key!r}, attributes={dict(self.attributes)!r}, id={self.id!r})"
+        attributes = dict(self.attributes)
+        return f"OutboundMessage(data={_brief(self.data)}, key={self.key!r}, attributes={attributes!r}, id={self.id!r})"
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -369,7 +370,8 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         return isinstance(error, Exception)
 
     def __repr__(self) -> str:
-        return f"<Message {self.id!r} of {self.topic!r}, key={self.key!r}, data={_brief(self.data)}, {self.state.name.lower()}>"
+        state = self.state.name.lower()
+        return f"<Message {self.id!r} of {self.topic!r}, key={self.key!r}, data={_brief(self.data)}, {state}>"
 
 
 class MessageBatch(Sequence[Message[T]], Generic[T]):
@@ -519,7 +521,9 @@ class RecordBatch(Sequence[Record[T]], Generic[T]):
             await self._owner.commit_records(self._records)
 
     def to_arrow(self) -> Any:
-        """The batch as a `pyarrow.Table` with the columns topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
+        """The batch as a `pyarrow.Table`.
+
+        Columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
         :raises MissingClient: pyarrow is not installed.
         """

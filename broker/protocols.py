@@ -3,9 +3,8 @@
 The facade satisfies all of them, and so do the hand-written fakes of an application's own tests. Take
 the narrowest that will do: a function that publishes takes a `Topic`, one that drains takes a `MessageStream`.
 
-All of them: calls come from one event loop. Idle is an answer (None or an empty batch), a close ends
-an iteration, `Closed` is what a call after it raises, cancellation is `asyncio.CancelledError`, and any other error is a
-`BrokerError`. A cancelled or abandoned call loses no message: what was not handed over is given back.
+All of them: calls come from one event loop. Idle is an answer (None or an empty batch), a close ends an iteration,
+`Closed` is what a call after it raises, cancellation is `asyncio.CancelledError`, any other error a `BrokerError`. A cancelled or abandoned call loses no message: what was not handed over is given back.
 """
 
 from __future__ import annotations
