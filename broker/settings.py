@@ -250,8 +250,10 @@ class BackendSettings(BaseSettings):
         value = os.environ.get(origin.where) if origin.kind == "environment" else values.get(name)
         field = cls.model_fields[name]
         accepts = describe_type(field)
-        # Other kinds say no more than `accepts` does; a validator's own sentence may quote a secret.
-        told = first["type"] == "value_error" and not is_secret(field) and not is_secret_name(name)
+        # These kinds say more than `accepts` does; a validator's own sentence may quote a secret.
+        told = (
+            first["type"].startswith(("value_error", "string_")) and not is_secret(field) and not is_secret_name(name)
+        )
         detail = f": {reason}" if told else ""
         return InvalidSetting(
             f"Setting {name!r} (from {origin}) is {cls._shown(name, value)}{detail}", advice=f"It takes {accepts}"

@@ -35,6 +35,7 @@ class ShopSettings(BackendSettings):
     wait: timedelta = timedelta(seconds=5)
     folder: Path | None = None
     ports: tuple[int, ...] = ()
+    prefix: Annotated[str, Field(pattern="[a-z]+", max_length=5)] = "shop"
 
     @classmethod
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
@@ -89,6 +90,7 @@ def test_a_bare_scheme_is_all_defaults():
         ("verify=perhaps", "'perhaps'. It takes true or false"),
         ("verify=", "''. It takes true or false"),
         ("wait=soon", "'soon'. It takes a duration"),
+        ("prefix=9", r"'prefix' .from url. is '9': String should match pattern '\[a-z\]\+'. It takes text"),
         ("ports=1,x", "It takes a list split by commas, each a whole number"),
     ],
 )

@@ -1,0 +1,91 @@
+"""The project's own files: what is installed, locked, exported and documented fits together."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import registry
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES: list[str] = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text()
+LOCKED = re.findall(
+    r"^([a-z0-9._-]+)==\S+(?: ; [^\\]+)? \\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", CONSTRAINTS, re.MULTILINE
+)
+"""The names of those requirements that have an exact version and hashes."""
+
+
+def modules() -> list[str]:
+    """Every module of the packages, the command line's start excepted, since importing that runs it."""
+    found = list(PACKAGES)
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        found += [module.name for module in pkgutil.walk_packages(path, f"{package}.")]
+    return [name for name in found if not name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_all_names_what_the_module_has(name: str):
+    module = importlib.import_module(name)
+    exported = getattr(module, "__all__", [])
+    assert list(exported) == sorted(set(exported), key=exported.index)
+    assert not [attribute for attribute in exported if not hasattr(module, attribute)]
+    assert module.__doc__, "a module says what it promises"
+
+
+def test_every_locked_requirement_has_hashes_and_no_index_is_named():
+    requirements = re.findall(r"^[a-z0-9].*$", CONSTRAINTS, re.MULTILINE)
+    assert len(LOCKED) == len(requirements) > 30
+    assert not re.search(r"://|--(extra-)?index|--find-links|@ ", CONSTRAINTS)
+
+
+def test_what_the_project_requires_is_locked():
+    extras = PROJECT["project"]["optional-dependencies"]
+    groups = PROJECT["dependency-groups"]
+    required = [
+        *PROJECT["project"]["dependencies"],
+        *(line for lines in (*extras.values(), *groups.values()) for line in lines),
+    ]
+    names = {re.split(r"[\[<>=]", line)[0] for line in required if isinstance(line, str)}
+    assert names - {"anybroker"} <= set(LOCKED)
+
+
+def test_every_backend_of_this_version_has_its_extra_and_is_in_all():
+    extras = PROJECT["project"]["optional-dependencies"]
+    shipped = {
+        built_in.extra for built_in in registry._BUILT_IN.values() if built_in.target.partition(".")[0] in PACKAGES
+    }
+    assert shipped == {"inmem", "nats", "embedded"}
+    assert shipped <= set(extras)
+    assert all(extra in extras["all"][0] for extra in shipped)
+
+
+def test_the_wheel_holds_every_package_typed_and_licensed(tmp_path: Path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("anybroker-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {f"{package}/__init__.py" for package in PACKAGES} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_the_version_is_in_the_changelog():
+    assert f"## [{PROJECT['project']['version']}]" in (ROOT / "CHANGELOG.md").read_text()
