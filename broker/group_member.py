@@ -1,0 +1,225 @@
+"""One member of a group: what it holds, its commits and its positions. Implements `RecordListener` for its source.
+
+*Concurrency.* One event loop; every method may be called while others run. *Cancellation.* A commit that was asked for
+is carried out all the same. *Failure.* Errors of the source are raised to the caller as they are; those of the
+application's `on_revoking` are a warning, and never keep a partition from being released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from broker.assignments import Assignments, taken_away
+from broker.errors import LeaseLost, OffsetOutOfRange, Unsupported
+from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.messages import Record
+from broker.record_commits import Committer, Positions
+from broker.record_pump import RecordPump
+from broker.spi import Backend, RecordSource, RecordSubscription, TopicPartition
+
+__all__ = ["GroupMember", "OnRevoking"]
+
+OnRevoking = Callable[[Sequence[TopicPartition]], Awaitable[object]]
+
+
+class GroupMember:
+    """:param forget: called with partitions whose buffered records were dropped."""
+
+    def __init__(
+        self,
+        assignments: Assignments,
+        pump: RecordPump,
+        *,
+        hooks: Hooks,
+        on_revoking: OnRevoking | None,
+        forget: Callable[[Sequence[TopicPartition]], None],
+    ) -> None:
+        self._assignments = assignments
+        self._pump = pump
+        self._hooks = hooks
+        self._on_revoking = on_revoking
+        self._forget = forget
+        self._transaction: asyncio.Future[None] | None = None
+
+    async def join(self, backend: Backend, subscription: RecordSubscription) -> None:
+        """Join the group and begin to fetch."""
+        self._records = backend.capabilities.records
+        self._source: RecordSource = await backend.join(subscription, self)
+        self._committer = Committer(self._source, self._hooks)
+        if not self._assignments.current() and (held := self._source.assignment()):
+            self._assignments.assign(held)
+            self._pump.joined()
+        self._pump.start(self._source)
+
+    async def leave(self) -> None:
+        """Close the source; nothing is committed."""
+        try:
+            await self._source.close()
+        finally:
+            self._assignments.give_up(list(self._assignments))
+
+    async def drain(self, deadline: float) -> None:
+        """Wait, at most until the loop time `deadline`, for the commits that were asked for."""
+        await self._committer.drain(deadline)
+
+    # -- commits and positions -----------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Settle everything handed over.
+
+        :raises LeaseLost: a partition with uncommitted records went away since the last call.
+        """
+        self._check_no_transaction()
+        taken, self._assignments.taken = self._assignments.taken, []
+        await self._committer.commit(self._assignments.handed_over())
+        if taken:
+            raise taken_away(taken[0])
+
+    async def commit_records(self, records: Sequence[Record[Any]]) -> None:
+        """Settle these records and every lower offset of their partitions.
+
+        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        """
+        self._check_no_transaction()
+        positions, lost = self._assignments.positions_of(records)
+        await self._committer.commit({**self._assignments.skipped_alone(), **positions})
+        if lost is not None:
+            raise lost
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        """What the broker has stored."""
+        return await self._source.committed(partitions)
+
+    async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        """Read on from these positions; None is the committed one. What is buffered of the partitions is dropped.
+
+        :raises Unsupported: the backend cannot seek.
+        :raises LeaseLost: a partition is not assigned to this member.
+        :raises OffsetOutOfRange: the log does not hold a position.
+        """
+        if self._records is not None and not self._records.seek:
+            raise Unsupported("This backend cannot seek within a group", advice="Use bus.log to read from a position")
+        for partition, position in positions.items():
+            if self._assignments.get(partition) is None:
+                raise LeaseLost(
+                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
+                    advice="Seek within assignment()",
+                )
+            if position is not None and position < 0:
+                raise OffsetOutOfRange(f"Position {position} lies before the first")
+        if positions:
+            await self._seek(positions)
+
+    async def rewind(self) -> None:
+        """Go back to the committed positions of everything that is assigned."""
+        self._assignments.taken.clear()
+        positions: dict[TopicPartition, int | None] = dict.fromkeys(self._assignments.current())
+        if positions:
+            await self._seek(positions)
+
+    async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        async with self._pump.paused_intake():
+            await self._source.seek(positions)
+            self._pump.drop(positions)
+            self._forget(list(positions))
+            for partition in positions:
+                if (held := self._assignments.get(partition)) is not None:
+                    held.rewind()
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Hand over nothing of these."""
+        self._source.pause(partitions)
+        self._pump.hold_back(partitions)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undo `pause`."""
+        self._pump.let_go(partitions)
+        self._source.resume(partitions)
+
+    # -- transactions --------------------------------------------------------------------------------------
+
+    def enter_transaction(self) -> RecordSource:
+        """Let the positions ride in a transaction; the source they belong to.
+
+        :raises Unsupported: another transaction of this consumer is open.
+        """
+        self._check_no_transaction()
+        self._transaction = asyncio.get_running_loop().create_future()
+        self._assignments.taken.clear()
+        return self._source
+
+    def positions_in_transaction(self) -> Positions:
+        """Of everything handed over and not committed.
+
+        :raises LeaseLost: a partition with such records went away since the transaction began.
+        """
+        if self._assignments.taken:
+            raise taken_away(self._assignments.taken[0])
+        return self._assignments.handed_over()
+
+    def leave_transaction(self, committed: Positions | None = None) -> None:
+        """The transaction is over; with positions, they were committed with it."""
+        for held, position in (committed or {}).values():
+            held.committed = max(held.committed, position)
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.set_result(None)
+
+    def _check_no_transaction(self) -> None:
+        if self._transaction is not None:
+            raise Unsupported(
+                "A transaction of this consumer is open, and the positions ride in it",
+                advice="Leave the transaction's block to commit",
+            )
+
+    # -- RecordListener ------------------------------------------------------------------------------------
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._assignments.assign(partitions)
+        self._pump.joined()
+        if self._hooks.listening:
+            current = tuple(self._assignments.current())
+            self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        going = self._assignments.begin_revoke(partitions)
+        self._drop(partitions)
+        if self._hooks.listening:
+            current = tuple(self._assignments.current())
+            self._hooks.emit(PartitionsRevoked(partitions=tuple(partitions), current=current))
+        try:
+            async with asyncio.timeout_at(deadline):
+                if self._on_revoking is not None:
+                    await self._on_revoking(partitions)
+                if self._transaction is not None and any(held.has_uncommitted for held in going):
+                    await asyncio.wait((self._transaction,))
+            await self.drain(deadline)
+        except TimeoutError:
+            self.warn(f"The work on {list(partitions)} was not over when they had to be given up")
+        except Exception as error:
+            self.warn(f"on_revoking failed: {error!r}")
+        finally:
+            self._assignments.give_up(going)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._assignments.give_up(self._assignments.begin_revoke(partitions))
+        self._drop(partitions)
+        if self._hooks.listening:
+            current = tuple(self._assignments.current())
+            self._hooks.emit(PartitionsLost(partitions=tuple(partitions), current=current))
+
+    def event(self, event: Event) -> None:
+        if self._hooks.listening:
+            self._hooks.emit(event)
+
+    def warn(self, text: str) -> None:
+        """Tell an operator."""
+        logger.warning(text)
+        self.event(Warned(text=text))
+
+    def _drop(self, partitions: Sequence[TopicPartition]) -> None:
+        self._pump.drop(partitions)
+        self._pump.let_go(partitions)
+        self._forget(partitions)

@@ -1,0 +1,127 @@
+"""Carries out commits: one call to the source at a time, later wishes joined into the next one.
+
+*Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
+*Cancellation.* A commit that was asked for is carried out even if its caller is cancelled; a failure that nobody is
+left to hear becomes a `Warned` event. *Failure.* Each caller gets the error of its own partitions; nothing is
+repeated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from broker.assignments import Held, taken_away
+from broker.errors import BackendError, BrokerError
+from broker.hooks import Hooks, Warned, logger
+from broker.spi import RecordSource, TopicPartition
+
+__all__ = ["Committer", "Positions"]
+
+Positions = Mapping[TopicPartition, tuple[Held, int]]
+"""For each partition the assignment that the commit is for, and the next offset to read."""
+
+_Errors = Mapping[TopicPartition, BrokerError]
+
+
+class _Round:
+    __slots__ = ("answered", "positions")
+
+    def __init__(self, answered: asyncio.Future[_Errors]) -> None:
+        self.positions: dict[TopicPartition, tuple[Held, int]] = {}
+        self.answered: Final = answered
+
+
+class Committer:
+    """The commits of one record source."""
+
+    def __init__(self, source: RecordSource, hooks: Hooks) -> None:
+        self._source = source
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._next: _Round | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def commit(self, positions: Positions) -> None:
+        """Store these positions; those at or below what is stored already are left out.
+
+        :raises LeaseLost: a partition is no longer ours; the others were carried out.
+        :raises BrokerError: the broker did not take one; the others were carried out.
+        """
+        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed}
+        if not wanted:
+            return
+        answered = self._join(wanted)
+        try:
+            errors = await asyncio.shield(answered)
+        except asyncio.CancelledError:
+            answered.add_done_callback(lambda done: done.cancelled() or self._report(done.result(), wanted))
+            raise
+        for partition in wanted:
+            if partition in errors:
+                raise errors[partition]
+
+    async def drain(self, deadline: float) -> bool:
+        """Wait, at most until the loop time `deadline`, for the commits asked for; whether all are answered."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=max(0.0, deadline - self._loop.time()))
+        return self._task is None
+
+    def _join(self, wanted: Positions) -> asyncio.Future[_Errors]:
+        current = self._next
+        if current is None:
+            current = self._next = _Round(self._loop.create_future())
+        for partition, (held, position) in wanted.items():
+            other = current.positions.get(partition)
+            if other is None or other[0] is not held or other[1] < position:
+                current.positions[partition] = (held, position)
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name="broker-commit")
+        return current.answered
+
+    async def _run(self) -> None:
+        try:
+            while self._next is not None:
+                current, self._next = self._next, None
+                try:
+                    current.answered.set_result(await self._carry_out(current.positions))
+                except asyncio.CancelledError:
+                    current.answered.cancel()
+                    raise
+        finally:
+            self._task = None
+
+    async def _carry_out(self, positions: Positions) -> _Errors:
+        errors: dict[TopicPartition, BrokerError] = {}
+        asked: dict[TopicPartition, int] = {}
+        for partition, (held, position) in positions.items():
+            if held.gone:
+                errors[partition] = taken_away(partition)
+            elif position > held.committed:
+                asked[partition] = position
+        if not asked:
+            return errors
+        try:
+            results = await self._source.commit(asked)
+        except BrokerError as error:
+            return errors | dict.fromkeys(asked, error)
+        except Exception as error:
+            failed = BackendError(f"The backend failed to commit: {error}", native=error)
+            return errors | dict.fromkeys(asked, failed)
+        for partition, position in asked.items():
+            error = results.get(partition)
+            if error is None:
+                held = positions[partition][0]
+                held.committed = max(held.committed, position)
+            else:
+                errors[partition] = error
+        return errors
+
+    def _report(self, errors: _Errors, wanted: Positions) -> None:
+        for partition in wanted:
+            if partition in errors:
+                text = f"A commit of {partition.topic}[{partition.partition}] failed unheard: {errors[partition]}"
+                logger.warning(text)
+                if self._hooks.listening:
+                    self._hooks.emit(Warned(text=text))

@@ -1,0 +1,410 @@
+"""`RecordConsumer`: reads partitions of a log as a member of a group, in order, and commits when asked.
+
+*Concurrency.* Use it on one event loop; several tasks may ask for records, each record goes to one of them.
+*Cancellation.* A cancelled call has taken no record. A commit that was asked for is carried out all the same; `close`
+waits for it. *Failure.* Retriable errors are events, and the intake goes on. Any other is raised once, to the call
+that waits, after what came before it was handed over; from then on the consumer counts as closed. Idle is None or an
+empty batch, and nothing else.
+
+Commits are explicit: `close` commits nothing. What was handed over and not committed is read again by the next owner
+of its partition. When partitions are taken away, what is buffered of them is dropped (it belongs to the next owner),
+and what was handed over can be committed until they are released; later commits raise `LeaseLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, Final, Generic, Self
+
+from typing_extensions import TypeVar
+
+from broker.assignments import Assignments
+from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
+from broker.group_member import GroupMember, OnRevoking
+from broker.hooks import Hooks
+from broker.messages import Record, RecordBatch
+from broker.protocols import Codec
+from broker.record_decoding import RecordDecoder
+from broker.record_pump import RecordPump
+from broker.spi import Backend, RecordSubscription, TopicPartition
+
+__all__ = ["RecordConsumer"]
+
+T = TypeVar("T", default=bytes)
+
+_STEPS_BETWEEN_YIELDS: Final = 256
+_LEAST_CLOSE: Final = 1.0
+
+
+class _State(IntEnum):
+    NEW = 0
+    OPEN = 1
+    CLOSING = 2
+    CLOSED = 3
+
+
+class RecordConsumer(Generic[T]):
+    """A member of a group; made by `bus.records`, joins when it is entered with `async with`.
+
+    :param codec: decodes payloads; None leaves them bytes.
+    :param on_decode_error: 'raise' raises DecodeError in the record's place, after which the next call goes on behind
+        it; any other text is the topic that gets undecodable records as dead letters, which are then skipped and
+        count as done.
+    :param max_buffered: the most records fetched ahead.
+    :param max_buffered_bytes: the most bytes fetched ahead; one record may exceed it.
+    :param stop_when_idle: after so many idle seconds an iteration ends, and calls without a timeout return nothing.
+        The time it takes to join (at most 10 s) and times in which the broker cannot be reached do not count.
+    :param close_timeout: seconds that `close` may take.
+    :param on_revoking: awaited with the partitions that are about to be given up, before they are; here what was
+        handed over of them can still be committed. It is cut off at the broker's deadline.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        subscription: RecordSubscription,
+        *,
+        hooks: Hooks,
+        codec: Codec[T] | None = None,
+        on_decode_error: str = "raise",
+        max_buffered: int = 10_000,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        stop_when_idle: float | None = None,
+        close_timeout: float = 30.0,
+        on_revoking: OnRevoking | None = None,
+    ) -> None:
+        if max_buffered < 1 or max_buffered_bytes < 1:
+            raise ConfigurationError("A record consumer needs room for at least one record and one byte")
+        self._backend = backend
+        self._subscription = subscription
+        self._hooks = hooks
+        self._codec = codec
+        self._on_decode_error = on_decode_error
+        self._max_buffered = max_buffered
+        self._max_buffered_bytes = max_buffered_bytes
+        self._stop_when_idle = stop_when_idle
+        self._close_timeout = close_timeout
+        self._on_revoking = on_revoking
+        self._state = _State.NEW
+        self._assignments = Assignments()
+        self._error_raised = False
+        self._handed_without_yield = 0
+        self._closing: asyncio.Task[None] | None = None
+        self._decoder: RecordDecoder | None = None
+
+    # -- opening and closing -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Join the group.
+
+        :raises TopicNotFound: one of the topics does not exist.
+        :raises Unsupported: the backend has no records.
+        :raises BrokerError: the group could not be joined.
+        """
+        if self._state is not _State.NEW:
+            raise Closed("A record consumer opens once", advice="Make another with bus.records(...)")
+        if self._backend.capabilities.records is None:
+            raise Unsupported(
+                f"Backend {self._backend.capabilities.backend!r} has no records",
+                advice="Use bus.messages(...), or a backend with a log",
+            )
+        self._loop = asyncio.get_running_loop()
+        self._pump = RecordPump(
+            admits=lambda partition: self._assignments.admit(partition) is not None,
+            topic=",".join(self._subscription.topics),
+            hooks=self._hooks,
+            max_records=self._max_buffered,
+            max_bytes=self._max_buffered_bytes,
+        )
+        if self._codec is not None:
+            self._decoder = RecordDecoder(
+                self._codec,
+                self._on_decode_error,
+                backend=self._backend,
+                group=str(self._subscription.group),
+                pump=self._pump,
+                assignments=self._assignments,
+                hooks=self._hooks,
+            )
+        self._member = GroupMember(
+            self._assignments,
+            self._pump,
+            hooks=self._hooks,
+            on_revoking=self._on_revoking,
+            forget=_nothing if self._decoder is None else self._decoder.forget,
+        )
+        self._state = _State.OPEN
+        try:
+            await self._member.join(self._backend, self._subscription)
+        except BaseException:
+            self._state = _State.CLOSED
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave the group; the calls that wait raise Closed, iterations end.
+
+        Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
+        itself. The group stays. May be called twice; cancelling the caller does not stop it.
+        """
+        if self._state is _State.NEW:
+            self._state = _State.CLOSED
+        if self._state is _State.CLOSED:
+            return
+        if self._closing is None:
+            self._state = _State.CLOSING
+            self._closing = self._loop.create_task(self._close(), name="broker-record-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        deadline = self._loop.time() + self._close_timeout
+        try:
+            if self._decoder is not None:
+                self._decoder.stop()
+            await self._pump.stop(deadline)
+            await self._member.drain(deadline)
+            async with asyncio.timeout(max(_LEAST_CLOSE, deadline - self._loop.time())):
+                await self._member.leave()
+                if self._decoder is not None:
+                    await self._decoder.close()
+        except (BrokerError, TimeoutError) as error:
+            self._member.warn(f"Leaving group {self._subscription.group!r} failed: {str(error) or 'no answer in time'}")
+        finally:
+            self._state = _State.CLOSED
+            self._pump.abandon()
+            self._pump.clear()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or ended by an error."""
+        return self._state > _State.OPEN or self._error_raised
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    async def next_record(self, timeout: float | None = None) -> Record[T] | None:
+        """The next record; None after `timeout` idle seconds. None as timeout waits for ever, or for `stop_when_idle`.
+
+        :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
+        :raises Closed: the consumer was closed.
+        """
+        if self._handed_without_yield >= _STEPS_BETWEEN_YIELDS:
+            await self._yield()
+        if await self._available(timeout):
+            record = self._pump.pop_one()
+            self._assignments.hand_over_one(record, self)
+            self._handed_without_yield += 1
+            return record
+        return None
+
+    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
+        """What is there, at least one and at most `max_records`; empty after `timeout` idle seconds.
+
+        :raises DecodeError: the next payload cannot be read (only with `on_decode_error='raise'`).
+        :raises Closed: the consumer was closed.
+        """
+        if max_records < 1:
+            raise ConfigurationError(f"max_records is {max_records}", advice="Ask for 1 or more")
+        if self._handed_without_yield >= _STEPS_BETWEEN_YIELDS:
+            await self._yield()
+        if await self._available(timeout):
+            records = self._pump.pop(max_records)
+            if self._decoder is not None:
+                self._decoder.decode_following(records)
+            self._assignments.hand_over(records, self)
+            self._handed_without_yield += len(records)
+            return RecordBatch(records, self)
+        return RecordBatch([], self)
+
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
+        """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
+        none.
+        """
+        return _Records(self)
+
+    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
+        """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
+        none.
+        """
+        return _Batches(self, max_records)
+
+    async def _yield(self) -> None:
+        # A consumer that finds its buffer full never suspends: let the intake and everybody else have their turn.
+        self._handed_without_yield = 0
+        await asyncio.sleep(0)
+
+    async def _available(self, timeout: float | None) -> bool:
+        """Wait until the next record can be popped, decoded; False if there was none in time."""
+        started: float | None = None
+        while True:
+            if self._state is not _State.OPEN or self._error_raised:
+                raise self._not_open()
+            pump = self._pump
+            head = pump.peek()
+            if head is not None:
+                if self._decoder is None or self._decoder.decode_next(head):
+                    return True
+                now = self._loop.time()
+                started = now if started is None else started
+                if timeout is not None and started + timeout <= now:
+                    return False
+                await self._decoder.buried(None if timeout is None else started + timeout - now)
+                continue
+            if pump.error is not None:
+                self._error_raised = True
+                raise pump.error
+            self._handed_without_yield = 0
+            now = self._loop.time()
+            if started is None:
+                left = self._patience(now, now, timeout)
+                started = now
+            else:
+                left = self._patience(now, started, timeout)
+                if left is not None and left <= 0:
+                    return False
+            await pump.arrival(left)
+
+    def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
+        """Seconds that a call which began at `started` may still wait; None is for ever."""
+        left = None if timeout is None else started + timeout - now
+        if timeout is None and self._stop_when_idle is not None and self._pump.idle_since is not None:
+            left = max(started, self._pump.idle_since) + self._stop_when_idle - now
+        return left
+
+    def _not_open(self) -> Closed:
+        if self._state is _State.NEW:
+            return Closed(
+                "The record consumer is not open", advice="Enter it first: async with bus.records(...) as log"
+            )
+        if self._error_raised and self._pump.error is not None:
+            return Closed(
+                f"The record consumer ended with an error: {self._pump.error.message}", native=self._pump.error
+            )
+        return Closed("The record consumer is closed")
+
+    # -- committing and positions --------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Settle everything handed over so far.
+
+        :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
+            committed.
+        :raises SettleError: the broker did not take a commit.
+        :raises Unsupported: a transaction of this consumer is open: the positions ride in it.
+        """
+        self._check_not_closed()
+        await self._member.commit()
+
+    async def commit_records(self, records: Sequence[Record[Any]]) -> None:
+        """Settle these records and every lower offset of their partitions; a position never falls.
+
+        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises SettleError, Unsupported: as for `commit`.
+        """
+        self._check_not_closed()
+        await self._member.commit_records(records)
+
+    async def committed(
+        self, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> Mapping[TopicPartition, int | None]:
+        """The committed position of each partition, None where there is none; of all that are assigned unless named."""
+        return await self.member.committed(self._named(partitions))
+
+    async def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
+        """Read on from these positions; None is the committed one, or the start if there is none.
+
+        What is buffered of the partitions is dropped. A commit after it may lie below one before it: a seek is the
+        one way to take a position back.
+
+        :raises LeaseLost: a partition is not assigned to this member.
+        :raises OffsetOutOfRange: the log does not hold a position.
+        :raises Unsupported: the backend cannot seek.
+        """
+        await self.member.seek({TopicPartition(*partition): position for partition, position in positions.items()})
+
+    def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""
+        self.member.pause(self._named(partitions))
+
+    def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Undo `pause`."""
+        self.member.resume(self._named(partitions))
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions of this member, without those that it is about to give up."""
+        return self._assignments.current()
+
+    @property
+    def member(self) -> GroupMember:
+        """The place in the group, for a transactional publisher.
+
+        :raises Closed: the consumer is not open.
+        """
+        if self._state is not _State.OPEN:
+            raise self._not_open()
+        return self._member
+
+    def _named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
+        return self.assignment() if partitions is None else [TopicPartition(*partition) for partition in partitions]
+
+    def _check_not_closed(self) -> None:
+        if self._state in (_State.NEW, _State.CLOSED):
+            raise self._not_open()
+
+
+def _nothing(partitions: Sequence[TopicPartition]) -> None:
+    return
+
+
+class _Records(Generic[T]):
+    """Iterates; holds nothing, so that it can be dropped at any moment."""
+
+    __slots__ = ("_consumer",)
+
+    def __init__(self, consumer: RecordConsumer[T]) -> None:
+        self._consumer = consumer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record[T]:
+        try:
+            record = await self._consumer.next_record()
+        except Closed:
+            if self._consumer.closed:
+                raise StopAsyncIteration from None
+            raise
+        if record is None:
+            raise StopAsyncIteration
+        return record
+
+
+class _Batches(Generic[T]):
+    """Iterates over batches; holds nothing."""
+
+    __slots__ = ("_consumer", "_max_records")
+
+    def __init__(self, consumer: RecordConsumer[T], max_records: int) -> None:
+        self._consumer = consumer
+        self._max_records = max_records
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RecordBatch[T]:
+        try:
+            batch = await self._consumer.next_batch(self._max_records)
+        except Closed:
+            if self._consumer.closed:
+                raise StopAsyncIteration from None
+            raise
+        if not batch:
+            raise StopAsyncIteration
+        return batch

@@ -1,0 +1,317 @@
+"""Fetches the records of one source into a bounded buffer, and wakes who waits for them.
+
+*Concurrency.* One event loop. One task calls `source.fetch`; it fetches again when the buffer is half empty. Waiters
+are woken, then pop without suspending, so that nothing is ever on its way between the buffer and a caller.
+*Cancellation.* The fetch is never cancelled; `stop` and `paused_intake` interrupt it, and keep what it had. A
+cancelled waiter has taken nothing. *Failure.* A retriable error is an event and a pause with backoff and jitter. Any
+other ends the intake and stays in `error`, for the consumer to raise when the buffer is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from broker.errors import BackendError, BrokerError
+from broker.hooks import FetchFailed, Hooks
+from broker.messages import Record
+from broker.spi import RecordSource, TopicPartition
+
+__all__ = ["RecordPump"]
+
+_WAIT: Final = 2.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 10.0
+_JOIN_GRACE: Final = 10.0
+
+
+class RecordPump:
+    """The intake and the buffer of one record consumer.
+
+    :param admits: whether a record of this partition may be handed over; others are dropped.
+    :param max_records: the most records buffered.
+    :param max_bytes: the most bytes buffered; one record may exceed it.
+    """
+
+    def __init__(
+        self,
+        *,
+        admits: Callable[[TopicPartition], bool],
+        topic: str,
+        hooks: Hooks,
+        max_records: int,
+        max_bytes: int,
+    ) -> None:
+        self._admits = admits
+        self._topic = topic
+        self._hooks = hooks
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._loop = asyncio.get_running_loop()
+        self._buffer: deque[Record[Any]] = deque()
+        self._bytes = 0
+        self._held_back: dict[TopicPartition, list[Record[Any]]] = {}
+        self._waiters: set[asyncio.Future[bool]] = set()
+        self._poke: asyncio.Event = asyncio.Event()
+        self._wants_room = False
+        self._fetch_over: asyncio.Event = asyncio.Event()
+        self._fetch_over.set()
+        self._stops_of_intake = 0
+        self._stopping = False
+        self._failing = False
+        self._source: RecordSource | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle_since = self._loop.time() + _JOIN_GRACE
+        self.error: BrokerError | None = None
+
+    # -- for the consumer ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last fetch ended with a retriable error."""
+        return self._failing
+
+    @property
+    def idle_since(self) -> float | None:
+        """The loop time since which the source has been healthy and had nothing; None while it fails."""
+        return None if self._failing else self._idle_since
+
+    def start(self, source: RecordSource) -> None:
+        """Begin to fetch."""
+        self._source = source
+        self._task = self._loop.create_task(self._run(source), name="broker-record-pump")
+
+    def joined(self) -> None:
+        """The group has answered: from now on, no records means idle."""
+        self._idle_since = min(self._idle_since, self._loop.time())
+
+    def pop(self, limit: int) -> list[Record[Any]]:
+        """Take out the next records, at most `limit`; none if there are none."""
+        buffer = self._buffer
+        if limit >= len(buffer):
+            records = list(buffer)
+            buffer.clear()
+            self._bytes = 0
+        else:
+            take = buffer.popleft
+            records = [take() for _ in range(limit)]
+            self._bytes -= sum([record.size for record in records])
+        if self._wants_room:
+            self._check_room()
+        return records
+
+    def pop_one(self) -> Record[Any]:
+        """Take out the next record; there must be one."""
+        record = self._buffer.popleft()
+        self._bytes -= record.size
+        if self._wants_room:
+            self._check_room()
+        return record
+
+    def peek(self) -> Record[Any] | None:
+        """The next record, left where it is."""
+        return self._buffer[0] if self._buffer else None
+
+    def put_back(self, records: Sequence[Record[Any]]) -> None:
+        """Return records that were popped in this same step and not handed over."""
+        self._buffer.extendleft(reversed(records))
+        self._bytes += sum([record.size for record in records])
+
+    def discard(self, record: Record[Any]) -> bool:
+        """Take out this very record if it is the next one."""
+        if self._buffer and self._buffer[0] is record:
+            self.pop_one()
+            return True
+        return False
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget what is buffered of these, or kept aside."""
+        dropped = set(partitions)
+        for partition in dropped & self._held_back.keys():
+            self._held_back[partition] = []
+        self._filter(dropped)
+
+    def clear(self) -> None:
+        """Forget everything that is buffered."""
+        self._held_back = {partition: [] for partition in self._held_back}
+        self._buffer.clear()
+        self._bytes = 0
+        self._poke.set()
+
+    def hold_back(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand over nothing of these until `let_go`; what is buffered of them is kept aside."""
+        asked = {partition for partition in partitions if partition not in self._held_back}
+        for partition in asked:
+            self._held_back[partition] = []
+        for record in self._filter(asked):
+            self._held_back[TopicPartition(record.topic, record.partition)].append(record)
+
+    def let_go(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undo `hold_back`."""
+        for partition in partitions:
+            records = self._held_back.pop(partition, None)
+            if records:
+                self._buffer.extend(records)
+                self._bytes += sum([record.size for record in records])
+        if self._buffer:
+            self.wake()
+
+    async def arrival(self, timeout: float | None) -> bool:
+        """Wait until something may have changed; False after `timeout` seconds."""
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiters.add(waiter)
+        timer = None if timeout is None else self._loop.call_later(timeout, _expire, waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """Have every waiter look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    @asynccontextmanager
+    async def paused_intake(self) -> AsyncGenerator[None]:
+        """Within the block no fetch runs; what the interrupted one had is in the buffer."""
+        self._stops_of_intake += 1
+        try:
+            if self._source is not None and not self._fetch_over.is_set():
+                self._source.interrupt()
+                await self._fetch_over.wait()
+            yield
+        finally:
+            self._stops_of_intake -= 1
+            self._poke.set()
+
+    async def stop(self, deadline: float) -> None:
+        """Fetch no more, and wait for the running fetch, at most until the loop time `deadline`."""
+        self._stopping = True
+        self._poke.set()
+        self.wake()
+        if self._task is None or self._task.done():
+            return
+        if self._source is not None:
+            self._source.interrupt()
+        await asyncio.wait((self._task,), timeout=max(0.0, deadline - self._loop.time()))
+
+    def abandon(self) -> None:
+        """End a fetch that did not heed its interruption, after its source was closed."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- the intake ----------------------------------------------------------------------------------------
+
+    async def _run(self, source: RecordSource) -> None:
+        try:
+            await self._fetch_until_stopped(source)
+        except BrokerError as error:
+            self.error = error
+        except Exception as error:
+            self.error = BackendError(f"The backend failed to fetch: {error}", native=error)
+        finally:
+            self._fetch_over.set()
+            self.wake()
+
+    async def _fetch_until_stopped(self, source: RecordSource) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stopping:
+            if self._stops_of_intake or not self._has_room():
+                await self._wait_for_room()
+                continue
+            self._fetch_over.clear()
+            try:
+                records = await source.fetch(
+                    self._max_records - len(self._buffer), self._max_bytes - self._bytes, _WAIT
+                )
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                self._fetch_over.set()
+                await self._back_off(error, pause * random.uniform(0.5, 1.0))
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+                continue
+            self._fetch_over.set()
+            pause = _FIRST_PAUSE
+            if self._failing:
+                self._failing = False
+                self._idle_since = self._loop.time()
+                self.wake()
+            if records:
+                self._idle_since = self._loop.time()
+                self._arrived(records)
+            else:
+                # A source that answers without suspending must not keep the loop from everybody else.
+                await asyncio.sleep(0)
+
+    async def _wait_for_room(self) -> None:
+        self._poke.clear()
+        self._wants_room = True
+        try:
+            await self._poke.wait()
+        finally:
+            self._wants_room = False
+
+    async def _back_off(self, error: BrokerError, seconds: float) -> None:
+        self._failing = True
+        if self._hooks.listening:
+            self._hooks.emit(FetchFailed(topic=self._topic, error=error, pause=seconds))
+        ends = self._loop.time() + seconds
+        while not self._stopping and (left := ends - self._loop.time()) > 0:
+            self._poke.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._poke.wait()
+            except TimeoutError:
+                return
+
+    def _has_room(self) -> bool:
+        return 2 * len(self._buffer) <= self._max_records and 2 * self._bytes <= self._max_bytes
+
+    def _arrived(self, records: Sequence[Record[Any]]) -> None:
+        buffer = self._buffer
+        into: list[Record[Any]] | deque[Record[Any]] | None = None
+        topic, partition, size = "", -1, 0
+        for record in records:
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                key = TopicPartition(topic, partition)
+                into = self._held_back.get(key, buffer) if self._admits(key) else None
+            if into is not None:
+                into.append(record)
+                if into is buffer:
+                    size += record.size
+        self._bytes += size
+        if buffer:
+            self.wake()
+
+    def _filter(self, partitions: set[TopicPartition]) -> list[Record[Any]]:
+        """Take the records of these partitions out of the buffer."""
+        taken: list[Record[Any]] = []
+        if partitions and self._buffer:
+            kept: deque[Record[Any]] = deque()
+            for record in self._buffer:
+                (taken if (record.topic, record.partition) in partitions else kept).append(record)
+            self._buffer = kept
+            self._bytes -= sum([record.size for record in taken])
+            self._check_room()
+        return taken
+
+    def _check_room(self) -> None:
+        if self._has_room():
+            self._poke.set()
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

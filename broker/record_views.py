@@ -1,0 +1,93 @@
+"""Shows a Record as a Message. Pure; the views hold no state, and are shared by all messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from broker.messages import Message, Record, View
+
+__all__ = ["Delivery", "delivery_of", "message_of", "record_of"]
+
+
+class Delivery(NamedTuple):
+    """A record that is delivered again."""
+
+    record: Record[Any]
+    attempt: int
+
+
+class _FirstView:
+    """Of records delivered for the first time: the raw object is the record itself."""
+
+    __slots__ = ()
+
+    def id(self, raw: Record[Any], /) -> str:
+        return raw.id
+
+    def key(self, raw: Record[Any], /) -> bytes | None:
+        return raw.key
+
+    def attributes(self, raw: Record[Any], /) -> Mapping[str, str]:
+        return raw.attributes
+
+    def publish_time(self, raw: Record[Any], /) -> datetime | None:
+        return raw.publish_time
+
+    def broker_time(self, raw: Record[Any], /) -> datetime | None:
+        return raw.broker_time
+
+    def delivery_attempt(self, raw: Record[Any], /) -> int | None:
+        return 1
+
+    def native(self, raw: Record[Any], /) -> Any:
+        return raw.native
+
+
+class _AgainView:
+    """Of records delivered again: the raw object is a `Delivery`."""
+
+    __slots__ = ()
+
+    def id(self, raw: Delivery, /) -> str:
+        return raw.record.id
+
+    def key(self, raw: Delivery, /) -> bytes | None:
+        return raw.record.key
+
+    def attributes(self, raw: Delivery, /) -> Mapping[str, str]:
+        return raw.record.attributes
+
+    def publish_time(self, raw: Delivery, /) -> datetime | None:
+        return raw.record.publish_time
+
+    def broker_time(self, raw: Delivery, /) -> datetime | None:
+        return raw.record.broker_time
+
+    def delivery_attempt(self, raw: Delivery, /) -> int | None:
+        return raw.attempt
+
+    def native(self, raw: Delivery, /) -> Any:
+        return raw.record.native
+
+
+_FIRST: Final[View] = _FirstView()
+_AGAIN: Final[View] = _AgainView()
+
+
+def message_of(record: Record[Any], lease: Any = None) -> Message[Any]:
+    """The record as a message that is delivered for the first time; its native object stays the record's."""
+    return Message(record.topic, record.data, record, _FIRST, lease, record.size)
+
+
+def delivery_of(delivery: Delivery, lease: Any) -> Message[Any]:
+    """The record as a message that is delivered again."""
+    record = delivery.record
+    return Message(record.topic, record.data, delivery, _AGAIN, lease, record.size)
+
+
+def record_of(message: Message[Any]) -> Delivery:
+    """The record that a message was made of, and which delivery of it this is."""
+    raw = message.raw
+    return raw if type(raw) is Delivery else Delivery(raw, 1)
