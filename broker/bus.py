@@ -6,6 +6,7 @@ Closing it closes consumers, then flushes and closes topics, then the connection
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -76,6 +77,7 @@ class Bus:
     def __init__(self, backend: Backend, hooks: Hooks) -> None:
         self.hooks = hooks
         self._backend = backend
+        self._opening = asyncio.Lock()
         self._opened = False
         self._closed = False
         self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
@@ -91,14 +93,14 @@ class Bus:
         """
         if self._closed:
             raise Closed("The bus is closed", advice="Make a new one with connect(...)")
-        if not self._opened:
-            self._opened = True
-            try:
-                await self._backend.open()
-            except BaseException:
-                self._opened = False
-                await self._backend.close()
-                raise
+        async with self._opening:
+            if not self._opened:
+                try:
+                    await self._backend.open()
+                except BaseException:
+                    await self._backend.close()
+                    raise
+                self._opened = True
 
     async def close(self) -> None:
         """Close consumers, flush and close topics, disconnect.
@@ -314,7 +316,7 @@ class Bus:
             max_outstanding=max_outstanding,
             bus=self,
         )
-        self._consumers.append(consumer)
+        self._remember(consumer)
         return consumer
 
     @overload
@@ -386,7 +388,7 @@ class Bus:
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
         )
-        self._consumers.append(consumer)
+        self._remember(consumer)
         return consumer
 
     @cached_property
@@ -464,6 +466,9 @@ class Bus:
         if family is None:
             raise self._unsupported("the Record family", "records")
         return family
+
+    def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
+        self._consumers = [*(earlier for earlier in self._consumers if not earlier.closed), consumer]
 
     def _target(self, name: str) -> Any:
         self._check_open()

@@ -54,6 +54,11 @@ class MessageConsumer(Generic[T]):
         self._engine: Engine | None = None
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     # -- opening and closing -----------------------------------------------------------------------------
 
     async def open(self) -> None:

@@ -250,8 +250,7 @@ class Engine:
     async def _close(self) -> None:
         deadline = self._loop.time() + self.options.close_timeout
         self.end()
-        for intake in self._intakes:
-            await asyncio.wait_for(intake.fetching_stopped(), max(0.1, deadline - self._loop.time()))
+        await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
         await self.disposition.close()
         self.ready.drain()
         self._release_unused()

@@ -75,9 +75,11 @@ class FetchPump:
         self._source.interrupt()
         self.poke()
 
-    async def stopped(self) -> None:
-        """Wait until the last fetch is over."""
-        await asyncio.wait({self._task})
+    async def stopped(self, timeout: float) -> None:
+        """Wait until the last fetch is over; a source that ignores `interrupt` is cut off after `timeout` seconds."""
+        _, late = await asyncio.wait({self._task}, timeout=timeout)
+        if late:
+            self._task.cancel()
 
     async def _run(self) -> None:
         try:

@@ -337,8 +337,9 @@ class Intake:
     def stop_fetching(self) -> None:
         self._fetch_pump.stop()
 
-    async def fetching_stopped(self) -> None:
-        await self._fetch_pump.stopped()
+    async def fetching_stopped(self, timeout: float) -> None:
+        """Wait until what the last fetch had was delivered."""
+        await self._fetch_pump.stopped(timeout)
 
     async def close(self, deadline: float) -> None:
         """Settle what was asked for, then close the source; `stop_fetching` came before."""

@@ -4,7 +4,8 @@ The facade satisfies all of them, and so do the hand-written fakes of an applica
 the narrowest that will do: a function that publishes takes a `Topic`, one that drains takes a `MessageStream`.
 
 All of them: calls come from one event loop. Idle is an answer (None or an empty batch), a close ends an iteration,
-`Closed` is what a call after it raises, cancellation is `asyncio.CancelledError`, any other error a `BrokerError`. A cancelled or abandoned call loses no message: what was not handed over is given back.
+`Closed` is what a call after it raises, cancellation is `asyncio.CancelledError`, any other error a
+`BrokerError`. A cancelled or abandoned call loses no message: what was not handed over is given back.
 """
 
 from __future__ import annotations

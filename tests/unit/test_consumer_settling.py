@@ -1,0 +1,333 @@
+"""Settling: states, cancellation, refusal, leases, flow and close."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+
+import pytest
+
+from broker.capabilities import ConfirmedAck, LeaseMode
+from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupported
+from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
+from broker.messages import Message, Outcome, SettleState
+from broker.retry import Retry
+from tests.unit.scripted_source import ScriptedSource, consuming
+
+
+async def taken(consumer: object) -> Message:
+    message = await consumer.next_message(timeout=5)  # type: ignore[attr-defined]
+    assert message is not None
+    return message
+
+
+async def test_twice_the_same_way_is_harmless_the_other_way_raises() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        await message.ack()
+        await message.ack()
+        assert message.state is SettleState.SETTLED
+        with pytest.raises(AlreadySettled, match="ack"):
+            await message.nack()
+        with pytest.raises(AlreadySettled):
+            await message.reject()
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_cancelling_an_ack_does_not_cancel_the_settlement() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        source.settle_gate.clear()
+        ack = asyncio.create_task(message.ack())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ack.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ack
+        source.settle_gate.set()
+    assert source.outcomes(Outcome.ACK) == ["1"]
+    assert message.state is SettleState.SETTLED
+
+
+async def test_a_refused_ack_raises_and_an_unawaited_one_is_an_event() -> None:
+    source = ScriptedSource()
+    events: list[Event] = []
+    source.add("1")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, events=events) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(LeaseLost, match="too late"):
+            await message.ack()
+        assert message.lease_lost
+        source.add("1")
+
+        async def handle(message: Message) -> None:
+            consumer.stop()
+
+        await consumer.receive(handle)
+    assert len([event for event in events if isinstance(event, SettleFailed)]) == 2
+
+
+async def test_no_answer_is_unknown_not_lost() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    source.refuse["1"] = OperationTimeout("no answer")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(OperationTimeout):
+            await message.ack()
+        assert message.state is SettleState.UNKNOWN
+
+
+async def test_a_batch_acks_in_one_settle() -> None:
+    source = ScriptedSource()
+    source.add(*map(str, range(100)))
+    async with consuming(source) as consumer:
+        count = 0
+        async for batch in consumer.batches(100):
+            await batch.ack()
+            count += len(batch)
+            if count == 100:
+                break
+    assert len(source.outcomes(Outcome.ACK)) == 100
+
+
+async def test_never_more_than_max_outstanding() -> None:
+    source = ScriptedSource()
+    source.add(*map(str, range(500)))
+    async with consuming(source, max_outstanding=7) as consumer:
+        held: list[Message] = []
+        handled = 0
+        while handled < 500:
+            message = await consumer.next_message(timeout=0.01) if len(held) < 7 else None
+            if message is not None:
+                held.append(message)
+            assert source.fetched - len(source.settled) <= 7
+            if message is None or len(held) == 7:
+                await held.pop(0).ack()
+                handled += 1
+
+
+async def test_never_more_than_max_bytes_but_by_one_message() -> None:
+    source = ScriptedSource()
+    for number in range(50):
+        source.add(str(number), data=b"x" * 100)
+    async with consuming(source, max_outstanding_bytes=250) as consumer:
+        held = [await taken(consumer) for _ in range(3)]
+        assert await consumer.next_message(timeout=0.05) is None
+        assert source.fetched * 100 <= 250 + 100
+        await held[0].ack()
+        assert await consumer.next_message(timeout=5) is not None
+
+
+async def test_messages_forgotten_unsettled_are_named() -> None:
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    events: list[Event] = []
+    async with consuming(source, max_outstanding=2, events=events, blocked_after=0.05) as consumer:
+        await taken(consumer)
+        await taken(consumer)
+        assert await consumer.next_message(timeout=0.3) is None
+    blocked = [event for event in events if isinstance(event, FlowBlocked)]
+    assert blocked
+    assert [message.id for message in blocked[0].oldest] == ["1", "2"]
+
+
+async def test_leases_are_renewed_from_the_buffer_on() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source, lease_seconds=0.03) as consumer:
+        await consumer.next_batch(2, timeout=5)
+        async with asyncio.timeout(5):
+            while source.extended.count("1") < 2:
+                await asyncio.sleep(0)
+
+
+async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    events: list[Event] = []
+    async with consuming(source, max_lease=0.05, events=events, retry=Retry(maximum=1, initial=0)) as consumer:
+        message = await taken(consumer)
+        async with asyncio.timeout(5):
+            while not message.lease_lost:
+                await asyncio.sleep(0)
+        with pytest.raises(LeaseLost):
+            await message.ack()
+    assert [event for event in events if isinstance(event, LeaseExpired)]
+    assert source.outcomes(Outcome.RELEASE) == ["1"]
+
+
+async def test_extend_raises_max_lease() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, max_lease=0.02, retry=Retry(maximum=1, initial=0)) as consumer:
+        message = await taken(consumer)
+        await message.extend(60)
+        assert await consumer.next_message(timeout=0.1) is None
+        assert message.state is SettleState.OPEN
+        await message.ack()
+
+
+async def test_a_lease_that_the_broker_took_back_is_lost() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        assert source.listener is not None
+        source.listener.lost([message])
+        assert message.lease_lost
+        with pytest.raises(LeaseLost):
+            await message.ack()
+
+
+async def test_close_gives_back_at_once_what_nobody_will_settle() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2", "3")
+    async with consuming(source, close_timeout=30) as consumer:
+        message = await taken(consumer)
+        started = asyncio.get_running_loop().time()
+        await consumer.close()
+        assert asyncio.get_running_loop().time() - started < 5
+        with pytest.raises(LeaseLost):
+            await message.ack()
+    assert source.fetched == len(source.outcomes(Outcome.RELEASE))
+
+
+async def test_close_waits_for_a_block_that_still_works() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        entered = asyncio.Event()
+        closing = asyncio.Event()
+
+        async def work() -> None:
+            async with message:
+                entered.set()
+                await asyncio.sleep(0)
+                await closing.wait()
+
+        working = asyncio.create_task(work())
+        await entered.wait()
+        close = asyncio.create_task(consumer.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not close.done()
+        closing.set()
+        await close
+        await working
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_close_returns_at_its_deadline_whatever_the_handler_does() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    stubborn = asyncio.Event()
+    never = asyncio.Event()
+    started = asyncio.Event()
+    async with consuming(source, close_timeout=0.1) as consumer:
+
+        async def handle(message: Message) -> None:
+            started.set()
+            while not never.is_set():
+                try:
+                    await never.wait()
+                except asyncio.CancelledError:
+                    stubborn.set()
+
+        receiving = asyncio.create_task(consumer.receive(handle))
+        await started.wait()
+        async with asyncio.timeout(5):
+            await consumer.close()
+        assert stubborn.is_set()
+        assert source.outcomes(Outcome.RELEASE) == ["1"]
+        never.set()
+        await asyncio.gather(receiving, return_exceptions=True)
+
+
+async def test_a_handler_may_close_its_own_consumer() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            await consumer.close()
+
+        async with asyncio.timeout(5):
+            await consumer.receive(handle)
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_handlers_do_not_see_each_others_context() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    seen: list[str] = []
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            seen.append(variable.get())
+            variable.set(message.id)
+            await asyncio.sleep(0)
+            assert variable.get() == message.id
+            if len(seen) == 3:
+                consumer.stop()
+
+        await consumer.receive(handle)
+    assert seen == ["unset"] * 3
+
+
+async def test_an_unconfirmed_ack_does_not_wait() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    source.settle_gate.clear()
+    async with consuming(source, confirmed=ConfirmedAck.NEVER) as consumer:
+        message = await taken(consumer)
+        async with asyncio.timeout(5):
+            await message.ack()
+        assert message.state is SettleState.SETTLING
+        source.settle_gate.set()
+    assert message.state is SettleState.SETTLED
+
+
+async def test_a_delay_that_nobody_can_keep_is_refused() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, native_delay=1.0, max_lease=5.0, retry=Retry(initial=0, maximum=1)) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(Unsupported, match="600 s"):
+            await message.nack(delay=600)
+        assert message.state is SettleState.OPEN
+        await message.ack()
+
+
+async def test_without_leases_any_delay_is_held() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, native_delay=0.0, lease=LeaseMode.NONE) as consumer:
+        message = await taken(consumer)
+        await message.nack(delay=0.01)
+        again = await taken(consumer)
+        assert again.id == "1"
+        assert again.delivery_attempt == 2
+        await again.ack()
+    assert source.outcomes(Outcome.NACK) == []
+
+
+class DeafSource(ScriptedSource):
+    """Ignores `interrupt`."""
+
+    def interrupt(self) -> None:
+        return
+
+
+async def test_close_is_not_held_up_by_a_source_that_ignores_the_interrupt() -> None:
+    async with consuming(DeafSource(), close_timeout=0.1) as consumer:
+        assert await consumer.next_message(timeout=0.01) is None
+        async with asyncio.timeout(5):
+            await consumer.close()

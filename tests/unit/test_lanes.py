@@ -1,0 +1,191 @@
+"""Key-ordered hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from broker.lanes import Lanes
+from broker.messages import Message, Outcome
+from broker.retry import Retry
+from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming
+
+
+def make(id: str, key: bytes | None) -> Message:
+    return Message("orders", b"", Raw(id, key, 1, NONE), VIEW)
+
+
+class LanesMachine(RuleBasedStateMachine):
+    """Against a broker that delivers in order per key, and what was given back again from its first message on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 0.0
+        self.lanes = Lanes(3, lambda: self.time)
+        self.next = 0
+        self.returned: dict[bytes, list[int]] = defaultdict(list)
+        self.handed: dict[bytes, Message] = {}
+        self.done: dict[bytes, list[int]] = defaultdict(list)
+        self.published: dict[bytes, list[int]] = defaultdict(list)
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def publish(self, key: bytes) -> None:
+        number = self.next
+        self.next += 1
+        self.published[key].append(number)
+        self._offer(key, number)
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def redeliver(self, key: bytes) -> None:
+        again, self.returned[key] = sorted(self.returned[key]), []
+        for number in again:
+            self._offer(key, number)
+
+    def _offer(self, key: bytes, number: int) -> None:
+        if self.lanes.put_all([make(str(number), key)]):
+            self.returned[key].append(number)
+
+    @rule()
+    def take(self) -> None:
+        message = self.lanes.take()
+        if message is not None:
+            assert message.key is not None
+            assert message.key not in self.handed, "two messages of one key at once"
+            self.handed[message.key] = message
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def finish(self, key: bytes) -> None:
+        message = self.handed.pop(key, None)
+        if message is not None:
+            self.done[key].append(int(message.id))
+            self.lanes.done(message)
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def retry(self, key: bytes) -> None:
+        message = self.handed.pop(key, None)
+        if message is not None:
+            copy = make(message.id, key)
+            self.lanes.replace(message, copy)
+            self.lanes.put_again(copy)
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def lose(self, key: bytes) -> None:
+        message = self.handed.pop(key, None)
+        if message is not None:
+            followers = self.lanes.abandon(message)
+            self.returned[key].extend([int(message.id), *(int(f.id) for f in followers)])
+
+    @invariant()
+    def order_per_key_is_kept(self) -> None:
+        for key, done in self.done.items():
+            assert done == self.published[key][: len(done)]
+
+    def teardown(self) -> None:
+        for _ in range(4 * self.next + 4):
+            for key in (b"a", b"b"):
+                self.redeliver(key)
+            self.take()
+            self.take()
+            for key in (b"a", b"b"):
+                self.finish(key)
+        assert self.done == self.published
+
+
+LanesMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLanes = LanesMachine.TestCase
+
+
+def test_a_hot_key_holds_no_more_than_its_share() -> None:
+    lanes = Lanes(2, lambda: 0.0)
+    refused = lanes.put_all([make(str(n), b"hot") for n in range(10)])
+    assert [message.id for message in refused] == [str(n) for n in range(2, 10)]
+    assert list(lanes.put_all([make("cold", b"cold")])) == []
+
+
+def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ever() -> None:
+    now = 0.0
+    lanes = Lanes(1, lambda: now)
+    lanes.put_all([make("1", b"k")])
+    assert lanes.put_all([make("2", b"k")])
+    head = lanes.take()
+    assert head is not None
+    lanes.done(head)
+    assert lanes.put_all([make("3", b"k")])
+    now = 61.0
+    assert lanes.put_all([make("3", b"k")]) == []
+
+
+def test_messages_without_a_key_do_not_wait_for_each_other() -> None:
+    lanes = Lanes(1, lambda: 0.0)
+    assert list(lanes.put_all([make("1", None), make("2", None)])) == []
+    assert lanes.take() is not None
+    assert lanes.take() is not None
+
+
+async def test_keys_run_in_parallel_each_in_order() -> None:
+    source = ScriptedSource()
+    for n in range(60):
+        source.add(str(n), key=b"k%d" % (n % 3))
+    running: dict[bytes | None, str] = {}
+    seen: dict[bytes | None, list[int]] = defaultdict(list)
+    most = 0
+    async with consuming(source, ordered_by_key=True, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            nonlocal most
+            assert message.key not in running
+            running[message.key] = message.id
+            most = max(most, len(running))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            del running[message.key]
+            seen[message.key].append(int(message.id))
+
+        await consumer.receive(handle, concurrency=8)
+    assert most == 3
+    assert {key: ids == sorted(ids) for key, ids in seen.items()} == {b"k0": True, b"k1": True, b"k2": True}
+    assert sum(map(len, seen.values())) == 60
+
+
+async def test_a_failed_head_is_retried_in_process_and_blocks_only_its_key() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", "2", key=b"bad")
+    source.add("3", "4", key=b"good")
+    order: list[str] = []
+    retry = Retry(max_attempts=3, initial=0.01, maximum=0.01)
+    async with consuming(source, ordered_by_key=True, letters=letters, retry=retry, stop_when_idle=0.1) as consumer:
+
+        async def handle(message: Message) -> None:
+            order.append(message.id)
+            if message.id == "1":
+                raise RuntimeError("bad")
+
+        await consumer.receive(handle, concurrency=2)
+    assert [id for id in order if id in "12"] == ["1", "1", "1", "2"]
+    assert order.index("4") < order.index("2")
+    assert source.outcomes(Outcome.NACK) == []
+    assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["1"]
+
+
+async def test_a_lost_head_gives_its_whole_lane_back() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2", "3", key=b"k")
+    source.add("4", key=b"other")
+    async with consuming(source, ordered_by_key=True) as consumer:
+        head = await consumer.next_message(timeout=5)
+        other = await consumer.next_message(timeout=5)
+        assert head is not None
+        assert other is not None
+        assert await consumer.next_message(timeout=0.05) is None
+        assert source.listener is not None
+        source.listener.lost([head])
+        await other.ack()
+        async with asyncio.timeout(5):
+            while len(source.outcomes(Outcome.RELEASE)) < 2:
+                await asyncio.sleep(0)
+        assert source.outcomes(Outcome.RELEASE) == ["2", "3"]

@@ -1,0 +1,69 @@
+"""`broker.run` in a real process, with real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from broker.errors import BackendError
+from broker.messages import Message, Outcome
+from broker.runner import serve
+from tests.unit.scripted_source import ScriptedSource, consuming
+
+PROGRAM = """
+import asyncio, sys
+import broker
+
+async def handle(message):
+    print("started", flush=True)
+    await asyncio.sleep(0.3)
+    print("finished", message.data.decode(), flush=True)
+
+async def prepare(bus):
+    await bus.open()
+    await bus.admin.ensure_topic("orders")
+    await bus.topic("orders").publish_batch([b"1", b"2", b"3"])
+
+bus = broker.connect("inmem:")
+
+async def main():
+    await prepare(bus)
+    await broker.serve(bus.messages("orders", subscription="billing").handled_by(handle))
+    print("unsettled", (await bus.admin.lag("orders", "billing")).unsettled, flush=True)
+    await bus.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        rest = process.stdout.read().split("\n")
+        assert process.wait(20) == 0
+    assert rest[0].startswith("finished")
+    assert "started" not in rest
+    assert rest[1] == "unsettled 0"
+
+
+async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
+    bad, good = ScriptedSource(), ScriptedSource()
+    good.add("1")
+    async with consuming(bad) as bad_consumer, consuming(good) as good_consumer:
+        handled = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            handled.set()
+            bad.fail(BackendError("broken"))
+
+        with pytest.raises(BackendError, match="broken"):
+            async with asyncio.timeout(5):
+                await serve(bad_consumer.handled_by(handle), good_consumer.handled_by(handle))
+    assert good.outcomes(Outcome.ACK) == ["1"]
