@@ -1,0 +1,293 @@
+"""Provisioning: topics as streams, subscriptions and groups as durable consumers.
+
+Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
+once. A subscription's name may be that of a message subscription, of a record group, or of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from broker.errors import BackendError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting, Unsupported
+from broker.names import NativeName
+from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker_jetstream import consumers
+from broker_jetstream.connection import Connection
+from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.layout import Layout, Layouts, layout_of
+from broker_jetstream.names import (
+    PARTITIONS_KEY,
+    consumer_name,
+    group_consumer,
+    group_of,
+    schedule_subject,
+    stream_name,
+    subject_filter,
+    subscription_of,
+    topic_of,
+)
+
+__all__ = ["JetStreamAdmin"]
+
+_TOPIC_OPTIONS: Final = frozenset(
+    {
+        "storage",
+        "replicas",
+        "max_bytes",
+        "max_messages",
+        "max_message_size",
+        "deduplication_window",
+        "discard",
+        "compression",
+    }
+)
+_STREAM_IN_USE: Final = 10058
+
+
+class JetStreamAdmin:
+    """Provisioning over one connection."""
+
+    def __init__(self, connection: Connection, layouts: Layouts) -> None:
+        self._connection = connection
+        self._layouts = layouts
+
+    # Topics.
+
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Create a topic, or bring it to these values; what is not given stays as it is.
+
+        :raises UnknownSetting, InvalidSetting: an option that streams do not have.
+        :raises Unsupported: fewer partitions than there are, or a foreign stream.
+        """
+        stream = stream_name(name)
+        changes = self._changes(retention, options)
+        try:
+            found = await self._layouts.info(name)
+        except TopicNotFound:
+            if isinstance(name, NativeName):
+                raise Unsupported(
+                    f"Stream {str(name)!r} does not exist, and native streams are not created",
+                    advice="Create it with NATS's own tools",
+                ) from None
+            try:
+                created = await self._create(name, stream, partitions, changes)
+            except BackendError as error:
+                if f"err_code {_STREAM_IN_USE}" not in error.message:
+                    raise
+                # Another process was quicker.
+                found = await self._layouts.info(name)
+            else:
+                return _topic_info(name, created)
+        return await self._update(name, found, partitions, changes)
+
+    async def _create(
+        self, name: str, stream: str, partitions: int | None, changes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        settings = self._connection.settings
+        number = settings.partitions if partitions is None else partitions
+        subjects = [subject_filter(stream)]
+        config: dict[str, Any] = {
+            "name": stream,
+            "retention": "limits",
+            "storage": settings.storage,
+            "num_replicas": settings.replicas,
+            "duplicate_window": round(settings.deduplication_window * NANOSECONDS),
+            "discard": "old",
+            "allow_direct": True,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_age": 0,
+            "metadata": {PARTITIONS_KEY: str(_checked_partitions(number))},
+            **changes,
+        }
+        if self._connection.server_version >= (2, 11):
+            config["allow_msg_ttl"] = True
+        if self._connection.server_version >= (2, 12):
+            config["allow_msg_schedules"] = True
+            subjects.append(schedule_subject(stream, "*"))
+        age = config["max_age"]
+        if age:
+            # The server refuses a window longer than messages live.
+            config["duplicate_window"] = min(config["duplicate_window"], age)
+        config["subjects"] = subjects
+        return await self._connection.api(f"STREAM.CREATE.{stream}", config, what=f"Topic {name!r}")
+
+    async def _update(
+        self, name: str, found: dict[str, Any], partitions: int | None, changes: Mapping[str, Any]
+    ) -> TopicInfo:
+        config: dict[str, Any] = found["config"]
+        layout = layout_of(name, config)
+        wanted = dict(changes)
+        if partitions is not None and partitions != layout.partitions:
+            if not layout.ours or partitions < layout.partitions:
+                raise Unsupported(
+                    f"Topic {name!r} has {layout.partitions} partitions and cannot have {partitions}",
+                    advice="Partitions can be added to topics made by ensure_topic, and not removed",
+                )
+            wanted["metadata"] = {
+                **(config.get("metadata") or {}),
+                PARTITIONS_KEY: str(_checked_partitions(partitions)),
+            }
+        if all(config.get(key) == value for key, value in wanted.items()):
+            return _topic_info(name, found)
+        merged = {**config, **wanted}
+        if merged.get("max_age"):
+            merged["duplicate_window"] = min(merged.get("duplicate_window", 0), merged["max_age"])
+        updated = await self._connection.api(f"STREAM.UPDATE.{layout.stream}", merged, what=f"Topic {name!r}")
+        self._layouts.forget(name)
+        return _topic_info(name, updated)
+
+    @staticmethod
+    def _changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(options) - _TOPIC_OPTIONS)
+        if unknown:
+            raise UnknownSetting(
+                f"A JetStream topic has no option {unknown[0]!r}", advice=f"It has {', '.join(sorted(_TOPIC_OPTIONS))}"
+            )
+        changes: dict[str, Any] = {}
+        if retention is not None:
+            if retention <= timedelta(0):
+                raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
+            changes["max_age"] = round(retention.total_seconds() * NANOSECONDS)
+        names = {"replicas": "num_replicas", "max_messages": "max_msgs", "max_message_size": "max_msg_size"}
+        for option, value in options.items():
+            if option == "deduplication_window":
+                seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+                changes["duplicate_window"] = round(seconds * NANOSECONDS)
+            else:
+                changes[names.get(option, option)] = value
+        return changes
+
+    async def delete_topic(self, name: str) -> None:
+        stream = stream_name(name)
+        self._layouts.forget(name)
+        try:
+            await self._connection.api(f"STREAM.DELETE.{stream}", what=f"Topic {name!r}")
+        except TopicNotFound:
+            return
+
+    async def list_topics(self) -> Sequence[str]:
+        return sorted(
+            [
+                topic_of(name)
+                async for name in self._pages("STREAM.NAMES", "streams", what="Topics")
+                if not name.startswith(("KV_", "OBJ_", "$"))
+            ]
+        )
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        return _topic_info(name, await self._layouts.info(name))
+
+    async def purge(self, topic: str) -> int | None:
+        layout = await self._layouts.find(topic, fresh=True)
+        answer = await self._connection.api(f"STREAM.PURGE.{layout.stream}", what=f"Topic {topic!r}")
+        return int(answer.get("purged") or 0)
+
+    # Subscriptions and groups.
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        """Create the durable of a message subscription."""
+        if options:
+            raise UnknownSetting(
+                f"A JetStream subscription has no option {min(options)!r}",
+                advice="The connection's settings say lease and limits",
+            )
+        layout = await self._layouts.find(topic, fresh=True)
+        found = await consumers.ensure_message_consumer(
+            self._connection, layout, name, consumer_name(name), start=start
+        )
+        return _subscription_info(topic, name, [found])
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        layout = await self._layouts.find(topic, fresh=True)
+        for consumer in await self._of(layout, name):
+            await consumers.delete(
+                self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
+            )
+
+    async def list_subscriptions(self, topic: str) -> Sequence[str]:
+        layout = await self._layouts.find(topic, fresh=True)
+        names = {
+            subscription_of(name) for name in await self._consumers(layout.stream, topic) if not name.startswith("+")
+        }
+        return sorted(names)
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        layout = await self._layouts.find(topic, fresh=True)
+        return _subscription_info(topic, name, await self._infos(layout, name))
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """Of a message subscription: waiting and unsettled. Of a group: records behind what it has committed, per partition."""
+        layout = await self._layouts.find(topic, fresh=True)
+        waiting = unsettled = 0
+        partitions: dict[int, int] = {}
+        for info in await self._infos(layout, subscription):
+            pending, unacked = int(info.get("num_pending") or 0), int(info.get("num_ack_pending") or 0)
+            if group_of(info["name"]) is None:
+                waiting += pending
+                unsettled += unacked
+            else:
+                partition = int(info["name"].rpartition("+")[2])
+                partitions[partition] = pending + unacked
+                waiting += pending + unacked
+        return Lag(waiting=waiting, unsettled=unsettled, partitions=partitions)
+
+    async def _infos(self, layout: Layout, name: str) -> list[dict[str, Any]]:
+        what = f"Subscription {name!r} of topic {layout.topic!r}"
+        names = await self._of(layout, name)
+        if not names:
+            raise SubscriptionNotFound(f"{what} does not exist")
+        return [await consumers.info(self._connection, layout.stream, consumer, what) for consumer in names]
+
+    async def _of(self, layout: Layout, name: str) -> list[str]:
+        """The consumers of a subscription, or of a group's partitions."""
+        plain = consumer_name(name)
+        prefix = group_consumer(name, 0)[:-2]
+        return [
+            consumer
+            for consumer in await self._consumers(layout.stream, layout.topic)
+            if consumer == plain or group_of(consumer) == prefix
+        ]
+
+    async def _consumers(self, stream: str, topic: str) -> list[str]:
+        return [name async for name in self._pages(f"CONSUMER.NAMES.{stream}", "consumers", what=f"Topic {topic!r}")]
+
+    async def _pages(self, subject: str, field: str, *, what: str) -> AsyncIterator[str]:
+        offset = 0
+        while True:
+            page = await self._connection.api(subject, {"offset": offset}, what=what)
+            names: list[str] = page.get(field) or []
+            for name in names:
+                yield name
+            offset += len(names)
+            if not names or offset >= int(page.get("total") or 0):
+                return
+
+
+def _checked_partitions(number: int) -> int:
+    if not 1 <= number <= 1024:
+        raise InvalidSetting(f"partitions is {number}", advice="It takes 1 to 1024")
+    return number
+
+
+def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
+    layout = layout_of(name, info["config"])
+    state: Mapping[str, Any] = info.get("state") or {}
+    return TopicInfo(
+        name=name,
+        partitions=layout.partitions,
+        messages=int(state.get("messages") or 0),
+        bytes=int(state.get("bytes") or 0),
+        native=dict(info),
+    )
+
+
+def _subscription_info(topic: str, name: str, infos: list[dict[str, Any]]) -> SubscriptionInfo:
+    native = infos[0] if len(infos) == 1 else {"consumers": {info["name"]: info for info in infos}}
+    return SubscriptionInfo(topic=topic, name=name, native=native)

@@ -1,0 +1,190 @@
+"""The JetStream backend: one connection, and what is opened over it.
+
+Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The
+connection comes back by itself; closing gives back what sources still hold, then disconnects, then stops
+the embedded server if it is ours.
+"""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import ClassVar
+
+from broker.capabilities import (
+    Capabilities,
+    ConfirmedAck,
+    LeaseMode,
+    Limits,
+    MessageCapabilities,
+    PublishCapabilities,
+    RecordCapabilities,
+)
+from broker.errors import ConnectionFailed, Unsupported
+from broker.hooks import Hooks
+from broker.names import Ephemeral
+from broker.settings import BackendSettings
+from broker.spi import (
+    AdminSpi,
+    LogReaderSpi,
+    MessageSource,
+    MessageSubscription,
+    PublishTarget,
+    RecordListener,
+    RecordSource,
+    RecordSubscription,
+    SourceListener,
+    TransactionSpi,
+)
+from broker_jetstream import consumers
+from broker_jetstream.admin import JetStreamAdmin
+from broker_jetstream.connection import Connection
+from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.layout import Layouts
+from broker_jetstream.messages import JetStreamMessageSource
+from broker_jetstream.names import consumer_name
+from broker_jetstream.publishing import JetStreamTarget
+from broker_jetstream.server import EmbeddedServer
+from broker_jetstream.settings import JetStreamSettings
+
+__all__ = ["JetStreamBackend"]
+
+HEADROOM = 1024
+"""Bytes of a message that our own headers may take."""
+YEAR = 365 * 86_400.0
+
+
+class JetStreamBackend:
+    """NATS JetStream behind the SPI."""
+
+    settings_type: ClassVar[type[BackendSettings]] = JetStreamSettings
+
+    def __init__(self, settings: JetStreamSettings, hooks: Hooks) -> None:
+        self._settings = settings
+        self._connection = Connection(settings, hooks)
+        self._layouts = Layouts(self._connection)
+        self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
+        self._sources: list[JetStreamMessageSource | RecordSource] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        version, largest = self._connection.server_version, self._connection.max_payload
+        settings = self._settings
+        return Capabilities(
+            backend="jetstream",
+            publish=PublishCapabilities(
+                limits=Limits(
+                    body=largest - HEADROOM,
+                    key=16_384,
+                    id=1024,
+                    attribute_key=512,
+                    attribute_value=16_384,
+                    attributes=512,
+                    message=largest - HEADROOM,
+                ),
+                deduplication=True,
+                deliver_at=version >= (2, 12),
+                ttl=version >= (2, 11),
+                tombstones=True,
+                partitions=True,
+            ),
+            messages=MessageCapabilities(
+                lease=LeaseMode.RENEW,
+                lease_seconds=settings.lease_seconds,
+                confirmed_ack=ConfirmedAck.OPTIONAL,
+                native_delay=YEAR,
+                delivery_attempt=True,
+                ordered_delivery=True,
+                start_time=True,
+            ),
+            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True),
+            durable=settings.embedded != "",
+            shared=settings.embedded != "",
+        )
+
+    async def open(self) -> None:
+        if self._server is not None:
+            await self._locate()
+            self._connection.relocate = self._locate
+        try:
+            await self._connection.open()
+            await self._check_jetstream()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _locate(self) -> None:
+        assert self._server is not None  # noqa: S101  # only set for embedded servers
+        place = await self._server.ensure()
+        self._connection.servers = (place.url,)
+        self._connection.token = place.token
+
+    async def _check_jetstream(self) -> None:
+        try:
+            await self._connection.api("INFO", what="JetStream")
+        except ConnectionFailed as error:
+            if not self._connection.connected:
+                raise
+            raise Unsupported(
+                f"The server {self._connection.server} has no JetStream for this account",
+                native=error.native,
+                advice="Start nats-server with -js, and enable JetStream for the account",
+            ) from None
+
+    def publish_target(self, topic: str) -> PublishTarget:
+        return JetStreamTarget(topic, self._connection, self._layouts)
+
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
+        layout = await self._layouts.find(subscription.topic, fresh=True)
+        ephemeral = isinstance(subscription.subscription, Ephemeral)
+        if isinstance(subscription.subscription, Ephemeral):
+            shown, name = "ephemeral()", f"+{token_hex(8)}"
+        else:
+            shown, name = subscription.subscription, consumer_name(subscription.subscription)
+        info = await consumers.ensure_message_consumer(
+            self._connection,
+            layout,
+            shown,
+            name,
+            start=subscription.start,
+            create_missing=subscription.create or ephemeral,
+            ephemeral=ephemeral,
+            max_deliveries=subscription.max_deliveries,
+        )
+        source = JetStreamMessageSource(
+            self._connection,
+            layout,
+            shown,
+            name,
+            info["config"]["ack_wait"] / NANOSECONDS,
+            listener,
+            confirm_acks=subscription.confirm_acks,
+            ephemeral=ephemeral,
+        )
+        self._sources.append(source)
+        return source
+
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
+        raise Unsupported("not yet")
+
+    async def transaction(self, transactional_id: str) -> TransactionSpi:
+        raise Unsupported(
+            "NATS JetStream has no transactions over consuming and publishing",
+            advice="Ack after publishing, with ids that make a repetition harmless",
+        )
+
+    def log_reader(self) -> LogReaderSpi:
+        raise Unsupported("not yet")
+
+    def admin(self) -> AdminSpi:
+        return JetStreamAdmin(self._connection, self._layouts)
+
+    async def check_health(self) -> float:
+        return await self._connection.flush(self._settings.request_timeout)
+
+    async def close(self) -> None:
+        for source in tuple(self._sources):
+            await source.close()
+        self._sources.clear()
+        await self._connection.close()
+        if self._server is not None:
+            await self._server.stop()

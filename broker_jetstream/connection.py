@@ -1,0 +1,456 @@
+"""One connection to the server, that comes back by itself, and what is sent and awaited over it.
+
+All calls run on the event loop of `open`. nats-py reconnects; where it gives up (the server closed the
+connection with an error, a private server got another port) a new client takes its place, and everything that
+listens goes on listening. What was written and not answered when a connection broke is unknown: whoever sent it
+sends it again after `on_connected`. Nothing is written while the connection is down, so nothing old can overtake
+what is sent again. `request` raises; callbacks never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from secrets import token_hex
+from typing import Any, Final
+
+import msgspec
+import nats.errors
+from nats.aio.client import Client, Server
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
+from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
+from broker.urls import mask_url
+from broker_jetstream.errors import api_error, classify, connect_error
+from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler, make_client
+from broker_jetstream.headers import status_of
+from broker_jetstream.replies import Inbox
+from broker_jetstream.settings import JetStreamSettings
+
+__all__ = ["Connection", "Listening"]
+
+logger = logging.getLogger("broker")
+_FLUSH_SECONDS: Final = 2
+
+
+class _FirstConnectFailed(Exception):
+    """Carries the reason out of nats-py's connect, which would try for ever."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class Listening:
+    """A subscription that outlives the client it was made with."""
+
+    __slots__ = ("_connection", "handler", "native", "subject")
+
+    def __init__(self, connection: Connection, subject: str, handler: RawHandler) -> None:
+        self._connection = connection
+        self.subject = subject
+        self.handler = handler
+        self.native: Any = None
+
+    async def close(self) -> None:
+        """Stop listening; what the server had sent by then has been handed over when this returns."""
+        await self._connection.unlisten(self)
+
+
+class Connection:
+    """See the module's words."""
+
+    def __init__(self, settings: JetStreamSettings, hooks: Hooks) -> None:
+        self.settings = settings
+        self.hooks = hooks
+        self.servers: Sequence[str] = settings.servers
+        self.token: str | None = settings.token.get_secret_value() if settings.token else None
+        self.inbox = Inbox(f"{settings.inbox_prefix}.{token_hex(8)}")
+        self.connected = False
+        self.closed = False
+        self.epoch = 0
+        """How many times the connection has come up; what was sent in an earlier one may be lost."""
+        self.last_error: BaseException | None = None
+        self.max_payload = 1024 * 1024
+        self.server_version: tuple[int, int] = (2, 15)
+        self.relocate: Callable[[], Any] | None = None
+        """Awaited when the connection broke, for a private server: brings it back and sets `servers` and `token`."""
+        self._transport: FastClient | PublicClient | None = None
+        self._listening: list[Listening] = []
+        self._on_connected: list[Callable[[], None]] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._reviving: asyncio.Task[None] | None = None
+        self._numbers = count(1)
+        self._api = f"$JS.{settings.domain}.API." if settings.domain else "$JS.API."
+
+    async def open(self) -> None:
+        """Connect, once.
+
+        :raises ConnectionFailed: no server answered within `connect_timeout`.
+        :raises AuthenticationFailed: it refused the credentials or demands some.
+        """
+        self._transport = await self._connect()
+        self._listening.append(listening := Listening(self, self.inbox.pattern, self.inbox.handle))
+        listening.native = await self._transport.listen(listening.subject, listening.handler)
+        self._note_connected(again=False)
+
+    async def _connect(self) -> FastClient | PublicClient:
+        settings = self.settings
+        servers = list(self.servers)
+        shown = ", ".join(mask_url(server) for server in servers)
+        tls = settings.ssl_context()
+        transport = make_client(settings.fast_path)
+        client = transport.client
+        failures = 0
+        connecting = True
+
+        async def on_error(error: Exception) -> None:
+            nonlocal failures
+            if connecting:
+                failures += 1
+                # Each server gets one try; a refusal is final at once.
+                if failures >= len(servers) or not isinstance(error, OSError | nats.errors.TimeoutError | TimeoutError):
+                    raise _FirstConnectFailed(error)
+                return
+            self._note_error(error)
+
+        async def on_disconnected() -> None:
+            if not connecting:
+                self._note_disconnected(transport)
+
+        async def on_reconnected() -> None:
+            if transport is self._transport and not self.closed:
+                self._note_connected(again=True)
+
+        async def on_closed() -> None:
+            if transport is self._transport and not self.closed:
+                self._revive()
+
+        def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+            return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)  # noqa: S311  # spreads load
+
+        options: dict[str, Any] = {
+            "servers": servers,
+            "name": settings.name,
+            "error_cb": on_error,
+            "disconnected_cb": on_disconnected,
+            "reconnected_cb": on_reconnected,
+            "closed_cb": on_closed,
+            "reconnect_to_server_handler": pick,
+            "allow_reconnect": True,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": settings.reconnect_wait,
+            "connect_timeout": settings.connect_timeout,
+            "ping_interval": settings.ping_interval,
+            "max_outstanding_pings": settings.max_outstanding_pings,
+            "inbox_prefix": settings.inbox_prefix,
+            "tls": tls,
+            "tls_hostname": settings.tls_hostname,
+            "tls_handshake_first": settings.tls_handshake_first,
+            **self._credentials(),
+        }
+        try:
+            # A fresh timeout around all, because several servers and TLS each have their own.
+            async with asyncio.timeout(settings.connect_timeout + 0.5):
+                await client.connect(**options)
+                # nats-py takes a connection that the server closed right after the greeting for a good one.
+                if not client.is_connected:
+                    raise nats.errors.UnexpectedEOF  # noqa: TRY301
+                await client.flush(max(1, round(settings.connect_timeout)))
+        except BaseException as error:
+            reason = error.reason if isinstance(error, _FirstConnectFailed) else error
+            await self._discard(client)
+            if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
+                raise reason from None
+            if isinstance(reason, FileNotFoundError | PermissionError | IsADirectoryError):
+                raise InvalidSetting(f"A credentials file cannot be read: {reason}", native=reason) from reason
+            raise connect_error(reason, shown, tls=tls is not None or self._demands_tls(client)) from reason
+        connecting = False
+        self.max_payload = client.max_payload
+        version = client.connected_server_version
+        self.server_version = (version.major, version.minor)
+        return transport
+
+    def _credentials(self) -> dict[str, Any]:
+        settings = self.settings
+        found: dict[str, Any] = {
+            "user": settings.user,
+            "password": settings.password.get_secret_value() if settings.password else None,
+            "token": self.token,
+            "user_credentials": str(settings.creds_file) if settings.creds_file else None,
+            "nkeys_seed": str(settings.nkey_seed_file) if settings.nkey_seed_file else None,
+            "nkeys_seed_str": settings.nkey_seed.get_secret_value() if settings.nkey_seed else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @staticmethod
+    def _demands_tls(client: Client) -> bool:
+        return bool(getattr(client, "_server_info", {}).get("tls_required"))
+
+    @staticmethod
+    async def _discard(client: Client) -> None:
+        try:
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await client.close()
+        except Exception as error:  # noqa: BLE001  # a client that never connected may fail in any way to close
+            logger.debug("Closing a failed connection: %r", error)
+
+    # What the client tells.
+
+    def _note_connected(self, *, again: bool) -> None:
+        self.connected = True
+        self.epoch += 1
+        self.last_error = None
+        self._emit(lambda: Connected(server=self.server, again=again))
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+        self.inbox.wake_all()
+        for callback in tuple(self._on_connected):
+            callback()
+
+    def _note_disconnected(self, transport: FastClient | PublicClient) -> None:
+        if transport is not self._transport:
+            return
+        transport.forget_unwritten()
+        if self.connected and not self.closed:
+            self.connected = False
+            self._emit(lambda: Disconnected(server=self.server, error=self.last_error))
+            self.inbox.wake_all()
+            if self.relocate is not None:
+                self._revive()
+
+    def _note_error(self, error: Exception) -> None:
+        self.last_error = error
+        text = str(error).lower()
+        if "permissions violation" in text:
+            # nats: permissions violation for publish to "subject"
+            self.inbox.refuse(text.partition('"')[2].partition('"')[0].encode())
+            self._emit(lambda: Warned(text=f"The server refused an operation: {error}"))
+        elif isinstance(classify(error, ""), NotAuthorized):
+            self._emit(lambda: Warned(text=f"{error}"))
+
+    def _revive(self) -> None:
+        if self._reviving is None or self._reviving.done():
+            self._reviving = asyncio.get_running_loop().create_task(self._bring_back(), name="broker-jetstream-revive")
+
+    async def _bring_back(self) -> None:
+        """Replace a client that gave up, or that looks for a private server where it no longer is."""
+        while not self.closed:
+            try:
+                if self.relocate is not None:
+                    before = tuple(self.servers)
+                    await self.relocate()
+                    old = self._transport
+                    if tuple(self.servers) == before and old is not None and not old.client.is_closed:
+                        return  # nats-py finds it at the same place
+                transport = await self._connect()
+            except Exception as error:  # noqa: BLE001  # whatever it was, the connection is down and is tried again
+                self.last_error = error
+                await asyncio.sleep(self.settings.reconnect_wait * random.uniform(0.5, 1.5))  # noqa: S311
+                continue
+            old, self._transport = self._transport, transport
+            for listening in tuple(self._listening):
+                listening.native = await transport.listen(listening.subject, listening.handler)
+            if old is not None:
+                await self._discard(old.client)
+            self._note_connected(again=True)
+            return
+
+    def _emit(self, event: Callable[[], Event]) -> None:
+        if self.hooks.listening:
+            self.hooks.emit(event())
+
+    # What others use.
+
+    @property
+    def server(self) -> str:
+        """The server of the moment, without secrets."""
+        client = self._transport.client if self._transport else None
+        url = client.connected_url if client is not None else None
+        if url is not None:
+            return f"{url.scheme}://{url.hostname}:{url.port}"
+        return ", ".join(mask_url(server) for server in self.servers)
+
+    def on_connected(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call this each time the connection is up again; returns the function that ends that."""
+        self._on_connected.append(callback)
+        return lambda: self._on_connected.remove(callback) if callback in self._on_connected else None
+
+    async def wait_connected(self, timeout: float) -> None:
+        """Return when the connection is up.
+
+        :raises ConnectionFailed, AuthenticationFailed: it did not come up within `timeout` seconds.
+        :raises Closed: it was closed.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.connected:
+            self.check_open()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self.broken()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await asyncio.wait((waiter,), timeout=left)
+        self.check_open()
+
+    def broken(self) -> BrokerError:
+        """The error that says why the connection is down."""
+        if self.last_error is not None:
+            return connect_error(self.last_error, self.server, tls=self.settings.uses_tls)
+        return ConnectionFailed(f"The connection to {self.server} is down and has not come back")
+
+    def check_open(self) -> None:
+        """:raises Closed: the connection was closed."""
+        if self.closed:
+            raise Closed("The connection to NATS was closed")
+
+    async def listen(self, subject: str, handler: RawHandler) -> Listening:
+        """Hand every message of a subject to `handler`, until it is closed, over all reconnects."""
+        self.check_open()
+        assert self._transport is not None  # noqa: S101  # open() ran
+        listening = Listening(self, subject, handler)
+        self._listening.append(listening)
+        listening.native = await self._transport.listen(subject, handler)
+        return listening
+
+    async def unlisten(self, listening: Listening) -> None:
+        if listening not in self._listening:
+            return
+        self._listening.remove(listening)
+        if self._transport is not None and listening.native is not None:
+            try:
+                await self._transport.unlisten(listening.native)
+            except (nats.errors.Error, OSError) as error:
+                logger.debug("Unsubscribing %s: %r", listening.subject, error)
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        """Write these, in one go where that is possible.
+
+        :raises ConnectionFailed: the connection is down; nothing was written.
+        """
+        if not self.connected or self._transport is None:
+            self.check_open()
+            raise self.broken()
+        try:
+            await self._transport.send(messages)
+        except (nats.errors.Error, OSError) as error:
+            raise classify(error, "Sending") from error
+
+    async def send_empty(self, subjects: Sequence[bytes]) -> None:
+        """Write an empty message to each, which is how most acks look.
+
+        :raises ConnectionFailed: the connection is down; nothing was written.
+        """
+        if not self.connected or self._transport is None:
+            self.check_open()
+            raise self.broken()
+        try:
+            await self._transport.send_empty(subjects)
+        except (nats.errors.Error, OSError) as error:
+            raise classify(error, "Acknowledging") from error
+
+    async def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        """Ask, and give back header block and body of the answer. A question that a broken connection swallowed is repeated.
+
+        :raises OperationTimeout: no answer within `timeout` seconds, or `request_timeout`.
+        :raises ConnectionFailed: the connection stayed down.
+        :raises NotAuthorized: the server refused the subject.
+        """
+        timeout = self.settings.request_timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        target = subject.encode()
+        while True:
+            await self.wait_connected(deadline - time.monotonic())
+            replies = self.inbox.expect(1, frozenset((target,)))
+            try:
+                await self.send((Outgoing(target, replies.subject(0), b"", data),))
+                await replies.wait(deadline - time.monotonic())
+            finally:
+                replies.close()
+            answer = replies.answers[0]
+            if answer is not None:
+                if not answer[1] and status_of(answer[0])[0] == 403:
+                    raise NotAuthorized(f"The server refused {subject!r} to this user")
+                return answer
+            if time.monotonic() >= deadline:
+                raise OperationTimeout(f"No answer to {subject!r} within {timeout:g} seconds")
+
+    async def api(
+        self, subject: str, body: Mapping[str, Any] | None = None, *, what: str, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Ask the JetStream API.
+
+        :param subject: without the prefix: "STREAM.INFO.orders".
+        :param what: what is asked for, for errors.
+        :raises BrokerError: by what the answer says.
+        """
+        deadline = time.monotonic() + (self.settings.request_timeout if timeout is None else timeout)
+        data = msgspec.json.encode(body) if body is not None else b""
+        pause = 0.05
+        while True:
+            block, answer = await self.request(self._api + subject, data, max(deadline - time.monotonic(), 0.01))
+            # No responders: JetStream is off, or not ready yet after a start.
+            if answer or status_of(block)[0] != 503:
+                break
+            if time.monotonic() + pause > deadline:
+                raise api_error({"code": 503, "description": "nobody answers for JetStream"}, what)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.5)
+        result: dict[str, Any] = msgspec.json.decode(answer)
+        error = result.get("error")
+        if error:
+            raise api_error(error, what)
+        return result
+
+    def pull_inbox(self) -> str:
+        """A subject of its own for the answers of pulls; they go to one token below it."""
+        return f"{self.inbox.prefix.decode()}.pull.{next(self._numbers)}"
+
+    def api_subject(self, subject: str) -> str:
+        """A subject of the JetStream API with its prefix."""
+        return self._api + subject
+
+    async def flush(self, timeout: float = _FLUSH_SECONDS) -> float:
+        """One round trip; its seconds.
+
+        :raises ConnectionFailed: the connection is down. :raises OperationTimeout: no answer in time.
+        """
+        if not self.connected or self._transport is None:
+            self.check_open()
+            raise self.broken()
+        begin = time.perf_counter()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._transport.client.flush(max(1, round(timeout)))
+        except (nats.errors.Error, OSError) as error:
+            raise classify(error, "Waiting for the server") from error
+        return time.perf_counter() - begin
+
+    async def close(self) -> None:
+        """Write what is pending and disconnect. May be called twice."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._reviving is not None:
+            self._reviving.cancel()
+            await asyncio.wait((self._reviving,))
+        if self._transport is not None:
+            if self.connected:
+                try:
+                    async with asyncio.timeout(_FLUSH_SECONDS):
+                        await self._transport.client.flush(_FLUSH_SECONDS)
+                except (nats.errors.Error, OSError) as error:
+                    logger.debug("Flushing at close: %r", error)
+            self.connected = False
+            await self._discard(self._transport.client)
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+        self.inbox.wake_all()

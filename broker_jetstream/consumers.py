@@ -1,0 +1,133 @@
+"""Durable consumers: what is asked of the server for subscriptions and groups, and checks of what is there.
+
+All calls are requests to the server and may be repeated; creating what exists leaves it as it is, but for a lease
+or a delivery limit that would break a promise, which is raised.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from broker.errors import SubscriptionNotFound, Unsupported
+from broker.names import NativeName
+from broker.spi import Start
+from broker_jetstream.connection import Connection
+from broker_jetstream.layout import Layout
+
+__all__ = [
+    "EPHEMERAL_SECONDS",
+    "NANOSECONDS",
+    "create",
+    "delete",
+    "ensure_message_consumer",
+    "info",
+    "message_config",
+    "start_config",
+]
+
+NANOSECONDS: Final = 1_000_000_000
+EPHEMERAL_SECONDS: Final = 300
+"""A subscription of one consumer's own, whose process died, goes after this time."""
+_MAX_WAITING: Final = 8192
+
+
+def start_config(start: Start) -> dict[str, Any]:
+    """Where a new consumer begins, as the server spells it."""
+    if isinstance(start, datetime):
+        moment = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {"deliver_policy": "by_start_time", "opt_start_time": moment}
+    return {"deliver_policy": "all" if start == "earliest" else "new"}
+
+
+def message_config(connection: Connection, layout: Layout, start: Start, *, ephemeral: bool) -> dict[str, Any]:
+    """The configuration of a consumer for the Message family."""
+    settings = connection.settings
+    config: dict[str, Any] = {
+        "ack_policy": "explicit",
+        "ack_wait": round(settings.lease_seconds * NANOSECONDS),
+        "max_deliver": -1,
+        "max_ack_pending": settings.max_ack_pending,
+        "max_waiting": _MAX_WAITING,
+        "replay_policy": "instant",
+        **start_config(start),
+    }
+    if layout.filter is not None:
+        config["filter_subject"] = layout.filter
+    if ephemeral:
+        config["inactive_threshold"] = EPHEMERAL_SECONDS * NANOSECONDS
+    return config
+
+
+async def create(
+    connection: Connection, layout: Layout, name: str, config: dict[str, Any], *, what: str
+) -> dict[str, Any]:
+    """Create a durable consumer, or update the one of this name to the configuration."""
+    body = {"stream_name": layout.stream, "config": {"name": name, "durable_name": name, **config}}
+    subject = f"CONSUMER.CREATE.{layout.stream}.{name}"
+    single = config.get("filter_subject")
+    if single and single != ">":
+        # Servers check permissions on the filter by this longer subject.
+        subject += f".{single}"
+    return await connection.api(subject, body, what=what)
+
+
+async def info(connection: Connection, stream: str, name: str, what: str) -> dict[str, Any]:
+    """What the server says of a consumer.
+
+    :raises SubscriptionNotFound, TopicNotFound: it does not exist, or its stream does not.
+    """
+    return await connection.api(f"CONSUMER.INFO.{stream}.{name}", what=what)
+
+
+async def delete(connection: Connection, stream: str, name: str, what: str) -> None:
+    """Delete a consumer; one that is not there is fine."""
+    try:
+        await connection.api(f"CONSUMER.DELETE.{stream}.{name}", what=what)
+    except SubscriptionNotFound:
+        return
+
+
+async def ensure_message_consumer(
+    connection: Connection,
+    layout: Layout,
+    subscription: str,
+    name: str,
+    *,
+    start: Start,
+    create_missing: bool = True,
+    ephemeral: bool = False,
+    max_deliveries: int | None = None,
+) -> dict[str, Any]:
+    """The consumer of a subscription, made if it is missing, with a lease and a delivery limit that keep our promises.
+
+    :raises SubscriptionNotFound: it is missing and was not to be made.
+    :raises Unsupported: it is somebody else's and does not ack each message, or would break a promise.
+    """
+    what = f"Subscription {subscription!r} of topic {layout.topic!r}"
+    wanted = message_config(connection, layout, start, ephemeral=ephemeral)
+    try:
+        found = await info(connection, layout.stream, name, what)
+    except SubscriptionNotFound:
+        if not create_missing:
+            raise
+        return await create(connection, layout, name, wanted, what=what)
+    config: dict[str, Any] = found["config"]
+    if config.get("deliver_subject"):
+        raise Unsupported(f"{what} is a push consumer", advice="Use a pull consumer")
+    if config.get("ack_policy") != "explicit":
+        raise Unsupported(
+            f"{what} has the ack policy {config.get('ack_policy')!r}", advice="Use one with explicit acks"
+        )
+    limit = config.get("max_deliver", -1)
+    limit_is_low = limit > 0 and (max_deliveries is None or limit <= max_deliveries)
+    lease_is_short = config.get("ack_wait", 0) < wanted["ack_wait"] and not config.get("backoff")
+    if not limit_is_low and not lease_is_short:
+        return found
+    if isinstance(subscription, NativeName) or isinstance(layout.topic, NativeName):
+        raise Unsupported(
+            f"{what} has max_deliver={limit} and ack_wait={config.get('ack_wait', 0) / NANOSECONDS:g} s",
+            advice="Set max_deliver to -1 and ack_wait to lease_seconds on it, or lower lease_seconds",
+        )
+    kept = {**config, "max_deliver": -1, "ack_wait": max(config.get("ack_wait", 0), wanted["ack_wait"])}
+    return await create(connection, layout, name, kept, what=what)

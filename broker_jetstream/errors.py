@@ -1,0 +1,146 @@
+"""What nats-py, the server and TLS say, as errors of `broker`. Pure functions."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+import nats.errors
+
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BrokerError,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    NotAuthorized,
+    OperationTimeout,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unsupported,
+)
+
+__all__ = ["api_error", "classify", "connect_error"]
+
+STREAM_NOT_FOUND: Final = 10059
+CONSUMER_NOT_FOUND: Final = 10014
+_TOO_LARGE: Final = frozenset({10054, 10097})
+_NOT_ENABLED: Final = frozenset({10039, 10076})
+_REFUSALS: Final = (
+    "authorization violation",
+    "authentication expired",
+    "authentication revoked",
+    "nonce",
+    "maximum connections",
+)
+_ALERTS: Final = (
+    "certificate required",
+    "unknown ca",
+    "bad certificate",
+    "alert certificate",
+    "certificate unknown",
+    "access denied",
+    "decrypt error",
+    "certificate_required",
+)
+
+
+def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
+    """The error that an answer of the JetStream API carries.
+
+    :param what: what was asked for, for the message: "Stream 'orders'".
+    """
+    code = int(error.get("err_code") or 0)
+    status = int(error.get("code") or 0)
+    text = str(error.get("description") or "unknown error")
+    native = nats.errors.Error(f"nats: {text} (code {status}, err_code {code})")
+    if code == STREAM_NOT_FOUND:
+        return TopicNotFound(f"{what}: the topic's stream does not exist", native=native)
+    if code == CONSUMER_NOT_FOUND:
+        return SubscriptionNotFound(f"{what}: the subscription's consumer does not exist", native=native)
+    if code in _TOO_LARGE:
+        return MessageTooLarge(
+            f"{what}: {text}", native=native, advice="Move what is large elsewhere and publish a reference"
+        )
+    if code in _NOT_ENABLED:
+        return Unsupported(
+            f"{what}: {text}", native=native, advice="Start nats-server with -js, and enable JetStream for the account"
+        )
+    if status == 503:
+        return ConnectionFailed(
+            f"{what}: {text}", native=native, advice="JetStream is not ready; the call may be repeated"
+        )
+    if status == 400 and "schedule" in text:
+        return InvalidMessage(f"{what}: {text}", native=native)
+    return BackendError(f"{what}: {text} (err_code {code})", native=native, retriable=status >= 500)
+
+
+def classify(error: BaseException, what: str) -> BrokerError:
+    """The error of `broker` for one of nats-py."""
+    if isinstance(error, BrokerError):
+        return error
+    text = str(error).lower()
+    if isinstance(error, nats.errors.AuthorizationError) or any(refusal in text for refusal in _REFUSALS):
+        return AuthenticationFailed(f"{what}: the server refused the credentials", native=error)
+    if "permissions violation" in text:
+        return NotAuthorized(f"{what}: {error}", native=error)
+    if isinstance(error, nats.errors.MaxPayloadError):
+        return MessageTooLarge(f"{what}: {error}", native=error)
+    if isinstance(error, ssl.SSLError):
+        return _tls_error(error, what)
+    if isinstance(error, TimeoutError):
+        return OperationTimeout(f"{what}: no answer in time", native=error)
+    if isinstance(
+        error, OSError | nats.errors.ConnectionClosedError | nats.errors.NoServersError | nats.errors.UnexpectedEOF
+    ):
+        return ConnectionFailed(f"{what}: {error}", native=error)
+    return BackendError(f"{what}: {error}", native=error)
+
+
+def connect_error(error: BaseException, servers: str, *, tls: bool) -> BrokerError:
+    """Why a connection did not come about."""
+    what = f"Connecting to {servers}"
+    text = str(error).lower()
+    if isinstance(error, TimeoutError):
+        return ConnectionFailed(f"{what}: no answer in time", native=error)
+    if (
+        tls
+        and not isinstance(error, ssl.SSLError)
+        and isinstance(error, ConnectionResetError | nats.errors.UnexpectedEOF)
+    ):
+        # In TLS 1.3 a server refuses a client's certificate after the handshake, by closing.
+        return AuthenticationFailed(
+            f"{what}: the server ended the TLS connection",
+            native=error,
+            advice="It may demand a client certificate: set tls_cert and tls_key",
+        )
+    if "empty response" in text:
+        return ConnectionFailed(
+            f"{what}: the server sent no greeting",
+            native=error,
+            advice="Check that it is a NATS server; set tls_handshake_first if it starts with TLS",
+        )
+    mapped = classify(error, what)
+    if isinstance(mapped, BackendError | OperationTimeout):
+        return ConnectionFailed(mapped.message, native=error)
+    return mapped
+
+
+def _tls_error(error: ssl.SSLError, what: str) -> BrokerError:
+    text = str(error).lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionFailed(
+            f"{what}: the server's certificate is not trusted: {error.verify_message or error}",
+            native=error,
+            retriable=False,
+            advice="Set tls_ca to the authority that signed it, and tls_hostname if it names another host",
+        )
+    if any(alert in text for alert in _ALERTS):
+        return AuthenticationFailed(
+            f"{what}: the server refused the client's certificate: {error.reason or error}",
+            native=error,
+            advice="Set tls_cert and tls_key to a certificate that the server's authority signed",
+        )
+    return ConnectionFailed(f"{what}: TLS failed: {error.reason or error}", native=error)

@@ -1,0 +1,191 @@
+"""The only place that touches nats-py's private calls, and the public way that does the same without them.
+
+`supports_fast_path()` compares what is installed with what was tried; `make_client` falls back to the public calls when
+it differs. Both ways give the same raw messages: subject, reply, body and header block as bytes. The fast
+way skips nats-py's header parsing, message objects and queues, and joins many commands in one write. A handler
+runs inside nats-py's read loop: it must not raise and must not block. Everything runs on the client's event loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from broker_jetstream.headers import header_lines
+
+__all__ = ["FastClient", "Outgoing", "PublicClient", "RawHandler", "Transport", "make_client", "supports_fast_path"]
+
+RawHandler = Callable[[bytes, bytes, bytes, bytes], None]
+"""Called with subject, reply, body and header block (empty without headers)."""
+
+_PROCESS_MSG: Final = ["self", "sid", "subject", "reply", "data", "headers"]
+
+
+class Outgoing(NamedTuple):
+    """One message to be written."""
+
+    subject: bytes
+    reply: bytes
+    block: bytes
+    data: bytes
+
+
+class Transport(Protocol):
+    """What the backend asks of a client beyond nats-py's public calls."""
+
+    client: Client
+    joins: bool
+    """Whether writes are joined and what was not written when a connection broke can be forgotten."""
+
+    async def listen(self, subject: str, handler: RawHandler) -> Any: ...
+    async def unlisten(self, listening: Any) -> None: ...
+    async def send(self, messages: Sequence[Outgoing]) -> None: ...
+    async def send_empty(self, subjects: Sequence[bytes]) -> None: ...
+    def forget_unwritten(self) -> None: ...
+
+
+def supports_fast_path(client_type: type[Client] = Client) -> bool:
+    """Whether this nats-py has the private parts that the fast way needs, in the shape that was tried."""
+    try:
+        process = client_type._process_msg  # pyright: ignore[reportPrivateUsage]
+        send, flush = client_type._send_command, client_type._flush_pending  # pyright: ignore[reportPrivateUsage]
+        probe = client_type()
+        return (
+            all(inspect.iscoroutinefunction(call) for call in (process, send, flush))
+            and list(inspect.signature(process).parameters) == _PROCESS_MSG
+            and list(inspect.signature(send).parameters)[:2] == ["self", "cmd"]
+            and isinstance(probe._pending, list)  # pyright: ignore[reportPrivateUsage]
+            and isinstance(probe._pending_data_size, int)  # pyright: ignore[reportPrivateUsage]
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+class _RawClient(Client):
+    """A client that hands the messages of some subscriptions over as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raw_handlers: dict[int, RawHandler] = {}
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        handler = self.raw_handlers.get(sid)
+        if handler is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        else:
+            handler(subject, reply, data, headers or b"")
+
+
+class FastClient:
+    """Raw messages by the short cut, joined writes."""
+
+    joins = True
+
+    def __init__(self) -> None:
+        self._raw = _RawClient()
+        self.client: Client = self._raw
+
+    async def listen(self, subject: str, handler: RawHandler) -> Any:
+        subscription = await self._raw.subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
+        self._raw.raw_handlers[subscription._id] = handler  # pyright: ignore[reportPrivateUsage]
+        return subscription
+
+    async def unlisten(self, listening: Any) -> None:
+        """Stop; what the server had sent by then has been handed over when this returns."""
+        if self._raw.is_closed:
+            return
+        sid: int = listening._id
+        await listening.unsubscribe()
+        if self._raw.is_connected:
+            await self._raw.flush()
+        self._raw.raw_handlers.pop(sid, None)
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        lines: list[bytes] = []
+        for subject, reply, block, data in messages:
+            if block:
+                size = len(block)
+                lines.append(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(data), block, data))
+            else:
+                lines.append(b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data))
+        await self._write(b"".join(lines))
+
+    async def send_empty(self, subjects: Sequence[bytes]) -> None:
+        await self._write(b"PUB " + b" 0\r\n\r\nPUB ".join(subjects) + b" 0\r\n\r\n")
+
+    async def _write(self, commands: bytes) -> None:
+        await self._raw._send_command(commands)  # pyright: ignore[reportPrivateUsage]
+        await self._raw._flush_pending()  # pyright: ignore[reportPrivateUsage]
+
+    def forget_unwritten(self) -> None:
+        """Drop what the broken connection did not take, so that it cannot overtake what is sent again."""
+        self._raw._pending = []  # pyright: ignore[reportPrivateUsage]
+        self._raw._pending_data_size = 0  # pyright: ignore[reportPrivateUsage]
+
+
+class PublicClient:
+    """The same by nats-py's public calls alone."""
+
+    joins = False
+
+    def __init__(self) -> None:
+        self.client = Client()
+
+    async def listen(self, subject: str, handler: RawHandler) -> Any:
+        async def deliver(message: Msg) -> None:
+            handler(message.subject.encode(), message.reply.encode(), message.data, _block(message.headers))
+
+        return await self.client.subscribe(subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0)
+
+    async def unlisten(self, listening: Any) -> None:
+        if self.client.is_closed:
+            return
+        if self.client.is_connected:
+            # Draining hands over what is queued in nats-py, which unsubscribing would throw away.
+            await listening.drain()
+        else:
+            await listening.unsubscribe()
+
+    async def send(self, messages: Sequence[Outgoing]) -> None:
+        for subject, reply, block, data in messages:
+            headers = (
+                {name.decode(): value.decode("utf-8", "replace") for name, value in header_lines(block)}
+                if block
+                else None
+            )
+            await self.client.publish(subject.decode(), data, reply=reply.decode(), headers=headers)
+
+    async def send_empty(self, subjects: Sequence[bytes]) -> None:
+        for subject in subjects:
+            await self.client.publish(subject.decode())
+
+    def forget_unwritten(self) -> None:
+        """Nothing public does this: what nats-py kept is written after the reconnect."""
+
+
+def make_client(fast: bool) -> FastClient | PublicClient:
+    """A client by the fast way if it is wanted and nats-py allows it."""
+    return FastClient() if fast and supports_fast_path() else PublicClient()
+
+
+def _block(headers: Any) -> bytes:
+    """The header block of a message that nats-py has parsed; a repeated header has kept its last value."""
+    if not headers:
+        return b""
+    lines: list[bytes] = []
+    status = description = ""
+    for name, value in headers.items():
+        # nats-py mixes plain names with members of a str enum.
+        text = str(getattr(name, "value", name))
+        if text == "Status":
+            status = value
+        elif text == "Description":
+            description = value
+        else:
+            lines.append(f"{text}: {value}\r\n".encode())
+    first = f"NATS/1.0 {status} {description}".rstrip() if status else "NATS/1.0"
+    return first.encode() + b"\r\n" + b"".join(lines) + b"\r\n"

