@@ -1,0 +1,100 @@
+"""`LogReaderFacade`: what `bus.log` is; reads a topic's log by position, without a group.
+
+*Concurrency.* Any number of reads may run at once; each is its own. *Cancellation.* A cancelled call, or a loop that is
+left, loses nothing, since nothing was settled: read again from the last offset + 1. *Failure.* What the log does not
+hold raises `OffsetOutOfRange`, never a silent gap; any other error of the backend is raised as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from broker.capabilities import RecordCapabilities
+from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
+from broker.messages import Record, RecordBatch
+from broker.names import check_name
+from broker.spi import Bounds, LogReaderSpi
+
+__all__ = ["LogReaderFacade"]
+
+
+class LogReaderFacade:
+    """Implements `LogReader` over a backend's side.
+
+    :param capabilities: what the backend's records can do; None if that is not known.
+    """
+
+    def __init__(self, reader: LogReaderSpi, capabilities: RecordCapabilities | None = None) -> None:
+        self._reader = reader
+        self._capabilities = capabilities
+
+    async def partitions(self, topic: str) -> Sequence[int]:
+        """The numbers of the topic's partitions.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        return await self._reader.partitions(check_name(topic, "topic"))
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """The first readable offset of each partition, and the position after its last.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        return await self._reader.bounds(check_name(topic, "topic"))
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        """The first position of each partition whose broker time is not before `time`; the end if there is none.
+
+        :raises ConfigurationError: the time has no timezone.
+        :raises Unsupported: the backend cannot search by time.
+        """
+        if time.tzinfo is None:
+            raise ConfigurationError(
+                f"Time {time.isoformat()} has no timezone", advice="Use datetime.now(UTC) or alike"
+            )
+        if self._capabilities is not None and not self._capabilities.position_at:
+            raise Unsupported("This backend cannot search its log by time", advice="Search by broker_time in read(...)")
+        return await self._reader.position_at(check_name(topic, "topic"), time)
+
+    def read(
+        self, topic: str, partition: int, start: int | None = None, stop: int | None = None, *, max_records: int = 1000
+    ) -> AsyncIterator[RecordBatch[bytes]]:
+        """The records with start <= offset < stop, in batches of at most `max_records`.
+
+        None as start or stop is the bound that the log has when the reading begins. It ends when all below `stop` were
+        read and never waits for records that are not there yet. The records cannot be committed.
+
+        :raises OffsetOutOfRange: retention removed `start`, or `stop` lies beyond the end.
+        :raises NotFound: there is no such topic or partition.
+        :raises ConfigurationError: the arguments contradict each other.
+        """
+        check_name(topic, "topic")
+        if max_records < 1:
+            raise ConfigurationError(f"max_records is {max_records}", advice="Ask for 1 or more")
+        if start is not None and start < 0:
+            raise OffsetOutOfRange(f"Position {start} lies before the first")
+        if start is not None and stop is not None and stop < start:
+            raise ConfigurationError(f"stop {stop} lies below start {start}", advice="Give start <= stop")
+        return self._read(topic, partition, start, stop, max_records)
+
+    async def _read(
+        self, topic: str, partition: int, start: int | None, stop: int | None, max_records: int
+    ) -> AsyncGenerator[RecordBatch[bytes]]:
+        if start is None or stop is None:
+            bounds = (await self._reader.bounds(topic)).get(partition)
+            if bounds is None:
+                raise NotFound(
+                    f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)` which it has"
+                )
+            first, following = bounds
+            start = first if start is None else start
+            # A start beyond the end is the reader's to refuse; it must not come as an empty range.
+            stop = max(start, following) if stop is None else stop
+        if stop < start:
+            raise OffsetOutOfRange(f"Topic {topic!r}[{partition}] begins at {start}, above stop {stop}")
+        async for records in self._reader.read(topic, partition, start, stop, max_records):
+            if records:
+                batch: list[Record[Any]] = records if isinstance(records, list) else list(records)
+                yield RecordBatch(batch)
