@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import MappingProxyType
@@ -83,8 +83,8 @@ class ScriptedSource:
         attempt: int = 1,
         attributes: Mapping[str, str] = NONE,
     ) -> None:
-        for id in ids:
-            raw = Raw(id, key, attempt, attributes)
+        for message_id in ids:
+            raw = Raw(message_id, key, attempt, attributes)
             self.waiting.append(Message("orders", data, raw, VIEW, None, len(data or b"")))
         self._arrived.set()
 
@@ -143,6 +143,13 @@ class ScriptedSource:
         self.closed = True
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """Let the loop run until the condition holds; five seconds at most."""
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0)
+
+
 class Letters:
     """A dead-letter topic in a list; `failures` are raised first."""
 
@@ -174,7 +181,7 @@ async def consuming(
     events: list[Event] | None = None,
     hooks: Hooks | None = None,
     **options: Any,
-) -> AsyncIterator[MessageConsumer[Any]]:
+) -> AsyncGenerator[MessageConsumer[Any]]:
     """A consumer over the source; closed at the end."""
     hooks = hooks or Hooks()
     if events is not None:
@@ -187,7 +194,8 @@ async def consuming(
         delivery_attempt=True,
         release_keeps_attempt=False,
     )
-    chosen = ConsumerOptions(**{"close_timeout": 5.0, **options})
+    options.setdefault("close_timeout", 5.0)
+    chosen = ConsumerOptions(**options)
     dead_letter: DeadLetterWriter | Drop | None = None
     if letters is not None:
         dead_letter = DeadLetterWriter("orders.dead", letters.publish, Limits(), hooks)

@@ -9,7 +9,7 @@ import pytest
 from broker.errors import BackendError, Closed, ConfigurationError, ConnectionFailed
 from broker.hooks import Event, FetchFailed
 from broker.messages import Outcome, SettleState
-from tests.unit.scripted_source import ScriptedSource, consuming
+from tests.unit.scripted_source import ScriptedSource, consuming, until
 
 
 async def test_idle_is_an_answer() -> None:
@@ -86,8 +86,7 @@ async def test_a_fatal_error_is_raised_once_at_once_and_gives_back_the_buffer() 
         assert await consumer.next_message(timeout=5) is not None
         source.fail(BackendError("broken"))
         with pytest.raises(BackendError, match="broken"):
-            while await consumer.next_message(timeout=5) is not None:
-                pass
+            _ = [message async for message in consumer]
         with pytest.raises(Closed) as closed:
             await consumer.next_message()
         assert isinstance(closed.value.__cause__, BackendError)
@@ -102,8 +101,7 @@ async def test_a_fatal_error_lets_handlers_finish_and_ends_receive() -> None:
 
         async def handle(message: object) -> None:
             source.fail(BackendError("broken"))
-            while await asyncio.sleep(0, consumer._engine.running):  # pyright: ignore
-                pass
+            await until(lambda: not source.errors)
             handled.append("finished")
 
         with pytest.raises(BackendError, match="broken"):

@@ -13,7 +13,7 @@ from broker.errors import ConnectionFailed, InvalidSetting
 from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
 from broker.messages import Message, Outcome
 from broker.retry import Attempts, Retry
-from tests.unit.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming
+from tests.unit.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 FAST = Retry(max_attempts=3, initial=0.001, maximum=0.002)
 
@@ -95,8 +95,7 @@ async def test_a_close_during_a_dead_letter_write_gives_the_original_back() -> N
         message = await consumer.next_message(timeout=5)
         assert message is not None
         rejecting = asyncio.create_task(message.reject("no"))
-        while letters.tried == 0:
-            await asyncio.sleep(0)
+        await until(lambda: letters.tried)
         async with asyncio.timeout(5):
             await consumer.close()
         with pytest.raises(asyncio.CancelledError):
@@ -126,9 +125,7 @@ async def test_without_dead_letters_a_rejected_message_comes_back_at_the_longest
         message = await consumer.next_message(timeout=5)
         assert message is not None
         await message.reject("no")
-        async with asyncio.timeout(5):
-            while not source.settled:
-                await asyncio.sleep(0)
+        await until(lambda: source.settled)
     assert [(s.outcome, s.delay) for s in source.settled] == [(Outcome.NACK, 40)]
 
 
@@ -152,9 +149,7 @@ async def test_an_undecodable_payload_is_a_dead_letter_not_a_crash() -> None:
         assert message is not None
         assert message.payload == {"a": 1}
         await message.ack()
-        async with asyncio.timeout(5):
-            while not letters.written:
-                await asyncio.sleep(0)
+        await until(lambda: letters.written)
     assert letters.written[0].attributes["dead-letter-reason"].startswith("cannot be decoded")
 
 

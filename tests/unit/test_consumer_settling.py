@@ -12,7 +12,7 @@ from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupport
 from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.retry import Retry
-from tests.unit.scripted_source import ScriptedSource, consuming
+from tests.unit.scripted_source import ScriptedSource, consuming, until
 
 
 async def taken(consumer: object) -> Message:
@@ -142,9 +142,7 @@ async def test_leases_are_renewed_from_the_buffer_on() -> None:
     source.add("1", "2")
     async with consuming(source, lease_seconds=0.03) as consumer:
         await consumer.next_batch(2, timeout=5)
-        async with asyncio.timeout(5):
-            while source.extended.count("1") < 2:
-                await asyncio.sleep(0)
+        await until(lambda: source.extended.count("1") >= 2)
 
 
 async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
@@ -153,9 +151,7 @@ async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
     events: list[Event] = []
     async with consuming(source, max_lease=0.05, events=events, retry=Retry(maximum=1, initial=0)) as consumer:
         message = await taken(consumer)
-        async with asyncio.timeout(5):
-            while not message.lease_lost:
-                await asyncio.sleep(0)
+        await until(lambda: message.lease_lost)
         with pytest.raises(LeaseLost):
             await message.ack()
     assert [event for event in events if isinstance(event, LeaseExpired)]

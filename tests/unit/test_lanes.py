@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from broker.lanes import Lanes
 from broker.messages import Message, Outcome
 from broker.retry import Retry
-from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming
+from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 
 def make(id: str, key: bytes | None) -> Message:
@@ -166,7 +166,7 @@ async def test_a_failed_head_is_retried_in_process_and_blocks_only_its_key() -> 
                 raise RuntimeError("bad")
 
         await consumer.receive(handle, concurrency=2)
-    assert [id for id in order if id in "12"] == ["1", "1", "1", "2"]
+    assert [one for one in order if one in "12"] == ["1", "1", "1", "2"]
     assert order.index("4") < order.index("2")
     assert source.outcomes(Outcome.NACK) == []
     assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["1"]
@@ -185,7 +185,5 @@ async def test_a_lost_head_gives_its_whole_lane_back() -> None:
         assert source.listener is not None
         source.listener.lost([head])
         await other.ack()
-        async with asyncio.timeout(5):
-            while len(source.outcomes(Outcome.RELEASE)) < 2:
-                await asyncio.sleep(0)
+        await until(lambda: len(source.outcomes(Outcome.RELEASE)) >= 2)
         assert source.outcomes(Outcome.RELEASE) == ["2", "3"]
