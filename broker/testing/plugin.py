@@ -1,0 +1,73 @@
+"""Fixtures for the tests of applications, installed with the package: pytest finds them by itself.
+
+Each test gets a private in-memory broker, on its own event loop. Its time is real, unless the test also asks for
+`manual_clock`: then it stands still until the test advances it. The order between keys is drawn anew for each
+broker; a failing test shows the seed, and `--broker-seed` brings it back. Nothing of `broker` is imported until a
+fixture is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_asyncio import fixture as async_fixture
+
+    from broker.bus import Bus
+    from broker_inmem import Broker, ManualClock
+else:
+    try:
+        from pytest_asyncio import fixture as async_fixture
+    except ImportError:
+        # Then another plugin, such as anyio's, runs coroutine fixtures.
+        async_fixture = pytest.fixture
+
+__all__ = ["broker_bus", "inmem_broker", "manual_clock"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--broker-seed`."""
+    parser.getgroup("anybroker").addoption(
+        "--broker-seed",
+        type=int,
+        default=None,
+        help="what the in-memory broker draws the order between keys from; a failing test shows its own",
+    )
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    """The clock of `inmem_broker` in this test: `manual_clock.advance(seconds)` ends leases and delays at once."""
+    from broker_inmem import ManualClock
+
+    return ManualClock()
+
+
+@pytest.fixture
+def inmem_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+    """A private in-memory broker: `faults`, `clock`, and `url` for code that connects by itself."""
+    from broker_inmem import Broker, BrokerOptions
+
+    clock: ManualClock | None = None
+    if "manual_clock" in request.fixturenames:
+        clock = request.getfixturevalue("manual_clock")
+    broker = Broker(BrokerOptions(seed=request.config.getoption("--broker-seed")), clock=clock)
+    # Pytest shows what was printed if the test fails.
+    print(f"The in-memory broker's order between keys: --broker-seed={broker.seed}")  # noqa: T201
+    yield broker
+    # Closing what the test left open must not meet its faults.
+    broker.faults.clear()
+
+
+@async_fixture
+async def broker_bus(inmem_broker: Broker) -> AsyncIterator[Bus]:
+    """A connected `Bus` on `inmem_broker`, closed after the test."""
+    from broker.bus import connect
+
+    async with connect(inmem_broker.url) as bus:
+        yield bus
+        inmem_broker.faults.clear()
+        inmem_broker.faults.start()

@@ -1,0 +1,154 @@
+"""Provisioning on an in-memory server: topics, subscriptions of both families, and how far behind they are.
+
+Calls do not suspend. What the server cannot do is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from broker.errors import InvalidSetting, SubscriptionNotFound, UnknownSetting
+from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker_inmem.connections import Connection
+from broker_inmem.topic import Topic
+
+__all__ = ["InmemAdmin"]
+
+
+class InmemAdmin:
+    """Implements `broker.spi.AdminSpi`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Options: `retention_messages`, the most records of a partition."""
+        most = _only(options, "retention_messages").get("retention_messages")
+        if partitions is not None and partitions < 1:
+            raise InvalidSetting(f"partitions is {partitions}", advice="It takes a whole number of 1 or more")
+        if most is not None and (not isinstance(most, int) or most < 1):
+            raise InvalidSetting(f"retention_messages is {most!r}", advice="It takes a whole number of 1 or more")
+        if retention is not None and retention <= timedelta(0):
+            raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
+        with self._broker.lock:
+            self._check()
+            topic = self._broker.ensure_topic(name, partitions)
+            if retention is not None:
+                topic.retention = retention.total_seconds()
+            if most is not None:
+                topic.retention_messages = most
+            topic.advance(self._broker.clock.time())
+            return _describe(topic)
+
+    async def delete_topic(self, name: str) -> None:
+        with self._broker.lock:
+            self._check()
+            self._broker.delete_topic(name)
+
+    async def list_topics(self) -> Sequence[str]:
+        with self._broker.lock:
+            self._check()
+            return sorted(self._broker.topics)
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        with self._broker.lock:
+            return _describe(self._topic(name))
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        """It is of the family that first opens it."""
+        _only(options)
+        with self._broker.lock:
+            found = self._topic(topic)
+            if not self._broker.in_group(topic, name):
+                self._broker.ensure_queue(found, name, start)
+            return self._describe(found, name)
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        with self._broker.lock:
+            found = self._topic(topic)
+            self._broker.delete_queue(found, name)
+            self._broker.delete_group(topic, name)
+
+    async def list_subscriptions(self, topic: str) -> Sequence[str]:
+        with self._broker.lock:
+            found = self._topic(topic)
+            groups = {name for name, group in self._broker.groups.items() if topic in group.topics}
+            return sorted({*found.queues, *groups})
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        with self._broker.lock:
+            return self._describe(self._topic(topic), name)
+
+    async def purge(self, topic: str) -> int | None:
+        with self._broker.lock:
+            return self._topic(topic).purge()
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        broker = self._broker
+        with broker.lock:
+            found = self._topic(topic)
+            queue = found.queues.get(subscription)
+            now = broker.clock.time()
+            if queue is not None:
+                queue.advance(now)
+                return Lag(waiting=queue.waiting, unsettled=queue.unsettled)
+            if broker.in_group(topic, subscription):
+                behind = broker.groups[subscription].behind(topic, now)
+                return Lag(waiting=sum(behind.values()), partitions=behind)
+            raise SubscriptionNotFound(f"Topic {topic!r} has no subscription {subscription!r}")
+
+    def _check(self) -> None:
+        self._connection.check()
+        if self._broker.faults.armed:
+            self._broker.faults.check("admin")
+
+    def _topic(self, name: str) -> Topic:
+        self._check()
+        return self._broker.topic(name, self._broker.clock.time())
+
+    def _describe(self, topic: Topic, name: str) -> SubscriptionInfo:
+        queue = topic.queues.get(name)
+        if queue is not None:
+            queue.advance(self._broker.clock.time())
+            native: dict[str, Any] = {
+                "family": "messages" if queue.used else "unused",
+                "consumers": sum(not member.gone for member in queue.members.values()),
+                "waiting": queue.waiting,
+                "unsettled": queue.unsettled,
+                "ordered_by_key": queue.ordered,
+            }
+        elif self._broker.in_group(topic.name, name):
+            native = {"family": "records", **self._broker.groups[name].describe()}
+        else:
+            raise SubscriptionNotFound(f"Topic {topic.name!r} has no subscription {name!r}")
+        return SubscriptionInfo(topic=topic.name, name=name, native=native)
+
+
+def _describe(topic: Topic) -> TopicInfo:
+    return TopicInfo(
+        name=topic.name,
+        partitions=len(topic.partitions),
+        messages=sum(len(log) for log in topic.partitions),
+        bytes=sum(log.bytes() for log in topic.partitions),
+        native={
+            "scheduled": topic.scheduled,
+            "retention_seconds": topic.retention,
+            "retention_messages": topic.retention_messages,
+            "subscriptions": sorted(topic.queues),
+        },
+    )
+
+
+def _only(options: Mapping[str, Any], *known: str) -> Mapping[str, Any]:
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        has = f"has the options {', '.join(known)}" if known else "has no options here"
+        raise UnknownSetting(f"The in-memory broker does not know the option {unknown[0]!r}", advice=f"It {has}")
+    return options

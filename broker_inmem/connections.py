@@ -1,0 +1,80 @@
+"""What the server knows of one client: whether it is there, and what it has open.
+
+A connection belongs to the event loop that opened it; the server looks at it under its lock, from any thread.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from broker.errors import BrokerError, Closed, ConnectionFailed
+
+if TYPE_CHECKING:
+    from broker_inmem.server import Broker
+
+__all__ = ["Connection", "ConnectionState", "Source"]
+
+
+class ConnectionState(Enum):
+    """Where a connection stands."""
+
+    OPEN = "open"
+    ISOLATED = "isolated"
+    """Neither side hears of the other, until it is healed."""
+    KILLED = "killed"
+    """As if its process were dead."""
+    CLOSED = "closed"
+
+
+class Source(Protocol):
+    """A consumer that the server can tell that its connection broke."""
+
+    def broken(self, *, lost: bool) -> None:
+        """The connection broke; called under the server's lock, from any thread.
+
+        :param lost: whether the leases of the consumer ended with it.
+        """
+        ...
+
+
+class Connection:
+    """One client of one server. Reprs as its number, which errors and fixtures show."""
+
+    def __init__(self, broker: Broker, number: int) -> None:
+        self.broker: Final = broker
+        self.number: Final = number
+        self.state = ConnectionState.OPEN
+        self.sources: dict[int, Source] = {}
+        """Open consumers, by member number."""
+        self.owner: Any = None
+        """The backend object that opened it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether calls reach the server."""
+        return self.state is ConnectionState.OPEN and self.broker.up
+
+    def check(self) -> None:
+        """Pass if calls reach the server.
+
+        :raises ConnectionFailed: they do not; retriable unless the connection was killed.
+        :raises Closed: it was closed.
+        """
+        if self.state is not ConnectionState.OPEN or not self.broker.up:
+            raise self.error()
+
+    def error(self) -> BrokerError:
+        """Why calls do not reach the server."""
+        if self.state is ConnectionState.CLOSED:
+            return Closed("The connection to the in-memory broker was closed")
+        if self.state is ConnectionState.KILLED:
+            return ConnectionFailed(
+                "This connection was killed", retriable=False, advice="A fault asked for it; open another connection"
+            )
+        if self.state is ConnectionState.ISOLATED:
+            return ConnectionFailed("This connection is cut off", advice="A fault asked for it; heal it")
+        return ConnectionFailed(f"The in-memory broker {self.broker.name!r} is stopped", advice="Start it again")
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.number} of {self.broker.name!r}, {self.state.value}>"

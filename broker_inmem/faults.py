@@ -1,0 +1,263 @@
+"""What can go wrong on purpose: `broker.faults`.
+
+Every method may be called from any thread and takes effect at once. Faults that are counted are used up one by
+one; `clear` removes those that are left. Nothing published is lost by a fault, unless it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
+from broker.messages import Message
+from broker_inmem.connections import Connection, ConnectionState
+from broker_inmem.entries import Delivery
+
+if TYPE_CHECKING:
+    from broker_inmem.queue_ import MessageQueue
+    from broker_inmem.server import Broker
+
+__all__ = ["Failure", "Faults"]
+
+Operation = Literal["open", "fetch", "publish", "settle", "extend", "commit", "transaction", "admin"]
+
+
+@dataclass(slots=True)
+class Failure:
+    """One kind of failure and how often it is still to happen."""
+
+    operation: Operation
+    error: BrokerError | None
+    times: int
+    topic: str | None
+    each: bool = False
+    """Whether it meets single messages, not the call."""
+    applied: bool = False
+
+
+class Faults:
+    """The faults of one server."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Final = broker
+        self._failures: list[Failure] = []
+        self._duplicates: list[tuple[str | None, int]] = []
+        self.armed = False
+        """Whether any counted fault is waiting; asked before every operation."""
+        self.fetch_delay = 0.0
+        """Seconds of the server's clock that every fetch takes longer; see `slow_fetches`."""
+
+    def fail(
+        self,
+        operation: Operation,
+        error: BrokerError | None = None,
+        *,
+        times: int = 1,
+        topic: str | None = None,
+    ) -> None:
+        """Let the next operations fail as a whole, without effect.
+
+        :param error: what they raise; a retriable ConnectionFailed if None.
+        :param times: how many fail.
+        :param topic: only those on this topic.
+        """
+        self._add(Failure(operation, error or ConnectionFailed("A fault broke the call"), times, topic))
+
+    def fail_publish(
+        self, error: BrokerError | None = None, *, times: int = 1, topic: str | None = None, stored: bool = False
+    ) -> None:
+        """Let the next messages that are published fail, each on its own.
+
+        :param error: each one's fate; OperationTimeout if None.
+        :param times: how many messages.
+        :param stored: whether they are on the server all the same.
+        """
+        self._add(Failure("publish", error or OperationTimeout("A fault kept the receipt"), times, topic, True, stored))
+
+    def lose_acks(
+        self, times: int = 1, *, topic: str | None = None, applied: bool = False, reported: bool = True
+    ) -> None:
+        """Lose the next settlements on their way.
+
+        :param times: how many messages.
+        :param applied: whether the server carried them out: only the answer was lost.
+        :param reported: whether the consumer is told OperationTimeout; if not it believes that all went well.
+        """
+        error = OperationTimeout("A fault lost the settlement") if reported else None
+        self._add(Failure("settle", error, times, topic, True, applied))
+
+    def duplicate(self, times: int = 1, *, topic: str | None = None) -> None:
+        """Deliver the next messages twice, whatever becomes of the first delivery."""
+        broker = self._broker
+        with broker.lock:
+            self._duplicates.append((topic, times))
+            self.armed = True
+
+    def expire(self, messages: Iterable[Message[Any]] | None = None) -> int:
+        """End leases now, without telling their consumers: those of these messages, or all.
+
+        :returns: how many leases there were to end.
+        """
+        broker = self._broker
+        wanted = None if messages is None else {id(message.lease) for message in messages}
+        ended = 0
+        with broker.lock:
+            for queue in broker.each_queue():
+                for member in list(queue.members.values()):
+                    held = [d for d in member.leases.values() if wanted is None or id(d) in wanted]
+                    ended += queue.drop(member, held)
+                    if member.gone:
+                        queue.abandon(member)
+        return ended
+
+    def slow_fetches(self, seconds: float) -> None:
+        """Let every fetch take so much longer, by the server's clock; 0 ends it."""
+        self.fetch_delay = seconds
+
+    def restart(self) -> None:
+        """Stop the server and start it again: connections break and come back, all leases end."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Stop the server: every call fails until `start`, and all leases end. What is stored stays."""
+        broker = self._broker
+        with broker.lock:
+            broker.up = False
+            for queue in broker.each_queue():
+                for member in list(queue.members.values()):
+                    queue.drop(member, list(member.leases.values()))
+                    if member.gone:
+                        queue.abandon(member)
+            for connection in broker.connections:
+                for source in tuple(connection.sources.values()):
+                    source.broken(lost=True)
+
+    def start(self) -> None:
+        """Start the server again."""
+        with self._broker.lock:
+            self._broker.up = True
+
+    def kill(self, who: Any, *, drop_leases: bool = False) -> None:
+        """Let a client vanish as if its process were killed: its calls fail for good, nothing is given back.
+
+        :param who: a Bus, a backend or a connection.
+        :param drop_leases: end its leases and sessions at once; if not they run out.
+        """
+        broker = self._broker
+        connection = _connection(who)
+        with broker.lock:
+            connection.state = ConnectionState.KILLED
+            if connection in broker.connections:
+                broker.connections.remove(connection)
+            now = broker.clock.time()
+            for number, source in tuple(connection.sources.items()):
+                source.broken(lost=False)
+                for queue in broker.each_queue():
+                    member = queue.members.get(number)
+                    if member is not None:
+                        if drop_leases:
+                            queue.drop(member, list(member.leases.values()))
+                        queue.abandon(member)
+                for group in tuple(broker.groups.values()):
+                    if drop_leases:
+                        group.expel(number, now)
+                    else:
+                        group.silence(number, now)
+            connection.sources.clear()
+
+    def isolate(self, who: Any) -> None:
+        """Cut a client off: its calls fail until it is healed; meanwhile its leases and sessions run out."""
+        broker = self._broker
+        connection = _connection(who)
+        with broker.lock:
+            connection.state = ConnectionState.ISOLATED
+            now = broker.clock.time()
+            for number, source in tuple(connection.sources.items()):
+                source.broken(lost=False)
+                for group in broker.groups.values():
+                    group.silence(number, now)
+
+    def heal(self, who: Any) -> None:
+        """Let a client that was cut off reach the server again."""
+        broker = self._broker
+        connection = _connection(who)
+        with broker.lock:
+            if connection.state is ConnectionState.ISOLATED:
+                connection.state = ConnectionState.OPEN
+                now = broker.clock.time()
+                for number in connection.sources:
+                    for group in broker.groups.values():
+                        group.hear(number, now)
+
+    def clear(self) -> None:
+        """Forget all faults that were not used up, and let fetches be quick again."""
+        with self._broker.lock:
+            self._failures.clear()
+            self._duplicates.clear()
+            self.armed = False
+            self.fetch_delay = 0.0
+
+    # What follows is for the connections. Callers hold the lock, and ask only if `armed`.
+
+    def check(self, operation: Operation, topic: str | None = None) -> None:
+        """:raises BrokerError: this operation is to fail as a whole."""
+        for failure in self._failures:
+            if failure.operation == operation and not failure.each and failure.topic in (None, topic):
+                self._use(failure)
+                if failure.error is not None:
+                    raise failure.error
+                return
+
+    def draw(self, operation: Operation, topic: str, count: int) -> Sequence[Failure | None]:
+        """What becomes of each of so many messages."""
+        fates: list[Failure | None] = []
+        for _ in range(count):
+            failure = next(
+                (f for f in self._failures if f.each and f.operation == operation and f.topic in (None, topic)), None
+            )
+            if failure is not None:
+                self._use(failure)
+            fates.append(failure)
+        return fates
+
+    def after_take(self, queue: MessageQueue, deliveries: Sequence[Delivery]) -> None:
+        """Deliver again what is to be duplicated."""
+        for delivery in deliveries:
+            for index, (topic, times) in enumerate(self._duplicates):
+                if topic in (None, queue.topic):
+                    queue.redeliver(delivery)
+                    if times == 1:
+                        del self._duplicates[index]
+                    else:
+                        self._duplicates[index] = (topic, times - 1)
+                    break
+            else:
+                break
+        self._rearm()
+
+    def _add(self, failure: Failure) -> None:
+        with self._broker.lock:
+            self._failures.append(failure)
+            self.armed = True
+
+    def _use(self, failure: Failure) -> None:
+        failure.times -= 1
+        if failure.times <= 0:
+            self._failures.remove(failure)
+        self._rearm()
+
+    def _rearm(self) -> None:
+        self.armed = bool(self._failures or self._duplicates)
+
+
+def _connection(who: Any) -> Connection:
+    if isinstance(who, Connection):
+        return who
+    backend = getattr(who, "backend", who)
+    connection = getattr(backend, "connection", None)
+    if not isinstance(connection, Connection):
+        raise TypeError(f"{who!r} is not an open connection to an in-memory broker")
+    return connection

@@ -1,0 +1,258 @@
+"""One group of the Record family: who has which partition, and how far each was committed.
+
+Partitions move as members come and go; those that stay are not interrupted. A member is told before a partition
+goes and has `rebalance_seconds` to give it up; one that is silent for `session_seconds` loses all at once. A
+commit is taken from the partition's owner only. Not locked: the server's lock is held around every call, and
+members are told through `GroupMember.tell`, which only appends and wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange
+from broker.spi import Start, TopicPartition
+
+if TYPE_CHECKING:
+    from broker_inmem.server import Broker
+
+__all__ = ["Group", "GroupMember", "Notice"]
+
+
+class Notice(NamedTuple):
+    """What a member is told: partitions were assigned, are asked back or lost, or it was put out of the group."""
+
+    kind: Literal["assigned", "revoking", "lost", "expelled"]
+    partitions: Sequence[TopicPartition]
+    positions: Mapping[TopicPartition, int]
+
+
+class GroupMember(Protocol):
+    """A record source as its group sees it."""
+
+    @property
+    def topics(self) -> Sequence[str]: ...
+    def tell(self, notice: Notice) -> None:
+        """Called under the server's lock, from any thread."""
+        ...
+
+    def wake(self) -> None:
+        """Something may fall due earlier than the member thought."""
+        ...
+
+
+class Group:
+    """The state of one group over all its topics."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self.name: Final = name
+        self.topics: set[str] = set()
+        self.owners: dict[TopicPartition, int] = {}
+        self._broker: Final = broker
+        self._session: Final = broker.options.session_seconds
+        self._patience: Final = broker.options.rebalance_seconds
+        self._members: dict[int, GroupMember] = {}
+        self._silent: dict[int, float] = {}
+        self._revoking: dict[TopicPartition, float] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._starts: dict[TopicPartition, int] = {}
+
+    def join(self, number: int, member: GroupMember, start: Start, now: float) -> None:
+        """A member comes; partitions that others have are asked back from them."""
+        for name in member.topics:
+            if name not in self.topics:
+                topic = self._broker.topics[name]
+                # A subscription that was made beforehand and never consumed says where the group begins.
+                prepared = topic.queues.get(self.name)
+                positions = topic.positions(start, now) if prepared is None else prepared.start
+                if prepared is not None:
+                    self._broker.delete_queue(topic, self.name)
+                self._starts.update((TopicPartition(name, number), at) for number, at in positions.items())
+                self.topics.add(name)
+        self._members[number] = member
+        self.rebalance(now)
+
+    def leave(self, number: int, now: float) -> None:
+        """A member goes by itself; it is told nothing."""
+        if self._members.pop(number, None) is not None:
+            self._silent.pop(number, None)
+            self._disown([partition for partition, owner in self.owners.items() if owner == number])
+            self.rebalance(now)
+
+    def expel(self, number: int, now: float) -> None:
+        """A member is put out; it learns that when it next hears of the server."""
+        member = self._members.get(number)
+        if member is not None:
+            lost = [partition for partition, owner in self.owners.items() if owner == number]
+            self.leave(number, now)
+            member.tell(Notice("expelled", lost, {}))
+
+    def silence(self, number: int, now: float) -> None:
+        """A member is not heard of any more."""
+        if number in self._members:
+            self._silent.setdefault(number, now)
+            self.wake()
+
+    def hear(self, number: int, now: float) -> None:
+        """A member is heard of again."""
+        self.advance(now)
+        self._silent.pop(number, None)
+
+    def release(self, number: int, partitions: Iterable[TopicPartition], now: float) -> None:
+        """A member has given up partitions that were asked of it."""
+        self._disown([partition for partition in partitions if self.owners.get(partition) == number])
+        self.rebalance(now)
+
+    def changed(self, now: float) -> None:
+        """Topics were deleted, or have more partitions."""
+        for name in [name for name in self.topics if name not in self._broker.topics]:
+            self._forget_positions(name)
+        self.rebalance(now)
+
+    def forget(self, topic: str, now: float) -> None:
+        """Forget the positions on a topic; members that read it lose its partitions."""
+        self._forget_positions(topic)
+        self.rebalance(now)
+
+    def advance(self, now: float) -> None:
+        """Put into effect what fell due: sessions of silent members and partitions not given up in time."""
+        for number, since in tuple(self._silent.items()):
+            if since + self._session <= now:
+                self.expel(number, now)
+        overdue = [partition for partition, deadline in self._revoking.items() if deadline <= now]
+        if overdue:
+            for number in {self.owners[partition] for partition in overdue}:
+                mine = [partition for partition in overdue if self.owners[partition] == number]
+                self._members[number].tell(Notice("lost", mine, {}))
+            self._disown(overdue)
+            self.rebalance(now)
+
+    def next_due(self) -> float | None:
+        """When `advance` next has something to do."""
+        due = [since + self._session for since in self._silent.values()]
+        due += self._revoking.values()
+        return min(due, default=None)
+
+    def rebalance(self, now: float) -> None:
+        """Work out who should have what, give out what is free, and ask back what others should have."""
+        targets = self._targets()
+        lost: dict[int, list[TopicPartition]] = {}
+        asked: dict[int, list[TopicPartition]] = {}
+        given: dict[int, list[TopicPartition]] = {}
+        for partition, owner in tuple(self.owners.items()):
+            if partition not in targets:
+                lost.setdefault(owner, []).append(partition)
+                self._disown([partition])
+        for partition, number in targets.items():
+            owner = self.owners.get(partition)
+            if owner is None:
+                self.owners[partition] = number
+                given.setdefault(number, []).append(partition)
+            elif owner != number and partition not in self._revoking:
+                self._revoking[partition] = now + self._patience
+                asked.setdefault(owner, []).append(partition)
+        for number, partitions in lost.items():
+            self._members[number].tell(Notice("lost", partitions, {}))
+        for number, partitions in asked.items():
+            self._members[number].tell(Notice("revoking", partitions, {}))
+        for number, partitions in given.items():
+            positions = {partition: self.position(partition) for partition in partitions}
+            self._members[number].tell(Notice("assigned", partitions, positions))
+        if asked:
+            self.wake()
+
+    def commit(self, number: int, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, BrokerError | None]:
+        """Store the next position of each partition that this member owns; one entry each."""
+        return {
+            partition: self.refusal(number, partition, position) or self._store(partition, position)
+            for partition, position in positions.items()
+        }
+
+    def refusal(self, number: int, partition: TopicPartition, position: int) -> BrokerError | None:
+        """Why this member may not commit that position; None if it may."""
+        if self.owners.get(partition) != number:
+            return LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not this member's any more")
+        end = self._broker.topics[partition.topic].partitions[partition.partition].next
+        if not 0 <= position <= end:
+            return OffsetOutOfRange(
+                f"{partition.topic!r}[{partition.partition}] ends at {end}; {position} was committed"
+            )
+        return None
+
+    def committed(self, partition: TopicPartition) -> int | None:
+        return self._committed.get(partition)
+
+    def position(self, partition: TopicPartition) -> int:
+        """Where a new owner begins."""
+        return self._committed.get(partition, self._starts.get(partition, 0))
+
+    def behind(self, topic: str, now: float) -> dict[int, int]:
+        """How many records of each partition lie ahead."""
+        logs = self._broker.topics[topic].partitions
+        return {number: log.count(self.position(TopicPartition(topic, number)), now) for number, log in enumerate(logs)}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "members": len(self._members),
+            "topics": sorted(self.topics),
+            "committed": {f"{topic}[{number}]": at for (topic, number), at in sorted(self._committed.items())},
+        }
+
+    @property
+    def empty(self) -> bool:
+        return not self._members
+
+    def wake(self) -> None:
+        for member in self._members.values():
+            member.wake()
+
+    def _store(self, partition: TopicPartition, position: int) -> None:
+        self._committed[partition] = position
+
+    def _disown(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self.owners.pop(partition, None)
+            self._revoking.pop(partition, None)
+
+    def _forget_positions(self, topic: str) -> None:
+        self.topics.discard(topic)
+        for positions in (self._committed, self._starts):
+            for partition in [partition for partition in positions if partition.topic == topic]:
+                del positions[partition]
+
+    def _targets(self) -> dict[TopicPartition, int]:
+        """An even distribution that moves as little as possible; what is being given up counts as free."""
+        topics = self._broker.topics
+        load = dict.fromkeys(sorted(self._members), 0)
+        targets: dict[TopicPartition, int] = {}
+        free: list[tuple[TopicPartition, list[int]]] = []
+        for name in sorted(self.topics):
+            readers = [number for number in load if name in self._members[number].topics]
+            if name not in topics or not readers:
+                continue
+            for number in range(len(topics[name].partitions)):
+                partition = TopicPartition(name, number)
+                owner = self.owners.get(partition)
+                if owner in readers and partition not in self._revoking:
+                    targets[partition] = owner
+                    load[owner] += 1
+                else:
+                    free.append((partition, readers))
+        for partition, readers in free:
+            number = min(readers, key=lambda reader: (load[reader], reader))
+            targets[partition] = number
+            load[number] += 1
+        moved = True
+        while moved:
+            moved = False
+            for partition in reversed(targets):
+                owner = targets[partition]
+                readers = [number for number in load if partition.topic in self._members[number].topics]
+                least = min(readers, key=lambda reader: (load[reader], reader))
+                if load[owner] - load[least] >= 2:
+                    targets[partition] = least
+                    load[owner] -= 1
+                    load[least] += 1
+                    moved = True
+        return targets

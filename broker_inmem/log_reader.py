@@ -1,0 +1,71 @@
+"""Reads of the committed log of an in-memory server, without a group.
+
+Calls do not suspend, but for one turn of the loop between batches. A read sees what was committed when it
+reaches it, and fails rather than skips when retention overtakes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from broker.errors import OffsetOutOfRange
+from broker.messages import Record
+from broker.spi import Bounds
+from broker_inmem.connections import Connection
+from broker_inmem.entries import ENTRY_VIEW
+from broker_inmem.partition import PartitionLog
+
+__all__ = ["InmemLogReader"]
+
+_MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+class InmemLogReader:
+    """Implements `broker.spi.LogReaderSpi`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+
+    async def partitions(self, topic: str) -> Sequence[int]:
+        with self._broker.lock:
+            return range(len(self._logs(topic)))
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        with self._broker.lock:
+            return {number: log.bounds() for number, log in enumerate(self._logs(topic))}
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        with self._broker.lock:
+            return {number: log.position_at(time.timestamp()) for number, log in enumerate(self._logs(topic))}
+
+    async def read(
+        self, topic: str, partition: int, start: int, stop: int, max_records: int
+    ) -> AsyncIterator[Sequence[Record[Any]]]:
+        position = start
+        while True:
+            with self._broker.lock:
+                logs = self._logs(topic)
+                if not 0 <= partition < len(logs):
+                    raise OffsetOutOfRange(f"Topic {topic!r} has partitions 0 to {len(logs) - 1}, not {partition}")
+                log = logs[partition]
+                if position < log.first or stop > log.stable:
+                    raise OffsetOutOfRange(
+                        f"{topic!r}[{partition}] holds {log.first} to {log.stable}; {position} to {stop} was asked for"
+                    )
+                now = self._broker.clock.time()
+                entries, position = log.read(position, max_records, _MAX_BYTES, now, committed=True, stop=stop)
+            if entries:
+                yield [Record(e.topic, e.partition, e.offset, e.key, e.data, e, ENTRY_VIEW, e.size) for e in entries]
+            if position >= stop:
+                return
+            await asyncio.sleep(0)
+
+    def _logs(self, topic: str) -> list[PartitionLog]:
+        self._connection.check()
+        if self._broker.faults.armed:
+            self._broker.faults.check("fetch", topic)
+        return self._broker.topic(topic, self._broker.clock.time()).partitions

@@ -1,0 +1,98 @@
+"""How one in-memory server behaves, and the capabilities that follow; immutable values, safe from any thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.capabilities import (
+    Capabilities,
+    ConfirmedAck,
+    LeaseMode,
+    Limits,
+    MessageCapabilities,
+    PublishCapabilities,
+    RecordCapabilities,
+)
+
+__all__ = ["BrokerOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """What a server is told when it is made. Times are in seconds of the server's clock, sizes in bytes."""
+
+    seed: int | None = None
+    """What the order between keys is drawn from; None draws one, see `Broker.seed`."""
+    shuffle: int = 8
+    """Messages of different keys, and of none, are mixed within windows of so many; 0 keeps the order of publishing."""
+    partitions: int = 4
+    """Partitions of a topic that is made without saying how many."""
+    lease_seconds: float = 30.0
+    """How long a delivered message is its consumer's without renewal; a subscription may have its own."""
+    native_delay: float = 30 * 86400.0
+    """The longest delay of a nack that the server keeps; 0 makes the core keep delays itself."""
+    dedup_seconds: float = 120.0
+    """A second message of the same id within this time is dropped."""
+    session_seconds: float = 10.0
+    """A group member that is not heard of for so long loses its partitions."""
+    rebalance_seconds: float = 30.0
+    """How long a group member may take to give up partitions."""
+    transaction_seconds: float = 60.0
+    """A transaction that is open for longer is aborted by the server."""
+    retention_seconds: float | None = None
+    """Records older than this are removed from the log, unless the topic has its own retention."""
+    retention_messages: int | None = None
+    """The most records that a partition's log keeps, unless the topic has its own bound."""
+    max_body: int = 1024 * 1024
+    max_key: int = 1024
+    max_id: int = 256
+    max_attribute_key: int = 256
+    max_attribute_value: int = 4096
+    max_attributes: int = 100
+
+    def capabilities(self) -> Capabilities:
+        """What a server of these options can do."""
+        return Capabilities(
+            backend="inmem",
+            publish=PublishCapabilities(
+                limits=Limits(
+                    body=self.max_body,
+                    key=self.max_key,
+                    id=self.max_id,
+                    attribute_key=self.max_attribute_key,
+                    attribute_value=self.max_attribute_value,
+                    attributes=self.max_attributes,
+                ),
+                deduplication=True,
+                deliver_at=True,
+                ttl=True,
+                tombstones=True,
+                partitions=True,
+                transactions=True,
+            ),
+            messages=MessageCapabilities(
+                lease=LeaseMode.RENEW,
+                lease_seconds=self.lease_seconds,
+                confirmed_ack=ConfirmedAck.ALWAYS,
+                native_delay=self.native_delay,
+                delivery_attempt=True,
+                release_keeps_attempt=True,
+                key_affinity=True,
+                ordered_delivery=True,
+                creates_subscriptions=True,
+                start_latest=True,
+                start_time=True,
+                ephemeral=True,
+            ),
+            records=RecordCapabilities(
+                groups=True,
+                rebalance=True,
+                seek=True,
+                start_time=True,
+                log_reader=True,
+                position_at=True,
+                read_committed=True,
+            ),
+            durable=True,
+            shared=False,
+        )

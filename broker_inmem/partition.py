@@ -1,0 +1,158 @@
+"""The log of one partition: entries in order of offsets that only grow and have gaps.
+
+Not locked: the server's lock is held around every call. Nothing here waits or fails half-way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from broker.spi import Bounds
+from broker_inmem.entries import Entry, TransactionState
+
+__all__ = ["PartitionLog"]
+
+_COMPACT_AT = 1024
+
+
+class PartitionLog:
+    """Entries from `first` to `next`; the end of a transaction takes an offset of its own."""
+
+    __slots__ = ("_head", "entries", "first", "next", "open", "transactional")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._head = 0
+        self.first = 0
+        """The lowest offset that may be asked for."""
+        self.next = 0
+        """The offset of the next entry."""
+        self.open: dict[TransactionState, int] = {}
+        """Open transactions, with the offset of the first entry of each."""
+        self.transactional = False
+        """Whether it ever held an entry of a transaction."""
+
+    def __len__(self) -> int:
+        return len(self.entries) - self._head
+
+    @property
+    def stable(self) -> int:
+        """Everything below is committed or aborted: where readers of committed data stop."""
+        return min(self.open.values()) if self.open else self.next
+
+    def bounds(self) -> Bounds:
+        return Bounds(self.first, self.stable)
+
+    def append(self, entry: Entry) -> None:
+        """Give the entry the next offset and add it."""
+        entry.offset = self.next
+        self.next += 1
+        self.entries.append(entry)
+        if entry.transaction is not None:
+            self.transactional = True
+            self.open.setdefault(entry.transaction, entry.offset)
+
+    def end_transaction(self, transaction: TransactionState) -> None:
+        """Write the marker that ends a transaction."""
+        if self.open.pop(transaction, None) is not None:
+            self.next += 1
+
+    def read(
+        self, position: int, max_records: int, max_bytes: int, now: float, *, committed: bool, stop: int | None = None
+    ) -> tuple[list[Entry], int]:
+        """Visible entries from `position` on, and the position after them.
+
+        The position passes over what is invisible, up to `stop` or the end. Bytes are exceeded by one entry at most.
+        """
+        limit = self.stable if committed else self.next
+        if stop is not None and stop < limit:
+            limit = stop
+        entries = self.entries
+        index = self._index(position)
+        end = len(entries)
+        check = committed and self.transactional
+        found: list[Entry] = []
+        count = size = 0
+        while index < end:
+            entry = entries[index]
+            if entry.offset >= limit:
+                break
+            if count >= max_records or size >= max_bytes:
+                return found, position
+            position = entry.offset + 1
+            index += 1
+            if entry.expires > now and not (check and entry.transaction is not None and entry.transaction.aborted):
+                found.append(entry)
+                count += 1
+                size += entry.size
+        return found, max(position, limit)
+
+    def count(self, position: int, now: float) -> int:
+        """How many committed, unexpired entries lie at or above a position, those of open transactions included."""
+        entries = self.entries[self._index(position) :]
+        return sum(
+            1
+            for entry in entries
+            if entry.expires > now and not (entry.transaction is not None and entry.transaction.aborted)
+        )
+
+    def visible(self, now: float) -> list[Entry]:
+        """All committed entries that have not expired."""
+        return [
+            entry
+            for entry in self.entries[self._head :]
+            if entry.expires > now and (entry.transaction is None or entry.transaction.committed)
+        ]
+
+    def position_at(self, time: float) -> int:
+        """The first position whose entry was appended at `time` or later; the end if there is none."""
+        index = bisect_left(self.entries, time, lo=self._head, key=_time)
+        return self.entries[index].offset if index < len(self.entries) else self.stable
+
+    def keep(self, oldest: float | None, most: int | None) -> None:
+        """Remove entries appended before `oldest`, and the oldest ones beyond `most`."""
+        index = self._head
+        if oldest is not None and index < len(self.entries) and self.entries[index].time < oldest:
+            index = bisect_left(self.entries, oldest, lo=index, key=_time)
+        if most is not None:
+            index = max(index, len(self.entries) - most)
+        if index > self._head:
+            self._remove_below(index)
+
+    def clear(self) -> int:
+        """Remove every entry; how many there were."""
+        removed = len(self)
+        self._remove_below(len(self.entries))
+        self.first = self.next
+        return removed
+
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.entries[self._head :])
+
+    def _remove_below(self, index: int) -> None:
+        if index > self._head:
+            self.first = max(self.first, self.entries[index - 1].offset + 1)
+            self._head = index
+        # Compacting only when half of the list is dead keeps removal cheap per entry.
+        if (self._head >= _COMPACT_AT and 2 * self._head >= len(self.entries)) or self._head == len(self.entries):
+            del self.entries[: self._head]
+            self._head = 0
+
+    def _index(self, position: int) -> int:
+        entries, head = self.entries, self._head
+        if head == len(entries):
+            return head
+        guess = head + position - entries[head].offset
+        if guess <= head:
+            return head
+        if guess < len(entries) and entries[guess].offset == position:
+            return guess
+        return bisect_left(entries, position, lo=head, key=_offset)
+
+
+def _time(entry: Entry) -> float:
+    return entry.time
+
+
+def _offset(entry: Entry) -> int:
+    return entry.offset

@@ -1,0 +1,72 @@
+"""Publishing to one topic of an in-memory server.
+
+Messages are stored before the call first suspends, so a cancelled call has published. It lets other tasks of
+the loop run now and then, as the way to a server would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from broker.errors import BrokerError, Closed
+from broker.messages import OutboundMessage, Receipt
+from broker_inmem.connections import Connection
+from broker_inmem.topic import Topic, TransactionWork
+
+__all__ = ["InmemPublishTarget", "store"]
+
+_YIELD_AFTER: Final = 256
+
+
+class InmemPublishTarget:
+    """Implements `broker.spi.PublishTarget`."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._broker = connection.broker
+        self._topic = topic
+        self._closed = False
+        self._published = 0
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        if self._closed:
+            raise Closed(f"The publisher of topic {self._topic!r} was closed")
+        broker = self._broker
+        with broker.lock:
+            self._connection.check()
+            now = broker.clock.time()
+            topic = broker.topic(self._topic, now)
+            if broker.faults.armed:
+                outcomes = store(self._connection, topic, messages, now, None)
+            else:
+                outcomes = topic.publish(messages, now)
+        self._published += 1 + len(messages)
+        if self._published >= _YIELD_AFTER:
+            self._published = 0
+            await asyncio.sleep(0)
+        return outcomes
+
+    async def close(self) -> None:
+        self._closed = True
+
+
+def store(
+    connection: Connection, topic: Topic, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None
+) -> list[Receipt | BrokerError]:
+    """Publish under the server's faults; the caller holds the lock."""
+    faults = connection.broker.faults
+    faults.check("publish", topic.name)
+    fates = faults.draw("publish", topic.name, len(messages))
+    wanted = [message for message, fate in zip(messages, fates, strict=True) if fate is None or fate.applied]
+    stored = iter(topic.publish(wanted, now, work))
+    outcomes: list[Receipt | BrokerError] = []
+    for fate in fates:
+        outcome = next(stored) if fate is None or fate.applied else None
+        error = fate.error if fate is not None else None
+        if error is not None:
+            outcomes.append(error)
+        elif outcome is not None:
+            outcomes.append(outcome)
+    return outcomes

@@ -1,0 +1,368 @@
+"""One subscription of the Message family: what waits, what is leased to whom, what comes again and when.
+
+Not locked: the server's lock is held around every call, and no call waits. Time is a parameter: whatever
+fell due is put into effect by the next call that looks (`advance`), and sleeping consumers wake by the clock.
+A message is in exactly one place: ready, returned, delayed, parked behind its key, or leased; it leaves by
+ack, by reject, by its time to live, or by a purge.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final
+
+from broker.errors import AlreadySettled, BrokerError, ConfigurationError, LeaseLost, Unsupported
+from broker.messages import Message, Outcome
+from broker.spi import Settlement
+from broker_inmem.entries import DELIVERY_VIEW, Delivery, Entry
+from broker_inmem.lanes import Item, KeyLanes
+from broker_inmem.mixing import Mixer
+from broker_inmem.waiting import Waker
+
+__all__ = ["Member", "MessageQueue"]
+
+_CHUNK: Final = 64
+_FOREVER: Final = float("inf")
+
+
+class Member:
+    """One consumer of a subscription.
+
+    :ivar leases: what it holds, by tag, in order of expiry: all leases of a consumer are equally long.
+    :ivar gone: it closed or died; it stays known until its leases have ended.
+    """
+
+    __slots__ = ("gone", "lease_seconds", "leases", "number", "ordered")
+
+    def __init__(self, number: int, ordered: bool, lease_seconds: float) -> None:
+        self.number: Final = number
+        self.ordered: Final = ordered
+        self.lease_seconds: Final = lease_seconds
+        self.leases: dict[int, Delivery] = {}
+        self.gone = False
+
+
+class MessageQueue:
+    """The state of one subscription.
+
+    :param start: the position of each partition that it began at; it has everything from there on.
+    :param mixer: draws the order between keys.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        name: str,
+        *,
+        native_delay: float,
+        mixer: Mixer,
+        start: Mapping[int, int],
+        ephemeral: bool = False,
+    ) -> None:
+        self.topic: Final = topic
+        self.name: Final = name
+        self.start: Final = dict(start)
+        self.ephemeral: Final = ephemeral
+        self.deleted = False
+        self.used = False
+        """Whether a consumer ever opened it."""
+        self.members: dict[int, Member] = {}
+        """Consumers by number, those included that are gone and have leases."""
+        self.waiters: deque[Waker] = deque()
+        self.duplicate: Callable[[MessageQueue, Sequence[Delivery]], None] | None = None
+        self._native_delay = native_delay
+        self._ready: deque[Entry] = deque()
+        self._staged: list[Entry] = []
+        self._returned: list[Item] = []
+        self._delayed: list[tuple[float, int, Item, bool]] = []
+        self._first_expiry = _FOREVER
+        """No lease ends before this time."""
+        self._lanes: KeyLanes | None = None
+        self._tags = count(1)
+        self._ties = count()
+        self._purged = -1
+        self._mixer = mixer
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not with a consumer."""
+        parked = len(self._lanes) if self._lanes is not None else 0
+        return len(self._ready) + len(self._staged) + len(self._returned) + len(self._delayed) + parked
+
+    @property
+    def unsettled(self) -> int:
+        """Messages that are with a consumer."""
+        return sum(len(member.leases) for member in self.members.values())
+
+    @property
+    def ordered(self) -> bool:
+        return self._lanes is not None
+
+    def push(self, entries: Iterable[Entry]) -> None:
+        """New messages, in the order of publishing."""
+        self._ready.extend(entries)
+        if self.waiters:
+            self.notify()
+
+    def join(self, number: int, ordered: bool, lease_seconds: float) -> Member:
+        """A consumer opens the subscription.
+
+        :raises ConfigurationError: others consume it the other way.
+        """
+        if any(other.ordered is not ordered for other in self.members.values() if not other.gone):
+            raise ConfigurationError(
+                f"Subscription {self.name!r} of {self.topic!r} is consumed {'without' if ordered else 'with'} "
+                "order by key by another consumer",
+                advice="Open all consumers of a subscription with the same ordered_by_key",
+            )
+        self.used = True
+        member = self.members[number] = Member(number, ordered, lease_seconds)
+        if ordered and self._lanes is None:
+            self._lanes = KeyLanes(self._returned)
+            for other in self.members.values():
+                for delivery in other.leases.values():
+                    self._lanes.adopt(delivery.entry.key, other.number)
+        elif not ordered and self._lanes is not None:
+            self._lanes.dissolve()
+            self._lanes = None
+        return member
+
+    def leave(self, member: Member) -> None:
+        """A consumer closed: what it holds comes again, without having been attempted."""
+        self.drop(member, list(member.leases.values()), attempted=False)
+        self.abandon(member)
+
+    def abandon(self, member: Member) -> None:
+        """A consumer died: what it holds comes again when its leases end."""
+        member.gone = True
+        if not member.leases:
+            self.members.pop(member.number, None)
+
+    def take(self, member: Member, max_messages: int, max_bytes: int, now: float) -> list[Message[Any]]:
+        """Lease messages to a consumer: at most so many, and so many bytes but for one message."""
+        self.advance(now)
+        lanes = self._lanes
+        if lanes is None:
+            taken = self._take(member, max_messages, max_bytes, now)
+        else:
+            taken = self._take_by_key(member, max_messages, max_bytes, now, lanes)
+        if taken:
+            self._first_expiry = min(self._first_expiry, now + member.lease_seconds)
+            if self.duplicate is not None:
+                self.duplicate(self, [message.lease for message in taken])
+        if self.waiters and self.waiting:
+            self.notify()
+        return taken
+
+    def settle(self, member: Member, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
+        """Carry out settlements; one entry each."""
+        self.advance(now)
+        results: list[BrokerError | None] = [None] * len(settlements)
+        leases, lanes = member.leases, self._lanes
+        again = False
+        for index, settlement in enumerate(settlements):
+            delivery: Delivery = settlement.message.lease
+            outcome, delay = settlement.outcome, settlement.delay
+            if delay is not None and delay > self._native_delay:
+                results[index] = Unsupported(
+                    f"A delay of {delay} s is longer than the {self._native_delay} s that the server keeps"
+                )
+            elif leases.pop(delivery.tag, None) is None:
+                results[index] = self._refusal(delivery, outcome)
+            else:
+                delivery.outcome = outcome
+                if outcome is Outcome.ACK or outcome is Outcome.REJECT:
+                    if lanes is not None:
+                        lanes.settled(delivery.entry.key)
+                        again = True
+                else:
+                    attempts = delivery.attempt - (outcome is Outcome.RELEASE)
+                    self._give_back(delivery.entry, attempts, delay or 0.0, now)
+                    again = True
+        if again and self.waiters:
+            self.notify()
+        return results
+
+    def extend(self, member: Member, messages: Sequence[Message[Any]], now: float) -> list[BrokerError | None]:
+        """Renew leases by one period."""
+        self.advance(now)
+        results: list[BrokerError | None] = []
+        for message in messages:
+            delivery: Delivery = message.lease
+            if member.leases.pop(delivery.tag, None) is None:
+                results.append(None if delivery.outcome is not None else self._lost(delivery))
+            else:
+                delivery.expires = now + member.lease_seconds
+                member.leases[delivery.tag] = delivery
+                results.append(None)
+        return results
+
+    def drop(self, member: Member, deliveries: Iterable[Delivery], *, attempted: bool = True) -> int:
+        """End these leases now: their messages come again. How many there were."""
+        dropped = 0
+        for delivery in deliveries:
+            if member.leases.pop(delivery.tag, None) is not None:
+                self._give_back(delivery.entry, delivery.attempt - (not attempted), 0.0, 0.0)
+                dropped += 1
+        if dropped and self.waiters:
+            self.notify()
+        return dropped
+
+    def advance(self, now: float) -> None:
+        """Put into effect what fell due: ended leases and delays."""
+        if now >= self._first_expiry:
+            self._expire(now)
+        delayed = self._delayed
+        while delayed and delayed[0][0] <= now:
+            _, _, item, blocking = heappop(delayed)
+            if blocking and self._lanes is not None:
+                self._lanes.unblock(item)
+            else:
+                heappush(self._returned, item)
+
+    def next_due(self) -> float | None:
+        """When `advance` next has something to do, or a little before."""
+        due = self._first_expiry
+        if self._delayed and self._delayed[0][0] < due:
+            due = self._delayed[0][0]
+        return None if due == _FOREVER else due
+
+    def redeliver(self, delivery: Delivery) -> None:
+        """Deliver an entry once more, although it is leased: a fault."""
+        heappush(self._returned, (delivery.entry.seq, next(self._ties), delivery.attempt, delivery.entry))
+
+    def purge(self, seq: int) -> None:
+        """Forget everything up to this sequence number; what is leased does not come again."""
+        self._purged = seq
+        self._ready.clear()
+        self._staged.clear()
+        self._returned.clear()
+        self._delayed.clear()
+        if self._lanes is not None:
+            self._lanes.clear()
+
+    def notify(self) -> None:
+        """Wake a sleeping consumer to look again; with order by key all, as only some may have what is there."""
+        if self._lanes is not None:
+            while self.waiters:
+                self.waiters.popleft().wake()
+        elif self.waiters:
+            self.waiters.popleft().wake()
+
+    def stop_waiting(self, waker: Waker) -> None:
+        """A consumer no longer sleeps here; another takes over what it may have been woken for."""
+        try:
+            self.waiters.remove(waker)
+        except ValueError:
+            if self.waiters:
+                self.notify()
+
+    def _take(self, member: Member, max_messages: int, max_bytes: int, now: float) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        leases, staged, returned = member.leases, self._staged, self._returned
+        topic, tags, who, expires = self.topic, self._tags, member.number, now + member.lease_seconds
+        number = size = 0
+        while number < max_messages and size < max_bytes:
+            if returned:
+                _, _, attempt, entry = heappop(returned)
+            elif staged:
+                attempt, entry = 0, staged.pop()
+            elif self._ready:
+                self._stage()
+                continue
+            else:
+                break
+            if entry.expires <= now:
+                continue
+            tag = next(tags)
+            leases[tag] = delivery = Delivery(entry, attempt + 1, tag, who, expires)
+            taken.append(Message(topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
+            number += 1
+            size += entry.size
+        return taken
+
+    def _take_by_key(
+        self, member: Member, max_messages: int, max_bytes: int, now: float, lanes: KeyLanes
+    ) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        who, expires = member.number, now + member.lease_seconds
+        own = deque(lanes.inbox(who))
+        size = 0
+        while len(taken) < max_messages and size < max_bytes:
+            item = own.popleft() if own else self._next_item()
+            if item is None:
+                break
+            entry = item[3]
+            if entry.expires > now and lanes.claim(item, who):
+                tag = next(self._tags)
+                member.leases[tag] = delivery = Delivery(entry, item[2] + 1, tag, who, expires)
+                taken.append(Message(self.topic, entry.data, delivery, DELIVERY_VIEW, delivery, entry.size))
+                size += entry.size
+        for item in own:
+            lanes.keep(item)
+        return taken
+
+    def _next_item(self) -> Item | None:
+        if self._returned:
+            return heappop(self._returned)
+        if not self._staged:
+            if not self._ready:
+                return None
+            self._stage()
+        entry = self._staged.pop()
+        return (entry.seq, next(self._ties), 0, entry)
+
+    def _expire(self, now: float) -> None:
+        first = _FOREVER
+        for member in list(self.members.values()):
+            leases = member.leases
+            while leases:
+                delivery = next(iter(leases.values()))
+                if delivery.expires > now:
+                    first = min(first, delivery.expires)
+                    break
+                del leases[delivery.tag]
+                self._give_back(delivery.entry, delivery.attempt, 0.0, now)
+            if member.gone and not leases:
+                del self.members[member.number]
+        self._first_expiry = first
+
+    def _give_back(self, entry: Entry, attempts: int, delay: float, now: float) -> None:
+        lanes = self._lanes
+        if entry.seq <= self._purged:
+            if lanes is not None:
+                lanes.settled(entry.key)
+            return
+        item = (entry.seq, next(self._ties), attempts, entry)
+        if delay > 0:
+            heappush(self._delayed, (now + delay, item[1], item, lanes is not None))
+            if lanes is not None:
+                lanes.block(entry.key)
+        elif lanes is not None:
+            lanes.give_back(item)
+        else:
+            heappush(self._returned, item)
+
+    def _stage(self) -> None:
+        ready = self._ready
+        mixer = self._mixer
+        chunk = [ready.popleft() for _ in range(min(mixer.window or _CHUNK, len(ready)))]
+        if mixer.window and len(chunk) > 1:
+            chunk = mixer.mix(chunk)
+        chunk.reverse()
+        self._staged.extend(chunk)
+
+    def _refusal(self, delivery: Delivery, outcome: Outcome) -> BrokerError | None:
+        if delivery.outcome is outcome:
+            return None
+        if delivery.outcome is None:
+            return self._lost(delivery)
+        return AlreadySettled(f"Message {delivery.entry.id!r} was settled with {delivery.outcome.name.lower()} before")
+
+    def _lost(self, delivery: Delivery) -> LeaseLost:
+        return LeaseLost(
+            f"The lease of message {delivery.entry.id!r} of subscription {self.name!r} of {self.topic!r} has ended"
+        )

@@ -1,0 +1,379 @@
+"""One member of a record group on an in-memory server.
+
+`fetch` sleeps without polling: it is woken by what is published or committed, by a change of partitions, and by
+its own `wait`. The listener is called on the member's loop only, never under the server's lock; partitions are
+let go when it has answered, or when its time is over. A member that was put out of its group while it was cut
+off learns so when it reaches the server again, and joins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound
+from broker.hooks import Connected, Disconnected, Warned
+from broker.messages import Record
+from broker.names import Ephemeral
+from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
+from broker_inmem.connections import Connection
+from broker_inmem.entries import ENTRY_VIEW, Entry
+from broker_inmem.groups import Group, Notice
+from broker_inmem.waiting import Waker
+
+__all__ = ["InmemRecordSource"]
+
+_ANSWER_BY: Final = 0.9
+"""The share of the server's patience that the listener may use."""
+
+
+class _Assigned:
+    __slots__ = ("generation", "paused", "position", "revoking")
+
+    def __init__(self, position: int, generation: int) -> None:
+        self.position = position
+        self.generation = generation
+        self.paused = False
+        self.revoking = False
+
+
+class InmemRecordSource:
+    """Implements `broker.spi.RecordSource`, and `GroupMember` for its group."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: RecordSubscription,
+        listener: RecordListener,
+        *,
+        on_close: Callable[[InmemRecordSource], object],
+    ) -> None:
+        self._connection = connection
+        self._broker = broker = connection.broker
+        self._listener = listener
+        self._start: Start = subscription.start
+        self._committed_only = subscription.isolation == "read_committed"
+        self._on_close = on_close
+        self._topics: Final = tuple(dict.fromkeys(subscription.topics))
+        self._waker = Waker()
+        self._notices: deque[Notice] = deque()
+        self._partitions: dict[TopicPartition, _Assigned] = {}
+        self._giving_up: set[asyncio.Task[None]] = set()
+        self._generation = 0
+        self._turn = 0
+        self._fetching = False
+        self._interrupted = False
+        self._closed = False
+        self._broken: BrokerError | None = None
+        self._disconnected = False
+        with broker.lock:
+            connection.check()
+            if broker.faults.armed:
+                for name in self._topics:
+                    broker.faults.check("open", name)
+            now = broker.clock.time()
+            self._number = broker.number()
+            self._ephemeral = isinstance(subscription.group, Ephemeral)
+            group = subscription.group
+            self._group_name = f"ephemeral-{self._number}" if isinstance(group, Ephemeral) else group
+            for name in self._topics:
+                broker.topic(name, now)
+                broker.check_family(name, self._group_name, "records")
+            self._join(now)
+            connection.sources[self._number] = self
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return self._topics
+
+    @property
+    def group(self) -> Group:
+        return self._group
+
+    @property
+    def number(self) -> int:
+        """Which member of its group it is."""
+        return self._number
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        broker, waker, clock = self._broker, self._waker, self._broker.clock
+        self._fetching, self._interrupted = True, False
+        until = waker.loop.time() + wait
+        slow = broker.faults.fetch_delay
+        try:
+            if slow > 0:
+                await self._pause(clock.time() + slow)
+            while True:
+                self._hear_notices()
+                with broker.lock:
+                    self._check("fetch")
+                    now = clock.time()
+                    for name in self._topics:
+                        broker.topic(name, now)
+                    self._group.advance(now)
+                    if self._notices:
+                        continue
+                    records = self._read(max_records, max_bytes, now)
+                    if records or self._interrupted or waker.loop.time() >= until:
+                        return records
+                    waker.prepare()
+                    for name in self._topics:
+                        broker.topics[name].watchers.add(waker)
+                    due = broker.next_due(self._topics, self._group.next_due())
+                try:
+                    await waker.wait(clock, due, until)
+                finally:
+                    with broker.lock:
+                        for name in self._topics:
+                            if name in broker.topics:
+                                broker.topics[name].watchers.discard(waker)
+        except Closed:
+            if self._interrupted:
+                return []
+            raise
+        finally:
+            self._fetching = False
+
+    def interrupt(self) -> None:
+        if self._fetching:
+            self._interrupted = True
+            self._waker.wake()
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
+        broker = self._broker
+        self._hear_notices()
+        with broker.lock:
+            self._check_open()
+            if broker.faults.armed:
+                for name in {partition.topic for partition in positions}:
+                    broker.faults.check("commit", name)
+            self._group.advance(broker.clock.time())
+            return self._group.commit(self._number, {_plain(partition): at for partition, at in positions.items()})
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        with self._broker.lock:
+            self._check_open()
+            return {_plain(partition): self._group.committed(_plain(partition)) for partition in partitions}
+
+    async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        """:raises LeaseLost: a partition is not ours. :raises OffsetOutOfRange: its log has no such position."""
+        with self._broker.lock:
+            self._check_open()
+            wanted: dict[TopicPartition, int] = {}
+            for partition, position in positions.items():
+                partition = _plain(partition)
+                if partition not in self._partitions:
+                    raise LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not assigned here")
+                log = self._broker.topics[partition.topic].partitions[partition.partition]
+                if position is not None and not log.first <= position <= log.next:
+                    holds = f"{partition.topic!r}[{partition.partition}] holds {log.first} to {log.next}"
+                    raise OffsetOutOfRange(f"{holds}; {position} was asked for")
+                wanted[partition] = self._group.position(partition) if position is None else position
+            for partition, position in wanted.items():
+                self._partitions[partition].position = position
+        self._waker.wake()
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            assigned = self._partitions.get(_plain(partition))
+            if assigned is not None:
+                assigned.paused = True
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            assigned = self._partitions.get(_plain(partition))
+            if assigned is not None:
+                assigned.paused = False
+        self._waker.wake()
+
+    def assignment(self) -> Sequence[TopicPartition]:
+        return sorted(self._partitions)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        broker = self._broker
+        for task in tuple(self._giving_up):
+            task.cancel()
+        with broker.lock:
+            self._connection.sources.pop(self._number, None)
+            now = broker.clock.time()
+            if self._connection.usable:
+                self._group.leave(self._number, now)
+            else:
+                self._group.silence(self._number, now)
+            if self._ephemeral:
+                broker.groups.pop(self._group_name, None)
+        self._partitions.clear()
+        self._interrupted = True
+        self._waker.wake()
+        self._on_close(self)
+
+    # What follows is called by the server, under its lock and from any thread.
+
+    def tell(self, notice: Notice) -> None:
+        self._notices.append(notice)
+        self._waker.call(self._hear_notices)
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def broken(self, *, lost: bool) -> None:
+        """The connection broke. Partitions are kept while the session lasts."""
+        self._broken = ConnectionFailed(f"The connection to the in-memory broker {self._broker.name!r} broke")
+        self._waker.call(self._report_break)
+
+    # What follows runs on the member's loop.
+
+    def _report_break(self) -> None:
+        self._waker.wake()
+        if not self._closed and not self._disconnected:
+            self._disconnected = True
+            self._listener.event(Disconnected(server=self._broker.url, error=self._broken))
+
+    def _join(self, now: float) -> None:
+        broker = self._broker
+        group = broker.groups.get(self._group_name)
+        if group is None:
+            group = broker.groups[self._group_name] = Group(broker, self._group_name)
+        self._group = group
+        group.join(self._number, self, self._start, now)
+
+    def _hear_notices(self) -> None:
+        """Act on what the group said; nothing is heard while the server cannot be reached."""
+        while self._notices and not self._closed and self._connection.usable:
+            kind, partitions, positions = self._notices.popleft()
+            if kind == "assigned":
+                self._generation += 1
+                for partition in partitions:
+                    self._partitions[partition] = _Assigned(positions[partition], self._generation)
+                self._listener.assigned(partitions)
+            elif kind == "revoking":
+                mine = [partition for partition in partitions if partition in self._partitions]
+                for partition in mine:
+                    self._partitions[partition].revoking = True
+                task = self._waker.loop.create_task(self._give_up(mine), name="inmem-revoke")
+                self._giving_up.add(task)
+                task.add_done_callback(self._giving_up.discard)
+            else:
+                self._lose([partition for partition in partitions if partition in self._partitions])
+                if kind == "expelled":
+                    self._rejoin()
+        self._waker.wake()
+
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            del self._partitions[partition]
+        if partitions:
+            self._listener.lost(partitions)
+
+    def _rejoin(self) -> None:
+        broker = self._broker
+        with broker.lock:
+            del self._connection.sources[self._number]
+            self._number = broker.number()
+            self._connection.sources[self._number] = self
+            if all(name in broker.topics for name in self._topics):
+                self._join(broker.clock.time())
+
+    async def _give_up(self, partitions: Sequence[TopicPartition]) -> None:
+        broker, loop = self._broker, self._waker.loop
+        deadline = loop.time() + _ANSWER_BY * broker.options.rebalance_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._listener.revoking(partitions, deadline)
+        except TimeoutError:
+            text = f"Group {self._group_name!r}: {len(partitions)} partitions were given up late"
+            self._listener.event(Warned(text=text))
+        except Exception as error:
+            self._listener.event(Warned(text=f"Group {self._group_name!r}: revoking partitions failed: {error}"))
+        mine = [p for p in partitions if (held := self._partitions.get(p)) is not None and held.revoking]
+        for partition in mine:
+            del self._partitions[partition]
+        with broker.lock:
+            if not self._closed:
+                self._group.release(self._number, mine, broker.clock.time())
+
+    def _read(self, max_records: int, max_bytes: int, now: float) -> list[Record[Any]]:
+        records: list[Record[Any]] = []
+        order = list(self._partitions.items())
+        if len(order) > 1:
+            self._turn = (self._turn + 1) % len(order)
+            order = order[self._turn :] + order[: self._turn]
+        size = 0
+        for partition, assigned in order:
+            if assigned.paused or assigned.revoking:
+                continue
+            log = self._broker.topics[partition.topic].partitions[partition.partition]
+            if assigned.position < log.first:
+                self._warn_of_gap(partition, assigned.position, log.first)
+                assigned.position = log.first
+            entries, assigned.position = log.read(
+                assigned.position, max_records - len(records), max_bytes - size, now, committed=self._committed_only
+            )
+            generation = assigned.generation
+            for entry in entries:
+                records.append(_record(entry, generation))
+                size += entry.size
+            if len(records) >= max_records or size >= max_bytes:
+                break
+        return records
+
+    def _warn_of_gap(self, partition: TopicPartition, position: int, first: int) -> None:
+        text = (
+            f"Group {self._group_name!r}: retention has removed {partition.topic!r}[{partition.partition}] "
+            f"from {position} to {first}; it goes on at {first}"
+        )
+        self._waker.call(self._listener.event, Warned(text=text))
+
+    def _check(self, operation: Any) -> None:
+        if self._closed:
+            raise Closed(f"The member of group {self._group_name!r} was closed")
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken if self._connection.usable else self._connection.error()
+        self._connection.check()
+        if self._disconnected:
+            self._disconnected = False
+            self._waker.call(self._listener.event, Connected(server=self._broker.url, again=True))
+        for name in self._topics:
+            if self._broker.faults.armed:
+                self._broker.faults.check(operation, name)
+            if name in self._broker.topics and name not in self._group.topics:
+                raise SubscriptionNotFound(f"Group {self._group_name!r} of topic {name!r} was deleted")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"The member of group {self._group_name!r} was closed")
+        self._connection.check()
+
+    async def _pause(self, due: float) -> None:
+        while not self._interrupted and not self._closed and self._broker.clock.time() < due:
+            self._waker.prepare()
+            await self._waker.wait(self._broker.clock, due, self._waker.loop.time() + 3600.0)
+
+
+def _record(entry: Entry, generation: int) -> Record[Any]:
+    return Record(
+        entry.topic,
+        entry.partition,
+        entry.offset,
+        entry.key,
+        entry.data,
+        entry,
+        ENTRY_VIEW,
+        entry.size,
+        generation=generation,
+    )
+
+
+def _plain(partition: TopicPartition) -> TopicPartition:
+    """A tuple of the same two values is accepted too."""
+    return partition if type(partition) is TopicPartition else TopicPartition(*partition)

@@ -1,0 +1,258 @@
+"""The in-memory server: topics, groups and transactions, shared by any number of connections.
+
+Every public method may be called from any thread and event loop: the server has one lock, which is held for
+short synchronous sections only and never while waiting. Sleeping consumers are woken on their own loops.
+Nothing survives the process. A server has no task and no timer of its own: what falls due takes effect when
+somebody looks, and those who wait are woken by the clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
+
+from broker.errors import ConfigurationError, SubscriptionNotFound, TopicNotFound
+from broker.message_limits import MessageLimits
+from broker.spi import Start
+from broker_inmem.clock import Clock, SystemClock
+from broker_inmem.connections import Connection, ConnectionState
+from broker_inmem.faults import Faults
+from broker_inmem.mixing import Mixer
+from broker_inmem.options import BrokerOptions
+from broker_inmem.queue_ import MessageQueue
+from broker_inmem.topic import Topic
+
+if TYPE_CHECKING:
+    from broker_inmem.groups import Group
+    from broker_inmem.transactions import Producer, ServerTransaction
+
+__all__ = ["Broker"]
+
+_names = count(1)
+_known: WeakValueDictionary[str, Broker] = WeakValueDictionary()
+_kept: dict[str, Broker] = {}
+_registry_lock = threading.Lock()
+
+
+class Broker:
+    """A server in memory.
+
+    Connect to it by `InmemSettings(broker=...)`, or from the same process by its `url`.
+
+    :param options: how it behaves.
+    :param clock: its time; the real one if None.
+    :param name: what its URL ends with; None makes one up.
+    :raises ConfigurationError: a server of that name exists.
+    """
+
+    def __init__(
+        self, options: BrokerOptions | None = None, *, clock: Clock | None = None, name: str | None = None
+    ) -> None:
+        self.options: Final = options or BrokerOptions()
+        self.clock: Final = clock or SystemClock()
+        self.name: Final = name or f"private-{next(_names)}"
+        self.capabilities: Final = self.options.capabilities()
+        self.mixer: Final = Mixer(self.options.shuffle, self.options.seed)
+        self.lock: Final = threading.Lock()
+        self.faults: Final = Faults(self)
+        self.up = True
+        self.topics: Final[dict[str, Topic]] = {}
+        self.groups: Final[dict[str, Group]] = {}
+        self.producers: Final[dict[str, Producer]] = {}
+        self.connections: Final[list[Connection]] = []
+        """Those that are open, in the order of opening."""
+        self._limits = MessageLimits(self.capabilities)
+        self._numbers = count(1)
+        self._deadlines: list[tuple[float, int, ServerTransaction]] = []
+        with _registry_lock:
+            if self.name in _known:
+                raise ConfigurationError(f"An in-memory broker {self.name!r} exists", advice="Choose another name")
+            _known[self.name] = self
+
+    @property
+    def url(self) -> str:
+        """Connects to this server from the same process, as long as somebody keeps the object."""
+        return f"inmem://{self.name}"
+
+    @property
+    def seed(self) -> int:
+        """What the order between keys is drawn from: give it as `seed` to see the same order again."""
+        return self.mixer.seed
+
+    @classmethod
+    def named(cls, name: str, options: BrokerOptions | None = None) -> Broker:
+        """The server of that name in this process; it is made when it is first asked for, and then kept.
+
+        :param options: how it is made; None takes it as it is.
+        :raises ConfigurationError: it exists with other options.
+        """
+        with _registry_lock:
+            existing = _known.get(name)
+        if existing is None:
+            existing = _kept[name] = cls(options, name=name)
+        elif options is not None and options != existing.options:
+            raise ConfigurationError(
+                f"The in-memory broker {name!r} exists in this process with other settings",
+                advice="Give its settings at its first use only, or choose another name",
+            )
+        return existing
+
+    @classmethod
+    def forget(cls, name: str) -> None:
+        """Let the server of that name go, with all that it holds; its connections keep it until they close."""
+        with _registry_lock:
+            _kept.pop(name, None)
+            _known.pop(name, None)
+
+    # What follows is for the connections. Callers hold the lock.
+
+    def number(self) -> int:
+        """A number that no other connection, consumer or group member of this server has."""
+        return next(self._numbers)
+
+    def topic(self, name: str, now: float) -> Topic:
+        """A topic, with everything put into effect that fell due.
+
+        :raises TopicNotFound: there is none of that name.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            raise TopicNotFound(f"Topic {name!r} does not exist on the in-memory broker {self.name!r}")
+        if self._deadlines:
+            self.expire_transactions(now)
+        topic.advance(now)
+        return topic
+
+    def ensure_topic(self, name: str, partitions: int | None) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = Topic(name, partitions or self.options.partitions, self.options, self._limits)
+            self.topics[name] = topic
+        elif partitions is not None and partitions != len(topic.partitions):
+            topic.grow(partitions)
+            for group in self.groups.values():
+                group.changed(self.clock.time())
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topics.pop(name, None)
+        if topic is not None:
+            topic.deleted = True
+            for queue in topic.queues.values():
+                self._end_queue(queue)
+            for group in self.groups.values():
+                group.changed(self.clock.time())
+            for waker in topic.watchers:
+                waker.wake()
+
+    def ensure_queue(self, topic: Topic, name: str, start: Start, *, ephemeral: bool = False) -> MessageQueue:
+        queue = topic.queues.get(name)
+        if queue is None:
+            now = self.clock.time()
+            positions = topic.positions(start, now)
+            queue = MessageQueue(
+                topic.name,
+                name,
+                native_delay=self.options.native_delay,
+                mixer=self.mixer,
+                start=positions,
+                ephemeral=ephemeral,
+            )
+            topic.queues[name] = queue
+            queue.push(topic.since(positions, now))
+        return queue
+
+    def queue(self, topic: str, name: str, now: float) -> MessageQueue:
+        """A subscription.
+
+        :raises TopicNotFound, SubscriptionNotFound: there is none.
+        """
+        queue = self.topic(topic, now).queues.get(name)
+        if queue is None:
+            raise SubscriptionNotFound(f"Topic {topic!r} has no subscription {name!r}")
+        return queue
+
+    def delete_queue(self, topic: Topic, name: str) -> None:
+        queue = topic.queues.pop(name, None)
+        if queue is not None:
+            self._end_queue(queue)
+
+    def in_group(self, topic: str, name: str) -> bool:
+        """Whether a record group of this name reads the topic."""
+        group = self.groups.get(name)
+        return group is not None and topic in group.topics
+
+    def check_family(self, topic: str, name: str, family: str) -> None:
+        """A name belongs to the family that first opened it.
+
+        :raises ConfigurationError: the other family did.
+        """
+        queue = self.topics[topic].queues.get(name)
+        other = "messages" if queue is not None and queue.used else "records" if self.in_group(topic, name) else family
+        if other != family:
+            raise ConfigurationError(
+                f"Subscription {name!r} of topic {topic!r} is consumed as {other}, not as {family}",
+                advice="Use another name, or delete it with `bus.admin.delete_subscription(topic, name)`",
+            )
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """Forget a group's positions on a topic."""
+        group = self.groups.get(name)
+        if group is not None and topic in group.topics:
+            group.forget(topic, self.clock.time())
+            if not group.topics:
+                del self.groups[name]
+
+    def add_deadline(self, when: float, transaction: ServerTransaction) -> None:
+        """Abort this transaction at that time, if it is open by then."""
+        heappush(self._deadlines, (when, self.number(), transaction))
+
+    def expire_transactions(self, now: float) -> None:
+        """Abort the transactions that were open for too long."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, transaction = heappop(self._deadlines)
+            transaction.expire(now)
+
+    def next_due(self, topics: Sequence[str], other: float | None = None) -> float | None:
+        """When something next falls due that concerns readers of these topics."""
+        due = other
+        for name in topics:
+            topic = self.topics.get(name)
+            when = topic.next_due() if topic is not None else None
+            if when is not None and (due is None or when < due):
+                due = when
+        while self._deadlines and not self._deadlines[0][2].state.open:
+            heappop(self._deadlines)
+        if self._deadlines and (due is None or self._deadlines[0][0] < due):
+            due = self._deadlines[0][0]
+        return due
+
+    def connect(self) -> Connection:
+        """Let a client in.
+
+        :raises ConnectionFailed: the server is stopped.
+        """
+        connection = Connection(self, self.number())
+        connection.check()
+        self.connections.append(connection)
+        return connection
+
+    def disconnect(self, connection: Connection) -> None:
+        """A client has gone."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        if connection.state is not ConnectionState.KILLED:
+            connection.state = ConnectionState.CLOSED
+
+    def each_queue(self) -> list[MessageQueue]:
+        return [queue for topic in self.topics.values() for queue in topic.queues.values()]
+
+    def _end_queue(self, queue: MessageQueue) -> None:
+        queue.deleted = True
+        queue.members.clear()
+        while queue.waiters:
+            queue.waiters.popleft().wake()

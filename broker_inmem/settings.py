@@ -1,0 +1,87 @@
+"""Settings of the in-memory backend: which server of this process, and how it behaves if it is new.
+
+`inmem:` is the server named "default", `inmem://name` the one of that name; each is made at its first use and
+kept as long as the process. Immutable, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from broker.settings import BackendSettings
+from broker.urls import UrlParts
+from broker_inmem.options import BrokerOptions
+from broker_inmem.server import Broker
+
+__all__ = ["InmemSettings"]
+
+
+_SERVER_SETTINGS: Final = (
+    "seed",
+    "shuffle",
+    "partitions",
+    "native_delay",
+    "dedup_seconds",
+    "session_seconds",
+    "rebalance_seconds",
+    "transaction_seconds",
+    "retention_seconds",
+    "retention_messages",
+    "max_body",
+)
+
+
+class InmemSettings(BackendSettings):
+    """Where to find an in-memory server. All but `name`, `broker` and `lease_seconds` is for a server that does not
+    exist yet; asking for other values of one that exists is an error."""
+
+    model_config = SettingsConfigDict(arbitrary_types_allowed=True)
+    schemes: ClassVar[tuple[str, ...]] = ("inmem", "memory")
+
+    name: str = Field("default", description="Name of the server within this process", min_length=1)
+    broker: Broker | None = Field(None, description="The server itself, for tests that make their own")
+    lease_seconds: float | None = Field(
+        None, gt=0, description="How long a message is this connection's without renewal; the server's default if none"
+    )
+    seed: int | None = Field(None, description="What the order between keys is drawn from; drawn itself if none")
+    shuffle: int | None = Field(None, ge=0, description="Window within which keys are mixed; 0 keeps the order")
+    partitions: int | None = Field(None, ge=1, description="Partitions of a topic made without saying how many")
+    native_delay: float | None = Field(None, ge=0, description="Longest delay of a nack that the server keeps, seconds")
+    dedup_seconds: float | None = Field(None, ge=0, description="How long ids are remembered to drop duplicates")
+    session_seconds: float | None = Field(None, gt=0, description="Silence after which a group member is out")
+    rebalance_seconds: float | None = Field(None, gt=0, description="Time to give up partitions in")
+    transaction_seconds: float | None = Field(None, gt=0, description="Time after which a transaction is aborted")
+    retention_seconds: float | None = Field(None, gt=0, description="Age at which records leave the log")
+    retention_messages: int | None = Field(None, ge=1, description="Most records of a partition's log")
+    max_body: int | None = Field(None, ge=1, description="Largest body, bytes")
+
+    @field_validator("broker", mode="before")
+    @classmethod
+    def _is_broker(cls, value: object) -> object:
+        if value is not None and not isinstance(value, Broker):
+            raise ValueError("a Broker object can only be given as an argument")
+        return value
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        cls.refuse_parts(parts, "user", "password", "path")
+        if not parts.hosts:
+            return {}
+        host = parts.hosts[0]
+        return {"name": ",".join(map(str, parts.hosts)) if len(parts.hosts) > 1 or host.port is not None else host.name}
+
+    def options(self) -> BrokerOptions | None:
+        """What a new server is to be like; None if nothing was asked for."""
+        given = {name: value for name in _SERVER_SETTINGS if (value := getattr(self, name)) is not None}
+        return BrokerOptions(**given) if given else None
+
+    def server(self) -> Broker:
+        """The server that these settings name; it is made if there is none.
+
+        :raises ConfigurationError: it exists with other options.
+        """
+        return self.broker if self.broker is not None else Broker.named(self.name, self.options())

@@ -1,0 +1,270 @@
+"""One topic of the server: its partitions, its schedule, and the subscriptions that get what is published.
+
+Not locked: the server's lock is held around every call, and no call waits. Publishing to a topic is all or
+nothing per message: a message that is refused leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from heapq import heappop, heappush
+from itertools import chain, count
+from typing import Final
+from zlib import crc32
+
+from broker.errors import BrokerError, InvalidMessage, InvalidSetting
+from broker.message_limits import MessageLimits, message_size
+from broker.messages import OutboundMessage, Receipt
+from broker.spi import Start
+from broker_inmem.entries import Entry, TransactionState, as_datetime
+from broker_inmem.options import BrokerOptions
+from broker_inmem.partition import PartitionLog
+from broker_inmem.queue_ import MessageQueue
+from broker_inmem.waiting import Waker
+
+__all__ = ["Topic", "TransactionWork"]
+
+_FOREVER: Final = float("inf")
+
+
+class TransactionWork:
+    """What one transaction has published to one topic."""
+
+    __slots__ = ("scheduled", "state", "stored")
+
+    def __init__(self, state: TransactionState) -> None:
+        self.state: Final = state
+        self.stored: list[Entry] = []
+        self.scheduled: list[tuple[float, Entry]] = []
+
+
+class Topic:
+    """The state of one topic."""
+
+    def __init__(self, name: str, partitions: int, options: BrokerOptions, limits: MessageLimits) -> None:
+        self.name: Final = name
+        self.partitions: list[PartitionLog] = [PartitionLog() for _ in range(partitions)]
+        self.queues: dict[str, MessageQueue] = {}
+        self.watchers: set[Waker] = set()
+        """Sleeping readers of records."""
+        self.deleted = False
+        self.retention: float | None = options.retention_seconds
+        self.retention_messages: int | None = options.retention_messages
+        self._limits = limits
+        self._harmless = min(options.max_key, options.max_id, options.max_body)
+        """A message of this size without attributes breaks no limit."""
+        self._dedup_seconds = options.dedup_seconds
+        self._ids: dict[str, tuple[float, Receipt]] = {}
+        self._schedule: list[tuple[float, int, Entry]] = []
+        self._scheduled = count(1)
+        self._seq = 0
+        self._turn = 0
+
+    @property
+    def seq(self) -> int:
+        """The sequence number of the newest message."""
+        return self._seq
+
+    @property
+    def scheduled(self) -> int:
+        """Messages that wait for their time."""
+        return len(self._schedule)
+
+    def next_due(self) -> float | None:
+        """When the next scheduled message is due."""
+        return self._schedule[0][0] if self._schedule else None
+
+    def grow(self, partitions: int) -> None:
+        """Have so many partitions.
+
+        :raises InvalidSetting: there are more already.
+        """
+        if partitions < len(self.partitions):
+            raise InvalidSetting(
+                f"Topic {self.name!r} has {len(self.partitions)} partitions, and partitions = {partitions} is fewer",
+                advice="Partitions can only be added; make another topic",
+            )
+        self.partitions += [PartitionLog() for _ in range(partitions - len(self.partitions))]
+
+    def publish(
+        self, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None = None
+    ) -> list[Receipt | BrokerError]:
+        """Store messages in their order; one entry each. Those of a transaction are seen when it is committed."""
+        self.advance(now)
+        transaction = None if work is None else work.state
+        outcomes: list[Receipt | BrokerError] = []
+        stored: list[Entry] = []
+        for message in messages:
+            try:
+                entry = self._entry(message, now, transaction)
+            except BrokerError as error:
+                outcomes.append(error)
+                continue
+            given_id = message.id
+            if given_id is not None and transaction is None:
+                known = self._ids.get(given_id)
+                if known is not None:
+                    first = known[1]
+                    outcomes.append(Receipt(given_id, first.partition, first.offset, True))
+                    continue
+            if message.deliver_at is not None and (due := message.deliver_at.timestamp()) > now:
+                receipt = self._put_off(entry, due, work)
+            else:
+                self._append(entry, now)
+                stored.append(entry)
+                receipt = Receipt(entry.id, entry.partition, entry.offset)
+            if given_id is not None and transaction is None:
+                self._ids[given_id] = (now + self._dedup_seconds, receipt)
+            outcomes.append(receipt)
+        if stored:
+            self._apply_retention(now)
+            if work is None:
+                self.deliver(stored)
+            else:
+                work.stored += stored
+                self._wake_readers()
+        return outcomes
+
+    def end(self, work: TransactionWork, now: float) -> None:
+        """A transaction that published here was committed or aborted, as its state says."""
+        for number in {entry.partition for entry in work.stored}:
+            self.partitions[number].end_transaction(work.state)
+        if work.state.committed:
+            for due, entry in work.scheduled:
+                heappush(self._schedule, (due, next(self._scheduled), entry))
+            self.deliver(work.stored)
+            self.advance(now)
+            self._rouse()
+        elif self.watchers:
+            self._wake_readers()
+
+    def deliver(self, entries: Iterable[Entry]) -> None:
+        """Give committed entries to every subscription, and wake the readers of records."""
+        for queue in self.queues.values():
+            queue.push(entries)
+        if self.watchers:
+            self._wake_readers()
+
+    def advance(self, now: float) -> None:
+        """Put into effect what fell due: scheduled messages, retention, and ids to be forgotten."""
+        schedule = self._schedule
+        if schedule and schedule[0][0] <= now:
+            due: list[Entry] = []
+            while schedule and schedule[0][0] <= now:
+                time, _, entry = heappop(schedule)
+                if entry.expires > time:
+                    self._append(entry, now)
+                    due.append(entry)
+            self.deliver(due)
+        ids = self._ids
+        while ids:
+            oldest = next(iter(ids))
+            if ids[oldest][0] > now:
+                break
+            del ids[oldest]
+        if self.retention is not None:
+            self._apply_retention(now)
+
+    def positions(self, start: Start, now: float) -> dict[int, int]:
+        """The position of each partition that a new reader begins at."""
+        self.advance(now)
+        if start == "earliest":
+            return {number: log.first for number, log in enumerate(self.partitions)}
+        if start == "latest":
+            return {number: log.next for number, log in enumerate(self.partitions)}
+        time = start.timestamp() if isinstance(start, datetime) else now
+        return {number: log.position_at(time) for number, log in enumerate(self.partitions)}
+
+    def since(self, positions: dict[int, int], now: float) -> list[Entry]:
+        """All committed entries from these positions on, in the order of publishing."""
+        entries = chain.from_iterable(
+            (entry for entry in log.visible(now) if entry.offset >= positions.get(number, 0))
+            for number, log in enumerate(self.partitions)
+        )
+        return sorted(entries, key=_seq)
+
+    def purge(self) -> int:
+        """Remove all messages, scheduled ones too; how many there were."""
+        removed = sum(log.clear() for log in self.partitions) + len(self._schedule)
+        self._schedule.clear()
+        self._ids.clear()
+        for queue in self.queues.values():
+            queue.purge(self._seq)
+        return removed
+
+    def _entry(self, message: OutboundMessage, now: float, transaction: TransactionState | None) -> Entry:
+        size = message_size(message)
+        if size > self._harmless or message.attributes:
+            self._limits.check(message)
+        partitions = len(self.partitions)
+        key = message.key
+        if message.partition is not None:
+            number = message.partition
+            if number >= partitions:
+                raise InvalidMessage(
+                    f"Topic {self.name!r} has partitions 0 to {partitions - 1}, and the message asks for {number}",
+                    advice="Choose one of them, or let the key decide",
+                )
+        elif key is not None:
+            number = crc32(key) % partitions
+        else:
+            number = self._turn = (self._turn + 1) % partitions
+        expires = _FOREVER if message.ttl is None else now + message.ttl
+        return Entry(
+            self.name,
+            number,
+            -1,
+            -1,
+            key,
+            message.data,
+            message.attributes,
+            message.id,
+            message.publish_time,
+            now,
+            size,
+            expires,
+            transaction,
+        )
+
+    def _append(self, entry: Entry, now: float) -> None:
+        self._seq += 1
+        entry.seq = self._seq
+        entry.time = now
+        self.partitions[entry.partition].append(entry)
+
+    def _put_off(self, entry: Entry, due: float, work: TransactionWork | None) -> Receipt:
+        number = next(self._scheduled)
+        if entry.given_id is None:
+            entry.given_id = f"scheduled-{number}"
+        if entry.publish_time is None:
+            entry.publish_time = as_datetime(entry.time)
+        entry.transaction = None
+        if work is not None:
+            work.scheduled.append((due, entry))
+        else:
+            heappush(self._schedule, (due, number, entry))
+            self._rouse()
+        return Receipt(entry.given_id)
+
+    def _rouse(self) -> None:
+        """Have sleepers look again, since something may fall due earlier than they thought."""
+        for queue in self.queues.values():
+            queue.notify()
+        self._wake_readers()
+
+    def _apply_retention(self, now: float) -> None:
+        if self.retention is None and self.retention_messages is None:
+            return
+        oldest = None if self.retention is None else now - self.retention
+        for log in self.partitions:
+            log.keep(oldest, self.retention_messages)
+
+    def _wake_readers(self) -> None:
+        for waker in self.watchers:
+            waker.wake()
+        self.watchers.clear()
+
+
+def _seq(entry: Entry) -> int:
+    return entry.seq

@@ -1,0 +1,184 @@
+"""Transactions on an in-memory server: what is published in one, and the positions in it, count all or not at all.
+
+Opening a producer of an id fences the one that had it: its open transaction is aborted, and all it tries from
+then on is fatal. A transaction that is open for too long by the server's clock is aborted, which its producer
+learns when it commits. Calls do not suspend; one transaction of a producer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from broker.errors import BackendError, BrokerError, Closed, TransactionAborted, TransactionFatal
+from broker.messages import OutboundMessage, Receipt
+from broker.spi import RecordSource, TopicPartition
+from broker_inmem.connections import Connection
+from broker_inmem.entries import TransactionState
+from broker_inmem.publishing import store
+from broker_inmem.records import InmemRecordSource
+from broker_inmem.server import Broker
+from broker_inmem.topic import Topic, TransactionWork
+
+__all__ = ["InmemTransaction", "Producer", "ServerTransaction"]
+
+
+class ServerTransaction:
+    """One transaction as the server sees it. Not locked: the server's lock is held around every call."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.state: Final = TransactionState()
+        self.expired = False
+        self.offsets: list[tuple[InmemRecordSource, dict[TopicPartition, int]]] = []
+        self._work: dict[Topic, TransactionWork] = {}
+
+    def work(self, topic: Topic) -> TransactionWork:
+        """Where what is published to a topic is noted."""
+        work = self._work.get(topic)
+        if work is None:
+            work = self._work[topic] = TransactionWork(self.state)
+        return work
+
+    def end(self, *, committed: bool, now: float) -> None:
+        """Make it count, or undo it."""
+        if self.state.open:
+            self.state.committed = committed
+            self.state.open = False
+            for topic, work in self._work.items():
+                topic.end(work, now)
+
+    def expire(self, now: float) -> None:
+        """Abort it, if it is still open, because its time is over."""
+        if self.state.open:
+            self.expired = True
+            self.end(committed=False, now=now)
+
+
+class Producer:
+    """All producers of one id; the newest is the only one that may act."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.current: ServerTransaction | None = None
+
+
+class InmemTransaction:
+    """Implements `broker.spi.TransactionSpi`."""
+
+    def __init__(
+        self, connection: Connection, transactional_id: str, *, on_close: Callable[[InmemTransaction], object]
+    ) -> None:
+        self._connection = connection
+        self._broker = broker = connection.broker
+        self._id = transactional_id
+        self._on_close = on_close
+        self._closed = False
+        with broker.lock:
+            connection.check()
+            if broker.faults.armed:
+                broker.faults.check("open")
+            producer = broker.producers.get(transactional_id)
+            if producer is None:
+                producer = broker.producers[transactional_id] = Producer()
+            self._producer = producer
+            producer.epoch += 1
+            self._epoch = producer.epoch
+            if producer.current is not None:
+                producer.current.end(committed=False, now=broker.clock.time())
+                producer.current = None
+
+    async def begin(self) -> None:
+        broker = self._broker
+        with broker.lock:
+            self._check("transaction")
+            if self._producer.current is not None:
+                raise BackendError("A transaction of this producer is open already", advice="Commit or abort it first")
+            self._producer.current = ServerTransaction(broker)
+            broker.add_deadline(broker.clock.time() + broker.options.transaction_seconds, self._producer.current)
+
+    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        broker = self._broker
+        with broker.lock:
+            current = self._current(None)
+            now = broker.clock.time()
+            found = broker.topic(topic, now)
+            if not current.state.open:
+                raise self._timed_out()
+            return store(self._connection, found, messages, now, current.work(found))
+
+    async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
+        """:raises TransactionAborted: a partition is not the member's any more; the transaction was undone."""
+        broker = self._broker
+        if not isinstance(source, InmemRecordSource) or source.connection.broker is not broker:
+            raise BackendError("The consumer of a transaction must be of the same in-memory broker")
+        with broker.lock:
+            current = self._current(None)
+            current.offsets.append((source, dict(positions)))
+            self._check_offsets(current)
+
+    async def commit(self) -> None:
+        broker = self._broker
+        with broker.lock:
+            current = self._current("commit")
+            now = broker.clock.time()
+            broker.expire_transactions(now)
+            if current.expired:
+                self._producer.current = None
+                raise self._timed_out()
+            self._check_offsets(current)
+            for source, positions in current.offsets:
+                source.group.commit(source.number, positions)
+            current.end(committed=True, now=now)
+            self._producer.current = None
+
+    async def abort(self) -> None:
+        broker = self._broker
+        with broker.lock:
+            self._check("transaction")
+            current, self._producer.current = self._producer.current, None
+            if current is not None:
+                current.end(committed=False, now=broker.clock.time())
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        broker = self._broker
+        with broker.lock:
+            current = self._producer.current
+            if current is not None and self._producer.epoch == self._epoch and self._connection.usable:
+                current.end(committed=False, now=broker.clock.time())
+                self._producer.current = None
+        self._on_close(self)
+
+    def _current(self, operation: str | None) -> ServerTransaction:
+        self._check("transaction" if operation is None else "commit")
+        current = self._producer.current
+        if current is None:
+            raise BackendError("No transaction is open", advice="Begin one first")
+        return current
+
+    def _check(self, operation: str) -> None:
+        if self._closed:
+            raise Closed(f"The transactional publisher {self._id!r} was closed")
+        self._connection.check()
+        if self._producer.epoch != self._epoch:
+            raise TransactionFatal(f"Another publisher of the id {self._id!r} was opened; this one is fenced")
+        if self._broker.faults.armed:
+            self._broker.faults.check("commit" if operation == "commit" else "transaction")
+
+    def _check_offsets(self, current: ServerTransaction) -> None:
+        now = self._broker.clock.time()
+        for source, positions in current.offsets:
+            source.group.advance(now)
+            for partition, position in positions.items():
+                refusal = source.group.refusal(source.number, partition, position)
+                if refusal is not None:
+                    current.end(committed=False, now=now)
+                    self._producer.current = None
+                    raise TransactionAborted(f"The transaction was undone: {refusal.message}", native=refusal)
+
+    def _timed_out(self) -> TransactionAborted:
+        seconds = self._broker.options.transaction_seconds
+        return TransactionAborted(f"The transaction was open for more than {seconds} s and was undone")

@@ -1,0 +1,394 @@
+"""The Message family of the in-memory broker: leases, attempts, redelivery, delays, time to live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from broker.errors import (
+    AlreadySettled,
+    Closed,
+    ConfigurationError,
+    LeaseLost,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unsupported,
+)
+from broker.messages import OutboundMessage, Outcome
+from broker.names import EPHEMERAL
+from broker_inmem import Broker, BrokerOptions, ManualClock
+from tests.inmem.clients import Client, bodies, settle, take
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(clock: ManualClock) -> Broker:
+    return Broker(BrokerOptions(seed=7), clock=clock)
+
+
+@pytest.fixture
+async def client(broker: Broker) -> AsyncIterator[Client]:
+    async with Client(broker) as client:
+        await client.topic()
+        yield client
+
+
+async def test_what_was_published_arrives_as_it_was(client: Client) -> None:
+    sent = OutboundMessage(b"\x00\xff", b"key", {"type": "created", "ü": "✓"}, id="first")
+    await client.publish([sent, OutboundMessage(None), OutboundMessage(b"", b"")])
+    source = await client.subscribe()
+    got = {message.data: message for message in await take(source)}
+    assert set(got) == {b"\x00\xff", None, b""}
+    first = got[b"\x00\xff"]
+    assert (first.key, first.attributes, first.id, first.delivery_attempt) == (b"key", sent.attributes, "first", 1)
+    assert first.publish_time is not None
+    assert first.publish_time == first.broker_time
+    assert got[None].key is None
+    assert got[b""].key == b""
+    assert first.native is first.lease
+
+
+async def test_the_receipt_has_the_id_that_consumers_see(client: Client) -> None:
+    receipts = await client.publish([b"a", b"b", OutboundMessage(b"c", id="mine")])
+    source = await client.subscribe()
+    ids = {message.data: message.id for message in await take(source)}
+    assert [receipt.id for receipt in receipts] == [ids[b"a"], ids[b"b"], "mine"]
+
+
+async def test_acked_messages_do_not_come_again(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a", b"b"])
+    source = await client.subscribe()
+    assert await settle(source, await take(source)) == [None, None]
+    clock.advance(1000)
+    assert await take(source) == []
+
+
+async def test_an_ended_lease_brings_the_message_back_with_the_next_attempt(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a"])
+    source = await client.subscribe()
+    [first] = await take(source)
+    clock.advance(29.9)
+    assert await take(source) == []
+    clock.advance(0.1)
+    [second] = await take(source)
+    assert (second.data, second.delivery_attempt, second.id) == (b"a", 2, first.id)
+    [error] = await settle(source, [first])
+    assert isinstance(error, LeaseLost)
+    assert await settle(source, [second]) == [None]
+
+
+async def test_a_renewed_lease_goes_on(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a", b"b"])
+    source = await client.subscribe()
+    first, second = await take(source)
+    clock.advance(20)
+    assert await source.extend([first]) == [None]
+    clock.advance(20)
+    [again] = await take(source)
+    assert again.id == second.id
+    assert await settle(source, [first]) == [None]
+    [error] = await source.extend([second])
+    assert isinstance(error, LeaseLost)
+
+
+async def test_a_sleeping_fetch_gets_what_comes_back_by_the_clock(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a"])
+    holder = await client.subscribe()
+    waiter = await client.subscribe()
+    await take(holder)
+    fetching = asyncio.create_task(take(waiter, wait=30))
+    await asyncio.sleep(0)
+    clock.advance(30)
+    [message] = await fetching
+    assert message.delivery_attempt == 2
+
+
+async def test_a_nack_with_a_delay_waits_for_it_and_wakes_who_sleeps(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a"])
+    source, other = await client.subscribe(), await client.subscribe()
+    [message] = await take(source)
+    fetching = asyncio.create_task(take(other, wait=30))
+    await asyncio.sleep(0)
+    assert await settle(source, [message], Outcome.NACK, 5.0) == [None]
+    clock.advance(4.9)
+    await asyncio.sleep(0)
+    assert not fetching.done()
+    clock.advance(0.1)
+    assert [m.delivery_attempt for m in await fetching] == [2]
+
+
+async def test_giving_back_unhandled_is_no_attempt(client: Client) -> None:
+    await client.publish([b"a"])
+    source = await client.subscribe()
+    for _ in range(3):
+        [message] = await take(source)
+        assert message.delivery_attempt == 1
+        assert await settle(source, [message], Outcome.RELEASE) == [None]
+
+
+async def test_closing_gives_back_at_once_and_without_an_attempt(client: Client) -> None:
+    await client.publish([b"a", b"b", b"c"])
+    source = await client.subscribe()
+    assert len(await take(source)) == 3
+    await source.close()
+    await source.close()
+    again = await take(await client.subscribe())
+    assert sorted(bodies(again)) == [b"a", b"b", b"c"]
+    assert {message.delivery_attempt for message in again} == {1}
+    with pytest.raises(Closed):
+        await take(source)
+
+
+async def test_a_rejected_message_never_comes_again(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"a"])
+    source = await client.subscribe()
+    assert await settle(source, await take(source), Outcome.REJECT) == [None]
+    clock.advance(1000)
+    assert await take(source) == []
+
+
+async def test_settling_twice_is_harmless_one_way_and_refused_the_other(client: Client) -> None:
+    await client.publish([b"a"])
+    source = await client.subscribe()
+    taken = await take(source)
+    assert await settle(source, taken) == [None]
+    assert await settle(source, taken) == [None]
+    [error] = await settle(source, taken, Outcome.NACK)
+    assert isinstance(error, AlreadySettled)
+
+
+async def test_a_delay_longer_than_declared_is_refused_and_the_lease_kept(clock: ManualClock) -> None:
+    async with Client(Broker(BrokerOptions(native_delay=10), clock=clock)) as client:
+        assert client.backend.capabilities.messages is not None
+        assert client.backend.capabilities.messages.native_delay == 10
+        await client.topic()
+        await client.publish([b"a"])
+        source = await client.subscribe()
+        taken = await take(source)
+        [error] = await settle(source, taken, Outcome.NACK, 11)
+        assert isinstance(error, Unsupported)
+        assert await settle(source, taken) == [None]
+
+
+async def test_scheduled_messages_come_when_they_are_due(client: Client, clock: ManualClock) -> None:
+    source = await client.subscribe()
+    fetching = asyncio.create_task(take(source, wait=30))
+    await asyncio.sleep(0)
+    later = OutboundMessage(b"later", deliver_at=clock.now() + timedelta(seconds=60))
+    [receipt] = await client.publish([later])
+    clock.advance(59)
+    await asyncio.sleep(0)
+    assert not fetching.done()
+    clock.advance(1)
+    [message] = await fetching
+    assert message.id == receipt.id
+    assert message.broker_time == clock.now()
+
+
+async def test_messages_do_not_outlive_their_time(client: Client, clock: ManualClock) -> None:
+    source = await client.subscribe()
+    await client.publish([OutboundMessage(b"short", ttl=10), b"long"])
+    clock.advance(10)
+    assert bodies(await take(source)) == [b"long"]
+
+
+async def test_every_subscription_gets_every_message(client: Client) -> None:
+    one, two = await client.subscribe(subscription="one"), await client.subscribe(subscription="two")
+    await client.publish([b"a", b"b"])
+    assert sorted(bodies(await take(one))) == sorted(bodies(await take(two))) == [b"a", b"b"]
+
+
+async def test_consumers_of_a_subscription_share_it(client: Client) -> None:
+    one, two = await client.subscribe(), await client.subscribe()
+    await client.publish([b"a", b"b", b"c"])
+    assert len(await take(one, 2)) == 2
+    assert len(await take(two, 2)) == 1
+
+
+async def test_a_subscription_begins_where_it_was_asked_to(client: Client, clock: ManualClock) -> None:
+    await client.publish([b"old"])
+    clock.advance(60)
+    middle = clock.now()
+    await client.publish([b"new"])
+    everything = await client.subscribe(subscription="everything")
+    since = await client.subscribe(subscription="since", start=middle)
+    latest = await client.subscribe(subscription="latest", start="latest")
+    await client.publish([b"next"])
+    assert sorted(bodies(await take(everything))) == [b"new", b"next", b"old"]
+    assert sorted(bodies(await take(since))) == [b"new", b"next"]
+    assert bodies(await take(latest)) == [b"next"]
+
+
+async def test_a_missing_topic_or_subscription_is_told_at_open(client: Client) -> None:
+    with pytest.raises(TopicNotFound):
+        await client.subscribe("nowhere")
+    with pytest.raises(SubscriptionNotFound):
+        await client.subscribe(subscription="nobody", create=False)
+    with pytest.raises(TopicNotFound):
+        await client.publish([b"a"], "nowhere")
+
+
+async def test_an_ephemeral_subscription_goes_with_its_consumer(client: Client) -> None:
+    source = await client.subscribe(subscription=EPHEMERAL, start="latest")
+    await client.publish([b"a"])
+    assert bodies(await take(source)) == [b"a"]
+    assert len(await client.backend.admin().list_subscriptions("orders")) == 1
+    await source.close()
+    assert await client.backend.admin().list_subscriptions("orders") == []
+
+
+async def test_a_deleted_subscription_ends_the_fetch_that_waits_on_it(client: Client) -> None:
+    source = await client.subscribe()
+    fetching = asyncio.create_task(take(source, wait=30))
+    await asyncio.sleep(0)
+    await client.backend.admin().delete_subscription("orders", "billing")
+    with pytest.raises(SubscriptionNotFound):
+        await fetching
+
+
+async def test_a_deleted_topic_ends_the_fetch_that_waits_on_it(client: Client) -> None:
+    source = await client.subscribe()
+    fetching = asyncio.create_task(take(source, wait=30))
+    await asyncio.sleep(0)
+    await client.backend.admin().delete_topic("orders")
+    with pytest.raises(TopicNotFound):
+        await fetching
+
+
+async def test_interrupt_ends_a_fetch_that_waits_and_nothing_else(client: Client) -> None:
+    source = await client.subscribe()
+    source.interrupt()
+    fetching = asyncio.create_task(take(source, wait=30))
+    await asyncio.sleep(0)
+    assert not fetching.done()
+    source.interrupt()
+    assert await fetching == []
+    await client.publish([b"a"])
+    assert bodies(await take(source)) == [b"a"]
+
+
+async def test_closing_ends_a_fetch_that_waits(client: Client) -> None:
+    source = await client.subscribe()
+    fetching = asyncio.create_task(take(source, wait=30))
+    await asyncio.sleep(0)
+    await source.close()
+    assert await fetching == []
+
+
+async def test_a_cancelled_fetch_takes_nothing_with_it(client: Client) -> None:
+    source, other = await client.subscribe(), await client.subscribe()
+    cancelled = asyncio.create_task(take(source, wait=30))
+    waiting = asyncio.create_task(take(other, wait=30))
+    await asyncio.sleep(0)
+    await client.publish([b"a"])
+    cancelled.cancel()
+    assert bodies(await waiting) == [b"a"]
+
+
+async def test_bytes_are_exceeded_by_one_message_at_most(client: Client) -> None:
+    await client.publish([b"x" * 100] * 10)
+    source = await client.subscribe()
+    assert len(await source.fetch(10, 250, 0)) == 3
+    assert len(await source.fetch(10, 1, 0)) == 1
+
+
+async def test_the_order_between_keys_is_drawn_from_the_seed_and_kept_within_a_key() -> None:
+    async def order(seed: int, shuffle: int = 8) -> list[bytes | None]:
+        async with Client(Broker(BrokerOptions(seed=seed, shuffle=shuffle))) as client:
+            await client.topic()
+            source = await client.subscribe()
+            await client.publish([OutboundMessage(f"{key}{n}".encode(), key) for n in range(20) for key in "abc"])
+            return bodies(await take(source))
+
+    published = [f"{key}{n}".encode() for n in range(20) for key in "abc"]
+    one, other, unmixed = await order(1), await order(2), await order(1, shuffle=0)
+    assert one == await order(1)
+    assert one != other
+    assert unmixed == published
+    assert one != published
+    for key in b"abc":
+        assert [body for body in one if body and body[0] == key] == [body for body in published if body[0] == key]
+
+
+async def test_unkeyed_messages_are_mixed(client: Client) -> None:
+    source = await client.subscribe()
+    published = [str(n).encode() for n in range(64)]
+    await client.publish(published)
+    got = bodies(await take(source))
+    assert got != published
+    assert sorted(got, key=published.index) == published
+
+
+class TestOrderedByKey:
+    """A key's messages are with one consumer at a time."""
+
+    async def test_a_key_stays_with_the_consumer_that_has_unsettled_messages_of_it(self, client: Client) -> None:
+        one = await client.subscribe(ordered_by_key=True)
+        two = await client.subscribe(ordered_by_key=True)
+        await client.publish([OutboundMessage(b"a1", "a"), OutboundMessage(b"a2", "a"), OutboundMessage(b"b1", "b")])
+        [first] = await take(one, 1)
+        mine, theirs = (b"a", b"b") if first.key == b"a" else (b"b", b"a")
+        assert {message.key for message in await take(two)} == {theirs}
+        await client.publish([OutboundMessage(b"more", mine)])
+        assert await take(two) == []
+        rest = await take(one)
+        assert {message.key for message in rest} == {mine}
+        await settle(one, [first, *rest])
+        await client.publish([OutboundMessage(b"last", mine)])
+        assert bodies(await take(two)) == [b"last"]
+
+    async def test_a_parked_message_wakes_its_consumer(self, client: Client) -> None:
+        one = await client.subscribe(ordered_by_key=True)
+        two = await client.subscribe(ordered_by_key=True)
+        await client.publish([OutboundMessage(b"a1", "a")])
+        [first] = await take(one)
+        fetching = asyncio.create_task(take(one, wait=30))
+        await asyncio.sleep(0)
+        await client.publish([OutboundMessage(b"a2", "a")])
+        assert await take(two) == []
+        assert bodies(await fetching) == [b"a2"]
+        await settle(one, [first])
+
+    async def test_a_failed_message_comes_before_what_follows_it(self, client: Client, clock: ManualClock) -> None:
+        source = await client.subscribe(ordered_by_key=True)
+        await client.publish([OutboundMessage(f"a{n}".encode(), "a") for n in range(3)])
+        [head] = await take(source, 1)
+        await settle(source, [head], Outcome.NACK, 10)
+        assert await take(source) == []
+        clock.advance(10)
+        assert bodies(await take(source)) == [b"a0", b"a1", b"a2"]
+
+    async def test_the_death_of_a_consumer_frees_its_keys_in_order(
+        self, client: Client, broker: Broker, clock: ManualClock
+    ) -> None:
+        async with Client(broker) as victim:
+            dying = await victim.subscribe(ordered_by_key=True)
+            heir = await client.subscribe(ordered_by_key=True)
+            await client.publish([OutboundMessage(f"a{n}".encode(), "a") for n in range(5)])
+            assert len(await take(dying, 3)) == 3
+            broker.faults.kill(victim.backend)
+            assert await take(heir) == []
+            clock.advance(30)
+            got = await take(heir)
+            assert bodies(got) == [b"a0", b"a1", b"a2", b"a3", b"a4"]
+            assert [message.delivery_attempt for message in got] == [2, 2, 2, 1, 1]
+
+    async def test_consumers_of_one_subscription_must_agree(self, client: Client) -> None:
+        await client.subscribe(ordered_by_key=True)
+        with pytest.raises(ConfigurationError):
+            await client.subscribe(ordered_by_key=False)
+
+    async def test_order_asked_for_later_takes_over_what_is_unsettled(self, client: Client) -> None:
+        await client.publish([OutboundMessage(b"a1", "a"), OutboundMessage(b"a2", "a")])
+        plain = await client.subscribe()
+        assert bodies(await take(plain, 1)) == [b"a1"]
+        await plain.close()
+        ordered = await client.subscribe(ordered_by_key=True)
+        assert bodies(await take(ordered)) == [b"a1", b"a2"]
