@@ -33,7 +33,6 @@ from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
 from broker.spi import Backend, MessageSubscription, RecordSubscription, Start
 from broker.topic import TopicFacade
-from broker.transactions import open_transactional_publisher
 
 __all__ = ["Bus", "Health", "connect"]
 
@@ -182,6 +181,8 @@ class Bus:
         """
         if not self.capabilities.publish.transactions:
             raise self._unsupported("transactions", "publish.transactions")
+        from broker.transactions import open_transactional_publisher
+
         return open_transactional_publisher(
             transactional_id, self._backend, self.capabilities, self.hooks, self._check_open
         )
@@ -399,7 +400,7 @@ class Bus:
         """
         if not self._record_family().log_reader:
             raise self._unsupported("reading the log", "records.log_reader")
-        return LogReaderFacade(self._backend.log_reader())
+        return LogReaderFacade(self._backend.log_reader(), self._record_family())
 
     @cached_property
     def admin(self) -> AdminFacade:
