@@ -72,6 +72,11 @@ class OffsetTracker:
         self._committed = max(self._committed, position)
 
     @property
+    def last_started(self) -> int:
+        """The highest started offset, -1 before the first."""
+        return self._last
+
+    @property
     def first_unfinished(self) -> int | None:
         """The lowest started offset that is not finished."""
         return self._window[0] if self._window else None

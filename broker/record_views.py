@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from broker.messages import Message, Record, View
 
-__all__ = ["Delivery", "delivery_of", "message_of", "record_of"]
+__all__ = ["FIRST", "Delivery", "delivery_of", "message_of", "record_of"]
 
 
 class Delivery(NamedTuple):
@@ -72,13 +72,13 @@ class _AgainView:
         return raw.record.native
 
 
-_FIRST: Final[View] = _FirstView()
+FIRST: Final[View] = _FirstView()
 _AGAIN: Final[View] = _AgainView()
 
 
 def message_of(record: Record[Any], lease: Any = None) -> Message[Any]:
     """The record as a message that is delivered for the first time; its native object stays the record's."""
-    return Message(record.topic, record.data, record, _FIRST, lease, record.size)
+    return Message(record.topic, record.data, record, FIRST, lease, record.size)
 
 
 def delivery_of(delivery: Delivery, lease: Any) -> Message[Any]:

@@ -65,7 +65,7 @@ class Bench:
     async def until(self, holds: Callable[[], bool]) -> None:
         """Let the loop run until the condition holds; each step is an event, not a pause."""
         async with asyncio.timeout(5):
-            while not holds():  # noqa: ASYNC110 - one turn of the loop, for conditions without an event
+            while not holds():
                 await asyncio.sleep(0)
 
     async def buffered(self, count: int) -> None:

@@ -1,0 +1,403 @@
+"""`RecordsAsMessages`: a message source over a record source; each record is a message that is settled on its own.
+
+*Concurrency.* One event loop; `settle` may run beside `fetch`. *Cancellation.* Commits run in tasks of this source, and
+belong to nobody's call. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the next
+one; any other is raised by the next `fetch`.
+
+Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
+and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
+close. A nacked or released record is delivered again from memory. When more than `max_gap` records are finished or
+waiting above an unfinished one, the partition is paused until the gap has shrunk to the half, because a crash would
+repeat all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+from broker.assignments import Held, taken_away
+from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
+from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.messages import Message, Outcome, Record
+from broker.offset_tracker import OffsetTracker
+from broker.record_commits import Committer
+from broker.record_views import FIRST, Delivery, delivery_of, record_of
+from broker.spi import Backend, RecordSource, RecordSubscription, Settlement, SourceListener, TopicPartition
+
+__all__ = ["RecordsAsMessages", "message_capabilities"]
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
+_LONGEST_COMMIT: Final = 10.0
+
+
+def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
+    """What the messages made of a backend's records can do.
+
+    :raises Unsupported: the backend has no records.
+    """
+    records = capabilities.records
+    if records is None:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
+    return MessageCapabilities(
+        lease=LeaseMode.NONE,
+        confirmed_ack=ConfirmedAck.NEVER,
+        native_delay=0.0,
+        delivery_attempt=True,
+        release_keeps_attempt=True,
+        key_affinity=capabilities.publish.partitions,
+        ordered_delivery=True,
+        creates_subscriptions=True,
+        start_latest=True,
+        start_time=records.start_time,
+        ephemeral=True,
+    )
+
+
+class _Partition(Held):
+    """One assignment of one partition, and the work on it."""
+
+    __slots__ = ("out", "paused", "tracker", "waiting")
+
+    def __init__(self, partition: TopicPartition, generation: int) -> None:
+        super().__init__(partition, generation)
+        self.tracker = OffsetTracker()
+        self.out: dict[int, Message[Any]] = {}
+        """What was given to the consumer and is not settled, by offset."""
+        self.waiting = 0
+        """How many records wait to be delivered again."""
+        self.paused = False
+
+    @property
+    def gap(self) -> int:
+        return self.tracker.gap + self.waiting
+
+
+class RecordsAsMessages:
+    """Implements `MessageSource` for the consumer, and `RecordListener` for the source of the records.
+
+    :param max_gap: the most records of a partition that may be finished, or waiting to be delivered again, above an
+        unfinished one.
+    :param commit_every: commit after so many finished records, …
+    :param commit_interval: … and after so many seconds, if anything is finished.
+    """
+
+    def __init__(
+        self,
+        listener: SourceListener,
+        *,
+        hooks: Hooks,
+        max_gap: int = 10_000,
+        commit_every: int = 1000,
+        commit_interval: float = 1.0,
+    ) -> None:
+        self._listener = listener
+        self._hooks = hooks
+        self._max_gap = max_gap
+        self._commit_every = commit_every
+        self._commit_interval = commit_interval
+        self._loop = asyncio.get_running_loop()
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._paused: set[TopicPartition] = set()
+        self._generation = 0
+        self._again: list[tuple[float, int, int, Delivery, _Partition]] = []
+        """A heap of what is to be delivered again: due time, offset, a number that breaks ties."""
+        self._numbers = 0
+        self._again_timer: asyncio.TimerHandle | None = None
+        self._finished = 0
+        self._commit_timer: asyncio.TimerHandle | None = None
+        self._committing: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._failure: BrokerError | None = None
+        self._closing = False
+
+    async def join(self, backend: Backend, subscription: RecordSubscription) -> RecordsAsMessages:
+        """Join the group; returns itself.
+
+        :raises BrokerError: as `Backend.join` does.
+        """
+        self._source: RecordSource = await backend.join(subscription, self)
+        self._committer = Committer(self._source, self._hooks)
+        if not self._partitions:
+            self._adopt(self._source.assignment())
+        return self
+
+    # -- MessageSource -------------------------------------------------------------------------------------
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        if self._closing:
+            raise Closed("The source is closed")
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        messages = self._due_again(max_messages, max_bytes)
+        if not messages:
+            messages = self._as_messages(await self._source.fetch(max_messages, max_bytes, wait))
+        return messages or self._due_again(max_messages, max_bytes)
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        if self._closing:
+            raise Closed("The source is closed")
+        results: list[BrokerError | None] = []
+        touched: set[_Partition] = set()
+        part: Any = None
+        for settlement in settlements:
+            message = settlement.message
+            if message.lease is not part:
+                part = message.lease
+                touched.add(part)
+            if part.gone:
+                results.append(taken_away(part.partition))
+                continue
+            results.append(None)
+            raw = message.raw
+            offset = raw.record.offset if type(raw) is Delivery else raw.offset
+            if part.out.pop(offset, None) is None:
+                continue
+            outcome = settlement.outcome
+            if outcome is Outcome.ACK or outcome is Outcome.REJECT:
+                part.tracker.finished(offset)
+                self._finished += 1
+            elif not part.revoking:
+                self._deliver_again(message, part, outcome, settlement.delay or 0.0)
+        self._settled.set()
+        for held in touched:
+            self._mind_the_gap(held)
+        self._mind_the_commits()
+        return results
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Nothing expires here: a record is ours while its partition is."""
+        return [None] * len(messages)
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        for timer in (self._commit_timer, self._again_timer):
+            if timer is not None:
+                timer.cancel()
+        self._again.clear()
+        try:
+            async with asyncio.timeout(_LONGEST_COMMIT):
+                if self._committing is not None:
+                    await asyncio.wait((self._committing,))
+                await self._commit(self._partitions.values())
+        except (BrokerError, TimeoutError) as error:
+            self._warn(f"The last commit failed, its records come again: {str(error) or 'no answer in time'}")
+        finally:
+            await self._source.close()
+            self._give_up(list(self._partitions.values()))
+
+    # -- deliveries ----------------------------------------------------------------------------------------
+
+    def _as_messages(self, records: Sequence[Record[Any]]) -> list[Message[Any]]:
+        messages: list[Message[Any]] = []
+        part: _Partition | None = None
+        topic, partition, last = "", -1, -1
+        for record in records:
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                part = self._partitions.get(TopicPartition(topic, partition))
+                last = -1 if part is None else part.tracker.last_started
+            offset = record.offset
+            # A record that this assignment has had before is being worked on, or is done.
+            if part is None or part.revoking or offset <= last:
+                continue
+            part.tracker.started(offset)
+            message: Message[Any] = Message(topic, record.data, record, FIRST, part, record.size)
+            part.out[offset] = message
+            messages.append(message)
+        return messages
+
+    def _deliver_again(self, message: Message[Any], part: _Partition, outcome: Outcome, delay: float) -> None:
+        record, attempt = record_of(message)
+        attempt += message.retries
+        if outcome is Outcome.NACK:
+            attempt += 1
+            if delay <= 0 and attempt > 3:
+                # What fails again and again at once must not take all the time there is.
+                delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 4, 10))
+        due = self._loop.time() + delay if delay > 0 else 0.0
+        self._numbers += 1
+        part.waiting += 1
+        heappush(self._again, (due, record.offset, self._numbers, Delivery(record, attempt), part))
+        self._await_due()
+
+    def _await_due(self) -> None:
+        """End the running fetch when the next delivery is due."""
+        if self._again_timer is not None:
+            self._again_timer.cancel()
+            self._again_timer = None
+        if self._again:
+            due = self._again[0][0]
+            if due <= self._loop.time():
+                self._source.interrupt()
+            else:
+                self._again_timer = self._loop.call_at(due, self._source.interrupt)
+
+    def _due_again(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        messages: list[Message[Any]] = []
+        again = self._again
+        if not again:
+            return messages
+        now = self._loop.time()
+        while again and again[0][0] <= now and len(messages) < max_messages and max_bytes > 0:
+            _, offset, _, delivery, part = heappop(again)
+            message = delivery_of(delivery, part)
+            part.out[offset] = message
+            part.waiting -= 1
+            max_bytes -= message.size
+            messages.append(message)
+        self._await_due()
+        return messages
+
+    def _mind_the_gap(self, part: _Partition) -> None:
+        if part.revoking:
+            return
+        if not part.paused and part.gap > self._max_gap:
+            part.paused = True
+            self._paused.add(part.partition)
+            self._source.pause((part.partition,))
+            topic, number = part.partition
+            self._warn(
+                f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
+                f"above offset {part.tracker.first_unfinished}, which is not settled"
+            )
+        elif part.paused and 2 * part.gap <= self._max_gap:
+            part.paused = False
+            self._paused.discard(part.partition)
+            self._source.resume((part.partition,))
+
+    # -- commits -------------------------------------------------------------------------------------------
+
+    def _mind_the_commits(self) -> None:
+        """Commit now, after a while, or when the running commit is over."""
+        if self._committing is not None or not self._finished:
+            return
+        if self._finished >= self._commit_every:
+            self._commit_soon()
+        elif self._commit_timer is None:
+            self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
+
+    def _commit_soon(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+            self._commit_timer = None
+        if self._committing is None and not self._closing:
+            self._finished = 0
+            self._committing = self._loop.create_task(self._commit_and_mind(), name="broker-as-messages-commit")
+
+    async def _commit_and_mind(self) -> None:
+        try:
+            await self._commit(self._partitions.values())
+        except LeaseLost as error:
+            logger.info("A partition was gone before its commit: %s", error)
+        except BrokerError as error:
+            if error.retriable:
+                self._warn(f"A commit failed and is repeated: {error}")
+                self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
+            else:
+                self._failure = error
+                self._source.interrupt()
+        finally:
+            self._committing = None
+            if not self._closing:
+                self._mind_the_commits()
+
+    async def _commit(self, parts: Iterable[_Partition]) -> None:
+        positions = {part.partition: (part, at) for part in parts if (at := part.tracker.committable()) is not None}
+        try:
+            await self._committer.commit(positions)
+        finally:
+            for part, _ in positions.values():
+                part.tracker.committed(part.committed)
+
+    # -- RecordListener ------------------------------------------------------------------------------------
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._adopt(partitions)
+        stale = [partition for partition in partitions if partition in self._paused]
+        if stale:
+            self._paused.difference_update(stale)
+            self._source.resume(stale)
+        self.event(PartitionsAssigned(partitions=tuple(partitions), current=self._current()))
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        going = self._parts(partitions)
+        for part in going:
+            part.revoking = True
+        self._forget_waiting()
+        self.event(PartitionsRevoked(partitions=tuple(partitions), current=self._current()))
+        now = self._loop.time()
+        try:
+            if not self._closing:
+                # Some of the time is kept for the commit.
+                async with asyncio.timeout_at(deadline - min(1.0, max(0.0, deadline - now) / 4)):
+                    while any(part.out for part in going):
+                        self._settled.clear()
+                        await self._settled.wait()
+        except TimeoutError:
+            self._warn(f"{sum(len(part.out) for part in going)} messages of {list(partitions)} were not done in time")
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._commit(going)
+        except (BrokerError, TimeoutError) as error:
+            self._warn(f"The commit before the release failed: {str(error) or 'no answer in time'}")
+        finally:
+            self._lose(going)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._lose(self._parts(partitions))
+        self.event(PartitionsLost(partitions=tuple(partitions), current=self._current()))
+
+    def event(self, event: Event) -> None:
+        self._listener.event(event)
+
+    def _adopt(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in map(TopicPartition._make, partitions):
+            part = self._partitions.get(partition)
+            if part is not None and not part.revoking:
+                continue
+            if part is not None:
+                self._lose([part])
+            self._generation += 1
+            self._partitions[partition] = _Partition(partition, self._generation)
+
+    def _lose(self, parts: Sequence[_Partition]) -> None:
+        """These are not ours any more, and neither is what the consumer holds of them."""
+        unsettled = [message for part in parts for message in part.out.values()]
+        self._give_up(parts)
+        if unsettled:
+            self._listener.lost(unsettled)
+
+    def _give_up(self, parts: Sequence[_Partition]) -> None:
+        for part in parts:
+            part.revoking = part.gone = True
+            part.out = {}
+            if self._partitions.get(part.partition) is part:
+                del self._partitions[part.partition]
+        self._forget_waiting()
+
+    def _forget_waiting(self) -> None:
+        kept = [entry for entry in self._again if not entry[-1].revoking]
+        if len(kept) < len(self._again):
+            self._again[:] = kept
+            heapify(self._again)
+
+    def _parts(self, partitions: Iterable[TopicPartition]) -> list[_Partition]:
+        return [part for partition in partitions if (part := self._partitions.get(partition)) is not None]
+
+    def _current(self) -> tuple[TopicPartition, ...]:
+        return tuple(partition for partition, part in self._partitions.items() if not part.revoking)
+
+    def _warn(self, text: str) -> None:
+        logger.warning(text)
+        self.event(Warned(text=text))
