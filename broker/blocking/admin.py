@@ -1,0 +1,102 @@
+"""`Admin` without `await`: provisioning and operations, from any number of threads.
+
+An interrupted call may have taken effect. A redrive is described in `broker.redrive`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from broker import admin as asynchronous
+from broker.blocking.portal import Portal
+from broker.redrive import DeadLetter, Redriven
+from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+
+__all__ = ["Admin"]
+
+
+class Admin:
+    """What `bus.admin` is."""
+
+    def __init__(self, admin: asynchronous.AdminFacade, portal: Portal) -> None:
+        self._admin = admin
+        self._portal = portal
+
+    def ensure_topic(
+        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+    ) -> TopicInfo:
+        """Create the topic if it is missing.
+
+        :param partitions: how many; None is the broker's default. An existing topic keeps what it has.
+        :param retention: how long messages are kept; None is the broker's default.
+        :param options: the broker's own, as its page of the documentation lists them.
+        :raises ConfigurationError: the name or an option cannot be used.
+        """
+        return self._portal.call(self._admin.ensure_topic, name, partitions=partitions, retention=retention, **options)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete the topic with all that is in it; no error if there is none."""
+        self._portal.call(self._admin.delete_topic, name)
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._portal.call(self._admin.topics)
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """What the broker says of it. :raises TopicNotFound: there is none."""
+        return self._portal.call(self._admin.describe_topic, name)
+
+    def ensure_subscription(
+        self, topic: str, name: str, *, start: Start = "earliest", **options: Any
+    ) -> SubscriptionInfo:
+        """Create the subscription if it is missing; an existing one keeps its position.
+
+        :param start: where a new one begins: "earliest", "latest" or a timezone-aware time.
+        :param options: the broker's own.
+        :raises TopicNotFound: there is no such topic.
+        :raises Unsupported: the backend cannot begin there.
+        """
+        return self._portal.call(self._admin.ensure_subscription, topic, name, start=start, **options)
+
+    def delete_subscription(self, topic: str, name: str) -> None:
+        """Delete the subscription and its position; no error if there is none."""
+        self._portal.call(self._admin.delete_subscription, topic, name)
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """The names of a topic's subscriptions and groups, sorted. :raises TopicNotFound: there is no such topic."""
+        return self._portal.call(self._admin.subscriptions, topic)
+
+    def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """What the broker says of it. :raises NotFound: there is no such topic or subscription."""
+        return self._portal.call(self._admin.describe_subscription, topic, name)
+
+    def purge(self, topic: str) -> int | None:
+        """Remove all messages of the topic; how many there were, if the broker tells."""
+        return self._portal.call(self._admin.purge, topic)
+
+    def lag(self, topic: str, subscription: str) -> Lag:
+        """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
+        return self._portal.call(self._admin.lag, topic, subscription)
+
+    def redrive(
+        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+    ) -> Redriven:
+        """Publish dead letters to the topic each came from; every subscription of that topic sees them.
+
+        A letter is settled after its message was published: an interruption may repeat some and loses none. What
+        cannot be moved stays in place and is counted in the report.
+
+        :param limit: stop after so many moved; None moves all.
+        :param progress: called with the number moved so far, on the bus's loop.
+        :raises TopicNotFound: there is no such dead-letter topic.
+        """
+        return self._portal.call(self._admin.redrive, dead_letter_topic, limit=limit, progress=progress)
+
+    def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
+        """The oldest dead letters that a redrive would look at, with their reasons; none is settled or moved.
+
+        :raises TopicNotFound: there is no such dead-letter topic.
+        """
+        return self._portal.call(self._admin.list_dead, dead_letter_topic, limit=limit)

@@ -1,0 +1,241 @@
+"""`Portal`: an event loop in a thread of its own, and calls into it from any other thread.
+
+*Concurrency.* Calls may come from several threads at once, also from one that runs an event loop of its own, which
+then stands still meanwhile. A call from the portal's own loop would wait for itself, so it raises.
+
+*Cancellation.* An exception that interrupts a waiting caller, such as KeyboardInterrupt, cancels what it waited for,
+and is raised when that has ended; a result that came too late to be handed over goes to `undelivered`. A second
+interrupt does not wait for that.
+
+*Processes.* A portal lives in the process that opened it; in a forked child every call raises `Closed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Generic
+
+from typing_extensions import ParamSpec, TypeVar
+
+from broker.errors import BrokerError, Closed
+
+__all__ = ["Call", "Portal"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_GLANCE: Final = 0.5
+"""Seconds after which a waiting thread looks up: some platforms deliver Ctrl-C only then."""
+_LONGEST_END: Final = 5.0
+"""Seconds that what is cancelled by `stop` may take to end."""
+
+
+class Portal:
+    """One event loop, running in a daemon thread from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=_run_loop, args=(loop,), name="broker-blocking", daemon=True)
+        self._pid = os.getpid()
+        self._loop = loop
+        self._thread.start()
+        # A loop that still runs while the interpreter is torn down fails in ways that tell nobody anything.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the loop, cancelling what still runs on it. May be called twice, and from a forked child."""
+        loop, self._loop = self._loop, None
+        if loop is None or self._pid != os.getpid():
+            return
+        atexit.unregister(self.stop)
+        loop.call_soon_threadsafe(loop.stop)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LONGEST_END + 1)
+
+    @property
+    def running(self) -> bool:
+        """Whether calls are taken, in this process."""
+        return self._loop is not None and self._pid == os.getpid()
+
+    def call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Await `function(*args, **kwargs)` on the loop, in the caller's context; return or raise what it does.
+
+        :raises Closed: the portal is not open, is closed meanwhile, or was opened by another process.
+        """
+        return self.wait(Call(function, args, kwargs))
+
+    def wait(self, call: Call[R]) -> R:
+        """Start a call and wait for its end, as `call` does."""
+        loop = self._checked_loop()
+        try:
+            loop.call_soon_threadsafe(call.start, loop)
+            while not call.done.acquire(timeout=_GLANCE):
+                if self._thread is None or not self._thread.is_alive():
+                    call.error = _closed_meanwhile()
+                    break
+        except BaseException:
+            if self.running:
+                loop.call_soon_threadsafe(call.interrupt, loop)
+                while not call.wound_up.acquire(timeout=_GLANCE) and self.running:
+                    pass
+            raise
+        if call.error is not None:
+            try:
+                raise call.error
+            finally:
+                # The error's traceback holds this frame, which would hold the error.
+                del call
+        return call.result  # pyright: ignore[reportReturnType]
+
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a plain function on the loop, and return or raise what it does."""
+
+        async def run() -> R:
+            return function(*args, **kwargs)
+
+        return self.wait(Call(run))
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Run a plain function on the loop some time soon, without waiting; nothing happens if there is no loop."""
+        if self._loop is not None and self.running:
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Run a coroutine on the loop some time soon, without waiting; nothing happens if there is no loop."""
+        loop = self._loop
+        if loop is not None:
+            self.call_soon(lambda: loop.create_task(function()))
+
+    def _checked_loop(self) -> asyncio.AbstractEventLoop:
+        loop = self._loop
+        if loop is None:
+            raise Closed("The bus is not open", advice="Use it as `with broker.blocking.connect(...) as bus:`")
+        if self._pid != os.getpid():
+            raise Closed(
+                f"The bus was opened by process {self._pid} and this is its child {os.getpid()}",
+                advice="Open a bus in the child; its settings object may be passed on",
+            )
+        if self._thread is threading.current_thread():
+            raise BrokerError(
+                "A blocking call was made on the bus's own event loop, where it would wait for itself",
+                advice="Make it from another thread; hooks and callbacks of futures run on that loop",
+            )
+        return loop
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+
+class Call(Generic[R]):
+    """One call into a portal.
+
+    :param undelivered: awaited with a result that an interrupted caller cannot have any more.
+    :param on_interrupt: called on the loop instead of cancelling, when the caller is interrupted; gets the task.
+    :param context: what it runs in; a copy of the caller's unless given.
+    """
+
+    __slots__ = (
+        "_context",
+        "_interrupted",
+        "_on_interrupt",
+        "_start",
+        "_task",
+        "_undelivered",
+        "done",
+        "error",
+        "result",
+        "wound_up",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[R]],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        undelivered: Callable[[R], Awaitable[object]] | None = None,
+        on_interrupt: Callable[[asyncio.Task[Any]], object] = _cancel,
+        context: contextvars.Context | None = None,
+    ) -> None:
+        self._start = (function, args, kwargs or {})
+        self._undelivered = undelivered
+        self._on_interrupt = on_interrupt
+        self._context = context or contextvars.copy_context()
+        self._task: asyncio.Task[R] | None = None
+        self._interrupted = False
+        self.result: R | None = None
+        self.error: BaseException | None = None
+        # A bare lock is the cheapest thing that a signal can interrupt the wait for.
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.wound_up = threading.Lock()
+        self.wound_up.acquire()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On the loop: begin."""
+        function, args, kwargs = self._start
+        self._task = loop.create_task(_await(function(*args, **kwargs)), context=self._context)
+        self._task.add_done_callback(self._finished)
+
+    def interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On the loop: nobody waits for the result any more; `wound_up` is released when all has ended."""
+        self._interrupted = True
+        if self._task is None:
+            self.wound_up.release()
+        elif self._task.done():
+            self._wind_up(self._task)
+        else:
+            self._on_interrupt(self._task)
+
+    def _finished(self, task: asyncio.Task[R]) -> None:
+        if task.cancelled():
+            self.error = _closed_meanwhile()
+        elif (error := task.exception()) is not None:
+            self.error = error
+        else:
+            self.result = task.result()
+        if self._interrupted:
+            self._wind_up(task)
+        self.done.release()
+
+    def _wind_up(self, task: asyncio.Task[R]) -> None:
+        if self._undelivered is None or task.cancelled() or task.exception() is not None:
+            self.wound_up.release()
+        else:
+            last = task.get_loop().create_task(_await(self._undelivered(task.result())))
+            last.add_done_callback(lambda _: self.wound_up.release())
+
+
+async def _await(awaitable: Awaitable[R]) -> R:
+    return await awaitable
+
+
+def _closed_meanwhile() -> Closed:
+    return Closed("The bus was closed during the call")
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_LONGEST_END))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -1,0 +1,154 @@
+"""`RecordConsumer` without `await`: reads partitions of a log as a member of a group, from any number of threads.
+
+*Cancellation.* KeyboardInterrupt in a waiting call takes no record: what had been handed over is read again, by a seek
+back to it. *Failure.* As in the asynchronous consumer: a retriable error is an event, any other is raised once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
+
+from broker import record_consumer as asynchronous
+from broker.blocking.portal import Call, Portal
+from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
+from broker.errors import Closed, LeaseLost
+from broker.hooks import Hooks
+from broker.messages import Record
+from broker.spi import TopicPartition
+
+__all__ = ["RecordConsumer"]
+
+T = TypeVar("T", default=bytes)
+
+
+class RecordConsumer(Generic[T]):
+    """A member of a group; made by `bus.records`, joins when it is entered with `with`."""
+
+    def __init__(self, consumer: asynchronous.RecordConsumer[T], portal: Portal, hooks: Hooks) -> None:
+        self.asynchronous = consumer
+        self._portal = portal
+        self._hooks = hooks
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or ended by an error."""
+        return self.asynchronous.closed
+
+    def __enter__(self) -> Self:
+        """Join the group.
+
+        :raises TopicNotFound: one of the topics does not exist.
+        :raises Unsupported: the backend has no records.
+        :raises BrokerError: the group could not be joined.
+        """
+        self._portal.call(self.asynchronous.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group; the calls that wait raise Closed, iterations end.
+
+        Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
+        itself. The group stays. May be called twice.
+        """
+        if self._portal.running:
+            self._portal.call(self.asynchronous.close)
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def next_record(self, timeout: float | None = None) -> BlockingRecord[T] | None:
+        """The next record; None after `timeout` idle seconds. None as timeout waits for ever, or for `stop_when_idle`.
+
+        :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
+        :raises Closed: the consumer was closed.
+        """
+        record = self._portal.wait(Call(self.asynchronous.next_record, (timeout,), undelivered=self._unread_one))
+        return None if record is None else BlockingRecord(record, self._portal)
+
+    def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> BlockingRecordBatch[T]:
+        """What is there, at least one and at most `max_records`; empty after `timeout` idle seconds.
+
+        :raises DecodeError: the next payload cannot be read (only with `on_decode_error='raise'`).
+        :raises Closed: the consumer was closed.
+        """
+        call = Call(self.asynchronous.next_batch, (max_records, timeout), undelivered=self._unread)
+        return BlockingRecordBatch(self._portal.wait(call), self._portal)
+
+    def __iter__(self) -> Iterator[BlockingRecord[T]]:
+        """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
+        none."""
+        records = aiter(self.asynchronous)
+        while True:
+            record = self._portal.wait(Call(anext, (records, None), undelivered=self._unread_one))
+            if record is None:
+                return
+            yield BlockingRecord(record, self._portal)
+
+    def batches(self, max_records: int = 1000) -> Iterator[BlockingRecordBatch[T]]:
+        """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
+        none."""
+        batches: Any = self.asynchronous.batches(max_records)
+        while True:
+            batch = self._portal.wait(Call(anext, (batches, None), undelivered=self._unread))
+            if batch is None:
+                return
+            yield BlockingRecordBatch(batch, self._portal)
+
+    async def _unread_one(self, record: Record[T] | None) -> None:
+        if record is not None:
+            await self._unread((record,))
+
+    async def _unread(self, records: Sequence[Record[T]] | None) -> None:
+        """Go back to before these; a partition that was taken away is read by its new owner anyway."""
+        first: dict[tuple[str, int], int | None] = {}
+        for record in records or ():
+            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        for partition, offset in first.items():
+            try:
+                await self.asynchronous.seek({partition: offset})
+            except (LeaseLost, Closed):
+                continue
+
+    # -- committing and positions ------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Settle everything handed over so far.
+
+        :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
+            committed.
+        :raises SettleError: the broker did not take a commit.
+        """
+        self._portal.call(self.asynchronous.commit)
+
+    def committed(self, partitions: Iterable[tuple[str, int]] | None = None) -> Mapping[TopicPartition, int | None]:
+        """The committed position of each partition, None where there is none; of all that are assigned unless named."""
+        return self._portal.call(self.asynchronous.committed, partitions)
+
+    def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
+        """Read on from these positions; None is the committed one, or the start if there is none.
+
+        :raises LeaseLost: a partition is not assigned to this member.
+        :raises OffsetOutOfRange: the log does not hold a position.
+        :raises Unsupported: the backend cannot seek.
+        """
+        self._portal.call(self.asynchronous.seek, positions)
+
+    def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""
+        self._portal.run(self.asynchronous.pause, partitions)
+
+    def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Undo `pause`."""
+        self._portal.run(self.asynchronous.resume, partitions)
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions of this member, without those that it is about to give up."""
+        return self._portal.run(self.asynchronous.assignment)

@@ -1,0 +1,94 @@
+"""Transactions without `await`: `with publisher.transaction(log) as tx:`.
+
+One transaction of a publisher is open at a time. An interruption inside the block aborts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from broker import protocols
+from broker.blocking.portal import Portal
+from broker.blocking.record_consumer import RecordConsumer
+from broker.errors import Closed
+from broker.messages import OutboundMessage, Receipt
+
+__all__ = ["Transaction", "TransactionalPublisher"]
+
+
+class TransactionalPublisher:
+    """Publishes so that readers of committed data see all of a transaction or nothing."""
+
+    def __init__(
+        self, publisher: AbstractAsyncContextManager[protocols.TransactionalPublisher], portal: Portal
+    ) -> None:
+        self._context = publisher
+        self._publisher: protocols.TransactionalPublisher | None = None
+        self._portal = portal
+
+    def __enter__(self) -> Self:
+        self._publisher = self._portal.call(self._context.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._publisher = None
+        return self._portal.call(self._context.__aexit__, kind, error, trace)
+
+    def transaction(self, consumer: RecordConsumer[Any] | None = None) -> Transaction:
+        """A transaction; with a consumer, the positions of the records it handed over are committed in it.
+
+        Leaving the block commits. An exception inside it aborts, rewinds the consumer to its committed positions,
+        and is raised further.
+
+        :raises TransactionAborted: it was undone and rewound; do the work again.
+        :raises TransactionFatal: this publisher is fenced; make a new one.
+        """
+        if self._publisher is None:
+            raise Closed("The transactional publisher is not open", advice="Use it as a context manager")
+        inner = None if consumer is None else consumer.asynchronous
+        return Transaction(self._publisher.transaction(inner), self._portal)
+
+
+class Transaction:
+    """One transaction, open within its `with` block."""
+
+    def __init__(self, transaction: AbstractAsyncContextManager[protocols.Transaction], portal: Portal) -> None:
+        self._context = transaction
+        self._transaction: protocols.Transaction | None = None
+        self._portal = portal
+
+    def __enter__(self) -> Self:
+        self._transaction = self._portal.call(self._context.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._transaction = None
+        return self._portal.call(self._context.__aexit__, kind, error, trace)
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | OutboundMessage | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        """Publish one message within the transaction."""
+        return self._portal.call(self._opened.publish, topic, payload, key=key, attributes=attributes)
+
+    def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
+        """Publish many within the transaction."""
+        return self._portal.call(self._opened.publish_batch, topic, payloads)
+
+    @property
+    def _opened(self) -> protocols.Transaction:
+        if self._transaction is None:
+            raise Closed("The transaction is not open", advice="Publish within its block")
+        return self._transaction
