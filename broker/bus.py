@@ -13,16 +13,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
-from broker.capabilities import Capabilities, ConfirmedAck, MessageCapabilities, RecordCapabilities
+from broker.capabilities import Capabilities, RecordCapabilities
 from broker.consumer import MessageConsumer
-from broker.dead_letter import DeadLetterWriter
-from broker.engine import ConsumerOptions, Engine, OpenSource, check_options
-from broker.errors import BrokerError, Closed, ConfigurationError, InvalidSetting, Unsupported
+from broker.consumer_factory import ConsumerFactory, check_topics, unsupported
+from broker.consumer_options import ConsumerOptions, MessageOptions
+from broker.errors import BrokerError, Closed, InvalidSetting, Unsupported
 from broker.hooks import Hooks
 from broker.log_reader import LogReaderFacade
 from broker.names import Ephemeral, check_name
@@ -31,7 +31,7 @@ from broker.record_consumer import RecordConsumer
 from broker.registry import create_backend
 from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
-from broker.spi import Backend, MessageSubscription, RecordSubscription, Start
+from broker.spi import Backend, RecordSubscription, Start
 from broker.topic import TopicFacade
 
 __all__ = ["Bus", "Health", "connect"]
@@ -39,6 +39,17 @@ __all__ = ["Bus", "Health", "connect"]
 T = TypeVar("T")
 
 _ENVIRONMENT = "BROKER_URL"
+
+
+class RecordOptions(TypedDict, total=False):
+    """The keyword options of `Bus.records`, which documents each."""
+
+    start: Start
+    isolation: Literal["read_committed", "read_uncommitted"]
+    on_decode_error: str
+    max_buffered: int
+    stop_when_idle: float | None
+    close_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Bus:
         self._opened = False
         self._closed = False
         self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
+        self._consumer_factory = ConsumerFactory(self, backend)
         self._consumers: list[MessageConsumer[Any] | RecordConsumer[Any]] = []
 
     # -- life --------------------------------------------------------------------------------------------
@@ -191,22 +203,7 @@ class Bus:
 
     @overload
     def messages(
-        self,
-        topics: str | Sequence[str],
-        *,
-        subscription: str | Ephemeral,
-        retry: Retry | None = ...,
-        dead_letter: str | Drop | None = ...,
-        ordered_by_key: bool = ...,
-        start: Start = ...,
-        create: bool = ...,
-        max_outstanding: int = ...,
-        max_outstanding_bytes: int = ...,
-        prefetch: int | None = ...,
-        max_lease: float = ...,
-        confirm_acks: bool | None = ...,
-        stop_when_idle: float | None = ...,
-        close_timeout: float = ...,
+        self, topics: str | Sequence[str], *, subscription: str | Ephemeral, **options: Unpack[MessageOptions]
     ) -> MessageConsumer[bytes]: ...
     @overload
     def messages(
@@ -215,18 +212,7 @@ class Bus:
         *,
         subscription: str | Ephemeral,
         codec: Codec[T],
-        retry: Retry | None = ...,
-        dead_letter: str | Drop | None = ...,
-        ordered_by_key: bool = ...,
-        start: Start = ...,
-        create: bool = ...,
-        max_outstanding: int = ...,
-        max_outstanding_bytes: int = ...,
-        prefetch: int | None = ...,
-        max_lease: float = ...,
-        confirm_acks: bool | None = ...,
-        stop_when_idle: float | None = ...,
-        close_timeout: float = ...,
+        **options: Unpack[MessageOptions],
     ) -> MessageConsumer[T]: ...
     def messages(
         self,
@@ -268,70 +254,32 @@ class Bus:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker cannot honour an option.
         """
-        names = _names(topics, "topic")
-        family = self._message_family(subscription, start=start, confirm_acks=confirm_acks)
-        retry = retry or Retry()
-        options = ConsumerOptions(
-            max_outstanding=max_outstanding,
-            max_outstanding_bytes=max_outstanding_bytes,
-            prefetch=prefetch,
-            max_lease=max_lease,
-            ordered_by_key=ordered_by_key,
-            confirm_acks=bool(confirm_acks),
-            stop_when_idle=stop_when_idle,
-            close_timeout=close_timeout,
-        )
-        check_options(options, len(names), retry, family)
-        if isinstance(dead_letter, str):
-            check_name(dead_letter, "topic")
-            if dead_letter in names:
-                raise ConfigurationError(
-                    f"dead_letter {dead_letter!r} is one of the consumed topics", advice="Name another topic"
-                )
-
-        def source(topic: str) -> OpenSource:
-            wanted = MessageSubscription(
-                topic=topic,
-                subscription=subscription,
-                start=start,
-                create=create,
+        consumer = self._consumer_factory.make(
+            check_topics(topics),
+            subscription=subscription,
+            codec=codec,
+            retry=retry or Retry(),
+            dead_letter=dead_letter,
+            start=start,
+            create=create,
+            confirm_acks=confirm_acks,
+            options=ConsumerOptions(
+                max_outstanding=max_outstanding,
+                max_outstanding_bytes=max_outstanding_bytes,
+                prefetch=prefetch,
+                max_lease=max_lease,
                 ordered_by_key=ordered_by_key,
                 confirm_acks=bool(confirm_acks),
-                max_outstanding=max(1, max_outstanding // len(names)),
-                max_deliveries=retry.delivery_bound,
-            )
-            return lambda listener: self._backend.subscribe(wanted, listener)
-
-        consumer: MessageConsumer[Any] = MessageConsumer(
-            partial(
-                self.make_engine,
-                [(name, source(name)) for name in names],
-                family,
-                options,
-                retry,
-                dead_letter,
-                codec,
-                repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
+                stop_when_idle=stop_when_idle,
+                close_timeout=close_timeout,
             ),
-            name=", ".join(names),
-            max_outstanding=max_outstanding,
-            bus=self,
         )
         self._remember(consumer)
         return consumer
 
     @overload
     def records(
-        self,
-        topics: str | Sequence[str],
-        *,
-        group: str | Ephemeral,
-        start: Start = ...,
-        isolation: Literal["read_committed", "read_uncommitted"] = ...,
-        on_decode_error: str = ...,
-        max_buffered: int = ...,
-        stop_when_idle: float | None = ...,
-        close_timeout: float = ...,
+        self, topics: str | Sequence[str], *, group: str | Ephemeral, **options: Unpack[RecordOptions]
     ) -> RecordConsumer[bytes]: ...
     @overload
     def records(
@@ -340,12 +288,7 @@ class Bus:
         *,
         group: str | Ephemeral,
         codec: Codec[T],
-        start: Start = ...,
-        isolation: Literal["read_committed", "read_uncommitted"] = ...,
-        on_decode_error: str = ...,
-        max_buffered: int = ...,
-        stop_when_idle: float | None = ...,
-        close_timeout: float = ...,
+        **options: Unpack[RecordOptions],
     ) -> RecordConsumer[T]: ...
     def records(
         self,
@@ -370,7 +313,7 @@ class Bus:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker has no log, or cannot honour an option.
         """
-        names = _names(topics, "topic")
+        names = check_topics(topics)
         family = self._record_family()
         if not isinstance(group, Ephemeral):
             check_name(group, "group")
@@ -409,59 +352,6 @@ class Bus:
 
     # -- inside ------------------------------------------------------------------------------------------
 
-    async def make_engine(
-        self,
-        sources: Sequence[tuple[str, OpenSource]],
-        family: MessageCapabilities,
-        options: ConsumerOptions,
-        retry: Retry,
-        dead_letter: str | Drop | None,
-        codec: Codec[Any] | None,
-        subscription: str,
-    ) -> Engine:
-        """Open the engine of a message consumer over these sources."""
-        await self.open()
-        writer: DeadLetterWriter | Drop | None = None
-        if isinstance(dead_letter, str):
-            # A letter that cannot be written is better known before the first message is handled.
-            await self._backend.admin().describe_topic(dead_letter)
-            writer = DeadLetterWriter(
-                dead_letter, self.topic(dead_letter).publish, self.capabilities.publish.limits, self.hooks
-            )
-        elif dead_letter is not None:
-            writer = dead_letter
-        engine = Engine(
-            sources,
-            family,
-            options,
-            retry=retry,
-            dead_letter=writer,
-            codec=codec,
-            subscription=subscription,
-            hooks=self.hooks,
-        )
-        await engine.open()
-        return engine
-
-    def _message_family(
-        self, subscription: str | Ephemeral, *, start: Start, confirm_acks: bool | None
-    ) -> MessageCapabilities:
-        family = self.capabilities.messages
-        if family is None:
-            raise self._unsupported("the Message family", "messages")
-        if isinstance(subscription, Ephemeral):
-            if not family.ephemeral:
-                raise self._unsupported("ephemeral subscriptions", "messages.ephemeral")
-        else:
-            check_name(subscription, "subscription")
-        if not isinstance(start, str) and not family.start_time:
-            raise self._unsupported("a start time for messages", "messages.start_time")
-        if start == "latest" and not family.start_latest:
-            raise self._unsupported('start="latest"', "messages.start_latest")
-        if confirm_acks and family.confirmed_ack is ConfirmedAck.NEVER:
-            raise self._unsupported("confirmed acks", "messages.confirmed_ack")
-        return family
-
     def _record_family(self) -> RecordCapabilities:
         family = self.capabilities.records
         if family is None:
@@ -482,18 +372,4 @@ class Bus:
             raise Closed("The bus is not open", advice="Use it as `async with connect(...) as bus:`")
 
     def _unsupported(self, what: str, capability: str) -> Unsupported:
-        return Unsupported(
-            f"{self.capabilities.backend} cannot do {what}",
-            advice=f"Ask bus.capabilities.{capability} first, or use another backend",
-        )
-
-
-def _names(topics: str | Sequence[str], what: str) -> list[str]:
-    names = [topics] if isinstance(topics, str) else list(topics)
-    if not names:
-        raise ConfigurationError(f"No {what} is named", advice=f"Name at least one {what}")
-    if len(set(names)) != len(names):
-        raise ConfigurationError(f"A {what} is named twice in {names!r}", advice=f"Name each {what} once")
-    for name in names:
-        check_name(name, what)
-    return names
+        return unsupported(self.capabilities.backend, what, capability)

@@ -21,7 +21,7 @@ from broker.isolation import Isolated
 from broker.messages import Message, MessageBatch, SettleState
 from broker.protocols import BatchHandler, Handler
 
-__all__ = ["MessageConsumer", "Service"]
+__all__ = ["Closable", "MessageConsumer", "Service"]
 
 T = TypeVar("T", default=bytes)
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.dead_letter import DeadLetterWriter
 from broker.delay_holder import DelayHolder
 from broker.hooks import DeadLettered, HandlerFailed
+from broker.intake import Host, Intake
 from broker.messages import Message, Outcome, SettleState
 from broker.retry import DROP, Drop, Retry
 from broker.spi import Settlement
-
-if TYPE_CHECKING:
-    from broker.engine import Engine
-    from broker.intake import Intake
 
 __all__ = ["Disposition"]
 
@@ -30,7 +27,7 @@ class Disposition:
     """Carries out a consumer's retry policy and dead-letter choice."""
 
     def __init__(
-        self, engine: Engine, retry: Retry, dead_letter: DeadLetterWriter | Drop | None, subscription: str
+        self, engine: Host, retry: Retry, dead_letter: DeadLetterWriter | Drop | None, subscription: str
     ) -> None:
         self.retry = retry
         self._engine = engine

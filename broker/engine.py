@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.capabilities import MessageCapabilities
+from broker.consumer_options import ConsumerOptions
 from broker.dead_letter import DeadLetterWriter
 from broker.disposition import Disposition
-from broker.errors import BrokerError, Closed, ConfigurationError, DecodeError
+from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.intake import Intake
 from broker.lanes import Lanes
@@ -26,27 +26,12 @@ from broker.ready import ArrivalOrder, Ready
 from broker.retry import Attempts, Drop, Retry
 from broker.spi import MessageSource, SourceListener
 
-__all__ = ["ConsumerOptions", "Engine", "OpenSource"]
+__all__ = ["Engine", "OpenSource", "intake_of"]
 
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
 _SPILL_DELAY = 0.5
 _OPEN = SettleState.OPEN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerOptions:
-    """The limits of one message consumer; `bus.messages` documents each."""
-
-    max_outstanding: int = 1000
-    max_outstanding_bytes: int = 64 * 1024 * 1024
-    prefetch: int | None = None
-    max_lease: float = 3600.0
-    ordered_by_key: bool = False
-    confirm_acks: bool = False
-    stop_when_idle: float | None = None
-    close_timeout: float = 30.0
-    blocked_after: float = 30.0
 
 
 class Engine:
@@ -343,30 +328,3 @@ async def _settle_each(messages: Sequence[Message[Any]], settle: Callable[[Messa
     for result in results:
         if isinstance(result, BaseException):
             raise result
-
-
-def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabilities: MessageCapabilities) -> None:
-    """:raises ConfigurationError: the options contradict each other or the backend."""
-    if options.max_outstanding < sources:
-        raise ConfigurationError(
-            f"max_outstanding is {options.max_outstanding} for {sources} topics", advice="Allow one message per topic"
-        )
-    if options.max_outstanding_bytes < sources:
-        raise ConfigurationError(
-            f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
-        )
-    if options.prefetch is not None and options.prefetch < 1:
-        raise ConfigurationError(f"prefetch is {options.prefetch}", advice="It takes 1 or more, or None")
-    for name, value in (("max_lease", options.max_lease), ("close_timeout", options.close_timeout)):
-        if not value > 0:
-            raise ConfigurationError(f"{name} is {value}", advice="It takes seconds above 0")
-    if options.stop_when_idle is not None and not options.stop_when_idle > 0:
-        raise ConfigurationError(
-            f"stop_when_idle is {options.stop_when_idle}", advice="It takes seconds above 0, or None"
-        )
-    kept = max(capabilities.native_delay, options.max_lease)
-    if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
-        raise ConfigurationError(
-            f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
-            advice="Lower Retry.maximum or raise max_lease",
-        )

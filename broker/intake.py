@@ -10,25 +10,26 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.consumer_options import ConsumerOptions
 from broker.errors import BrokerError, LeaseLost, Unsupported
 from broker.fetch_pump import FetchPump
 from broker.flow import Flow
-from broker.hooks import Event, FetchFailed, FlowBlocked, LeaseExpired, Settled, SettleFailed
+from broker.hooks import Event, FetchFailed, FlowBlocked, Hooks, LeaseExpired, Settled, SettleFailed
+from broker.lanes import Lanes
 from broker.leases import LeaseKeeper
 from broker.messages import Message, Outcome, SettleState
 from broker.prefetch import Prefetch
+from broker.ready import Ready
+from broker.retry import Attempts
 from broker.settle_pump import SettlePump
 from broker.spi import MessageSource, Settlement
 
-if TYPE_CHECKING:
-    from broker.engine import Engine
-
-__all__ = ["Intake"]
+__all__ = ["Host", "Intake"]
 
 logger = logging.getLogger("broker")
 
@@ -41,10 +42,44 @@ _ACK = Outcome.ACK
 _RELEASE = Outcome.RELEASE
 
 
+class FailurePolicy(Protocol):
+    """What becomes of messages that were not simply acked."""
+
+    def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None: ...
+    async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None: ...
+    async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None: ...
+
+
+class Host(Protocol):
+    """The consumer that an intake works for."""
+
+    @property
+    def hooks(self) -> Hooks: ...
+    @property
+    def options(self) -> ConsumerOptions: ...
+    @property
+    def attempts(self) -> Attempts: ...
+    @property
+    def ready(self) -> Ready: ...
+    @property
+    def lanes(self) -> Lanes | None: ...
+    @property
+    def disposition(self) -> FailurePolicy: ...
+    @property
+    def wanted(self) -> int:
+        """How many messages are being waited for."""
+        ...
+
+    def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None: ...
+    def deliver_again(self, message: Message[Any]) -> None: ...
+    def settled(self) -> None: ...
+    def fail(self, error: BrokerError) -> None: ...
+
+
 class Intake:
     """Implements `MessageOwner` for the messages of one source, and `SourceListener` for the source."""
 
-    def __init__(self, engine: Engine, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
+    def __init__(self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
         self.engine = engine
         self.topic = topic
         self.held: dict[Message[Any], None] = {}

@@ -11,8 +11,9 @@ from typing import Any
 
 from broker.capabilities import ConfirmedAck, LeaseMode, Limits, MessageCapabilities
 from broker.consumer import MessageConsumer
+from broker.consumer_options import ConsumerOptions
 from broker.dead_letter import DeadLetterWriter
-from broker.engine import ConsumerOptions, Engine
+from broker.engine import Engine
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, Hooks
 from broker.messages import Message, OutboundMessage, Outcome

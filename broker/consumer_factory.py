@@ -1,0 +1,170 @@
+"""Makes message consumers: checks what was asked for before any I/O, and opens sources and dead letters after.
+
+One per bus, on the loop of the bus. Making a consumer does no I/O; a cancelled opening leaves nothing open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from broker.capabilities import ConfirmedAck, MessageCapabilities
+from broker.consumer import Closable, MessageConsumer
+from broker.consumer_options import ConsumerOptions, check_options
+from broker.dead_letter import DeadLetterWriter
+from broker.engine import Engine, OpenSource
+from broker.errors import ConfigurationError, Unsupported
+from broker.hooks import Hooks
+from broker.names import Ephemeral, check_name
+from broker.protocols import Codec, Topic
+from broker.retry import Drop, Retry
+from broker.spi import Backend, MessageSubscription, Start
+
+__all__ = ["ConsumerFactory", "check_topics", "unsupported"]
+
+
+class HostBus(Closable, Protocol):
+    """What the factory needs of the bus."""
+
+    @property
+    def hooks(self) -> Hooks: ...
+    async def open(self) -> None: ...
+    def topic(self, name: str) -> Topic[bytes]: ...
+
+
+class ConsumerFactory:
+    """Makes and opens the message consumers of one bus."""
+
+    def __init__(self, bus: HostBus, backend: Backend) -> None:
+        self._bus = bus
+        self._backend = backend
+
+    def make(
+        self,
+        topics: Sequence[str],
+        *,
+        subscription: str | Ephemeral,
+        codec: Codec[Any] | None,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        start: Start,
+        create: bool,
+        confirm_acks: bool | None,
+        options: ConsumerOptions,
+    ) -> MessageConsumer[Any]:
+        """A consumer of the subscription of each topic.
+
+        :raises ConfigurationError: a name or an option cannot be used.
+        :raises Unsupported: the backend cannot honour an option.
+        """
+        family = self._family(subscription, start, confirm_acks)
+
+        def opener(topic: str) -> OpenSource:
+            wanted = MessageSubscription(
+                topic=topic,
+                subscription=subscription,
+                start=start,
+                create=create,
+                ordered_by_key=options.ordered_by_key,
+                confirm_acks=options.confirm_acks,
+                max_outstanding=max(1, options.max_outstanding // len(topics)),
+                max_deliveries=retry.delivery_bound,
+            )
+            return lambda listener: self._backend.subscribe(wanted, listener)
+
+        return self.make_over(
+            [(topic, opener(topic)) for topic in topics],
+            family,
+            options,
+            retry=retry,
+            dead_letter=dead_letter,
+            codec=codec,
+            subscription=repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
+        )
+
+    def make_over(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        family: MessageCapabilities,
+        options: ConsumerOptions,
+        *,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+    ) -> MessageConsumer[Any]:
+        """A consumer of any sources, given with the topic of each.
+
+        :raises ConfigurationError: the options contradict each other.
+        """
+        topics = [topic for topic, _ in sources]
+        check_options(options, len(topics), retry, family)
+        if isinstance(dead_letter, str):
+            check_name(dead_letter, "topic")
+            if dead_letter in topics:
+                raise ConfigurationError(
+                    f"dead_letter {dead_letter!r} is one of the consumed topics", advice="Name another topic"
+                )
+
+        async def open_engine() -> Engine:
+            await self._bus.open()
+            engine = Engine(
+                sources,
+                family,
+                options,
+                retry=retry,
+                dead_letter=await self._writer(dead_letter) if isinstance(dead_letter, str) else dead_letter,
+                codec=codec,
+                subscription=subscription,
+                hooks=self._bus.hooks,
+            )
+            await engine.open()
+            return engine
+
+        return MessageConsumer(
+            open_engine, name=", ".join(topics), max_outstanding=options.max_outstanding, bus=self._bus
+        )
+
+    async def _writer(self, topic: str) -> DeadLetterWriter:
+        # That letters cannot be written is better known before the first message is handled.
+        await self._backend.admin().describe_topic(topic)
+        limits = self._backend.capabilities.publish.limits
+        return DeadLetterWriter(topic, self._bus.topic(topic).publish, limits, self._bus.hooks)
+
+    def _family(self, subscription: str | Ephemeral, start: Start, confirm_acks: bool | None) -> MessageCapabilities:
+        name = self._backend.capabilities.backend
+        family = self._backend.capabilities.messages
+        if family is None:
+            raise unsupported(name, "the Message family", "messages")
+        if isinstance(subscription, Ephemeral):
+            if not family.ephemeral:
+                raise unsupported(name, "ephemeral subscriptions", "messages.ephemeral")
+        else:
+            check_name(subscription, "subscription")
+        if not isinstance(start, str) and not family.start_time:
+            raise unsupported(name, "a start time for messages", "messages.start_time")
+        if start == "latest" and not family.start_latest:
+            raise unsupported(name, 'start="latest"', "messages.start_latest")
+        if confirm_acks and family.confirmed_ack is ConfirmedAck.NEVER:
+            raise unsupported(name, "confirmed acks", "messages.confirmed_ack")
+        return family
+
+
+def unsupported(backend: str, what: str, capability: str) -> Unsupported:
+    """The error for a feature that the backend does not have."""
+    return Unsupported(
+        f"{backend} cannot do {what}", advice=f"Ask bus.capabilities.{capability} first, or use another backend"
+    )
+
+
+def check_topics(topics: str | Sequence[str]) -> list[str]:
+    """The topics as a list.
+
+    :raises ConfigurationError: there is none, one is named twice, or a name is not portable.
+    """
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if not names:
+        raise ConfigurationError("No topic is named", advice="Name at least one topic")
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"A topic is named twice in {names!r}", advice="Name each topic once")
+    return [check_name(name, "topic") for name in names]

@@ -1,0 +1,78 @@
+"""The options of a message consumer, and which of them go together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.errors import ConfigurationError
+from broker.retry import Drop, Retry
+from broker.spi import Start
+
+__all__ = ["ConsumerOptions", "MessageOptions", "check_options"]
+
+_MEBIBYTE = 1024 * 1024
+
+
+class MessageOptions(TypedDict, total=False):
+    """The keyword options of `bus.messages`, which documents each."""
+
+    retry: Retry | None
+    dead_letter: str | Drop | None
+    ordered_by_key: bool
+    start: Start
+    create: bool
+    max_outstanding: int
+    max_outstanding_bytes: int
+    prefetch: int | None
+    max_lease: float
+    confirm_acks: bool | None
+    stop_when_idle: float | None
+    close_timeout: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """The limits of one message consumer; `bus.messages` documents each."""
+
+    max_outstanding: int = 1000
+    max_outstanding_bytes: int = 64 * _MEBIBYTE
+    prefetch: int | None = None
+    max_lease: float = 3600.0
+    ordered_by_key: bool = False
+    confirm_acks: bool = False
+    stop_when_idle: float | None = None
+    close_timeout: float = 30.0
+    blocked_after: float = 30.0
+    """Seconds without room, and with messages that nobody works on, after which a warning names them."""
+
+
+def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabilities: MessageCapabilities) -> None:
+    """Compare the options with each other and with what the backend can do.
+
+    :raises ConfigurationError: they contradict each other or the backend.
+    """
+    if options.max_outstanding < sources:
+        raise ConfigurationError(
+            f"max_outstanding is {options.max_outstanding} for {sources} topics", advice="Allow one message per topic"
+        )
+    if options.max_outstanding_bytes < sources:
+        raise ConfigurationError(
+            f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
+        )
+    if options.prefetch is not None and options.prefetch < 1:
+        raise ConfigurationError(f"prefetch is {options.prefetch}", advice="It takes 1 or more, or None")
+    for name, value in (("max_lease", options.max_lease), ("close_timeout", options.close_timeout)):
+        if not value > 0:
+            raise ConfigurationError(f"{name} is {value}", advice="It takes seconds above 0")
+    if options.stop_when_idle is not None and not options.stop_when_idle > 0:
+        raise ConfigurationError(
+            f"stop_when_idle is {options.stop_when_idle}", advice="It takes seconds above 0, or None"
+        )
+    kept = max(capabilities.native_delay, options.max_lease)
+    if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
+        raise ConfigurationError(
+            f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
+            advice="Lower Retry.maximum or raise max_lease",
+        )
