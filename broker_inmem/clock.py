@@ -44,7 +44,8 @@ class SystemClock:
         self._origin: Final = time.time() - time.monotonic()
 
     def time(self) -> float:
-        return self._origin + time.monotonic()
+        # In whole microseconds, which a datetime holds: a broker time that was read finds its message again.
+        return round(self._origin + time.monotonic(), 6)
 
     def call_at(self, when: float, callback: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Timer:
         return loop.call_later(max(0.0, when - self.time()), callback)

@@ -1,29 +1,27 @@
 """`broker dead`: look at dead letters, and send them back to where they came from.
 
-Listing reads only. A redrive publishes each letter before it removes it, so an interruption may repeat one and
-loses none.
+Listing settles and moves nothing. A redrive publishes each letter before it settles it, so an interruption may
+repeat some and loses none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from broker.cli.exits import Exit, Failure
-from broker.cli.log_view import read_last
-from broker.cli.peek import CUT, next_of
-from broker.cli.rendering import cut, envelope_json, escaped, json_line, printable, show_table
+from broker.cli.exits import Exit, describe
+from broker.cli.progress import counter
+from broker.cli.rendering import bytes_field, cut, escaped, json_line, printable, show_table, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.messages import DEAD_LETTER_PREFIX, Message, Record
+from broker.redrive import DeadLetter
 
 __all__ = ["app"]
 
 app = new_app("dead", "List dead letters and redrive them.")
+
+CUT = 60
+"""Characters of an error or body that a table shows."""
 
 DeadTopic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dead.", show_default=False)
@@ -35,35 +33,21 @@ async def list_dead(
     session: Session,
     topic: DeadTopic,
     *,
-    count: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show, the newest.")] = 20,
-    subscription: Annotated[
-        str | None,
-        typer.Option(
-            "--subscription", "-s", help="Show what this one gets next, and give it back.", show_default=False
-        ),
-    ] = None,
+    count: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show, the oldest first.")] = 20,
     full: Annotated[bool, typer.Option("--full", help="Do not cut errors and bodies.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show dead letters with the reason, the error, the attempts and where they came from."""
-    found: Sequence[Message[Any] | Record[Any]]
-    records = session.bus.capabilities.records
-    if subscription is not None:
-        found = await next_of(session, topic, subscription, count)
-    elif records is not None and records.log_reader:
-        found = await read_last(session.bus.log, topic, None, count)
-    else:
-        raise Failure(
-            f"{session.bus.capabilities.backend} keeps no log that could be read",
-            advice="Give --subscription to see what that one gets next",
-            code=Exit.USAGE,
-        )
+    """Show dead letters with reason, error, attempts and origin.
+
+    These are the letters that a redrive would move next.
+    """
+    letters = await session.bus.admin.list_dead(topic, limit=count)
     if as_json:
-        await session.out.write(b"".join(json_line(dead_json(letter)) for letter in found))
+        await session.out.write(b"".join(json_line(letter_json(letter)) for letter in letters))
         return
+    columns = ("ID", "TIME (UTC)", "REASON", "ATTEMPTS", "ORIGIN", "ERROR", "KEY", "DATA")
     limit = None if full else CUT
-    rows = [_row(letter, limit) for letter in found]
-    if not show_table(("ID", "REASON", "ATTEMPTS", "ORIGIN", "ERROR", "KEY", "DATA"), rows):
+    if not show_table(columns, [_row(letter, limit) for letter in letters]):
         session.note(f"There are no dead letters in {topic!r}")
 
 
@@ -77,53 +61,63 @@ async def redrive(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters to the topic each came from; every subscription of that topic gets them."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with ExitStack() as stack:
-        progress = stack.enter_context(
-            Progress(*columns, console=Console(stderr=True), transient=True, disable=not session.interactive)
-        )
-        task = progress.add_task("Redriven", total=limit)
-        report = await session.bus.admin.redrive(
-            topic, limit=limit, progress=lambda moved: progress.update(task, completed=moved)
-        )
-    value = {"topic": topic, "moved": report.moved, "by_topic": dict(report.by_topic), "skipped": report.skipped}
-    targets = ", ".join(f"{count} to {name!r}" for name, count in sorted(report.by_topic.items()))
-    text = f"Moved {report.moved} {'letter' if report.moved == 1 else 'letters'}" + (f": {targets}" if targets else "")
+    """Publish dead letters to the topic each came from.
+
+    Every subscription of that topic gets them. What cannot be moved stays.
+    """
+    with counter("Redriven", shown=session.interactive, total=limit) as count:
+        report = await session.bus.admin.redrive(topic, limit=limit, progress=count)
+    value = {
+        "topic": topic,
+        "moved": report.moved,
+        "by_topic": report.by_topic,
+        "skipped": report.skipped,
+        "failed": report.failed,
+        "repeatable": report.repeatable,
+        "errors": {name: describe(error) for name, error in report.errors.items()},
+    }
+    parts = [f"{moved} moved to {name!r}" for name, moved in sorted(report.by_topic.items())] or ["None moved"]
     if report.skipped:
-        text += f"; {report.skipped} without an origin stay"
-    session.answer(value, text)
+        parts.append(f"{report.skipped} without an origin stay")
+    if report.failed:
+        parts.append(f"{report.failed} could not be moved and stay")
+    if report.repeatable:
+        parts.append(f"{report.repeatable} may be moved again by the next redrive")
+    session.answer(value, ", ".join(parts))
+    for name, error in sorted(report.errors.items()):
+        if not as_json:
+            session.note(f"broker: publishing to {name!r} failed: {error}")
+    if report.failed:
+        session.code = Exit.FAILED
 
 
-def dead_letter_fields(letter: Message[Any] | Record[Any]) -> dict[str, str | None]:
-    """What the attributes of a dead letter tell of its death, under stable names."""
-    found = letter.attributes
+def letter_json(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter for programs: the original, and what became of it; `topic` is the origin."""
     return {
-        name: found.get(f"{DEAD_LETTER_PREFIX}{name}")
-        for name in ("reason", "error", "attempts", "topic", "subscription", "id", "time")
+        "topic": letter.topic,
+        "subscription": letter.subscription,
+        "reason": letter.reason,
+        "error": letter.error,
+        "attempts": letter.attempts,
+        "time": timestamp(letter.time),
+        "id": letter.id,
+        **bytes_field("key", letter.key),
+        **bytes_field("data", letter.data),
+        "attributes": dict(letter.attributes),
     }
 
 
-def dead_json(letter: Message[Any] | Record[Any]) -> dict[str, Any]:
-    """A dead letter for programs: its message, without the dead-letter attributes, and `dead_letter` with these."""
-    value = envelope_json(letter)
-    value["attributes"] = {k: v for k, v in letter.attributes.items() if not k.startswith(DEAD_LETTER_PREFIX)}
-    told: dict[str, Any] = dead_letter_fields(letter)
-    if (told["attempts"] or "").isdigit():
-        told["attempts"] = int(told["attempts"])
-    return value | {"dead_letter": told}
+def _row(letter: DeadLetter, limit: int | None) -> list[str]:
+    def told(text: str | None) -> str:
+        return cut(escaped(text), limit) if text else "-"
 
-
-def _row(letter: Message[Any] | Record[Any], limit: int | None) -> list[str]:
-    told = {name: escaped(value) if value else "-" for name, value in dead_letter_fields(letter).items()}
-    origin = told["topic"] if told["subscription"] == "-" else f"{told['topic']} / {told['subscription']}"
-    place = told["id"] if told["id"] != "-" else escaped(letter.id)
     return [
-        place,
-        cut(told["reason"], limit),
-        told["attempts"],
-        origin,
-        cut(told["error"], limit),
+        escaped(letter.id or "-"),
+        letter.time.strftime("%Y-%m-%d %H:%M:%S") if letter.time else "-",
+        told(letter.reason),
+        "-" if letter.attempts is None else str(letter.attempts),
+        told("/".join(part for part in (letter.topic, letter.subscription) if part)),
+        told(letter.error),
         printable(letter.key, limit),
         printable(letter.data, limit),
     ]

@@ -53,7 +53,7 @@ async def _examine(session: Session, report: dict[str, Any]) -> None:
         }
         for line in settings.explain()
     ]
-    from broker import connect
+    from broker.bus import connect
 
     started = perf_counter()
     async with connect(settings) as bus:

@@ -89,7 +89,7 @@ def exit_code(error: BaseException) -> Exit:
 def describe(error: BaseException) -> dict[str, Any]:
     """The error as data: type, message, advice and whether a later try may succeed."""
     if isinstance(error, Failure):
-        return {"type": "Failure", "message": error.message, "advice": error.advice, "retriable": False}
+        return {"type": type(error).__name__, "message": error.message, "advice": error.advice, "retriable": False}
     if isinstance(error, BrokerError):
         kind = type(error).__name__
         return {

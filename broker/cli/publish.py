@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from broker.cli import message_input
 from broker.cli.exits import Exit, Failure, describe, exit_code
 from broker.cli.message_input import Common, Item
+from broker.cli.progress import counter
 from broker.cli.rendering import json_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
 from broker.cli.topics import TopicName
 from broker.errors import BrokerError
-from broker.messages import Receipt
+from broker.messages import OutboundMessage, Receipt
 from broker.protocols import Topic
 
 __all__ = ["app"]
@@ -107,6 +106,7 @@ async def publish(
         delay=delay,
         partition=partition,
     )
+    work = _Publishing(session, session.bus.topic(topic), "argument" if data else "line", keep_going)
     with ExitStack() as stack:
         if data:
             items = message_input.from_arguments(data, common)
@@ -122,9 +122,9 @@ async def publish(
                 else message_input.from_lines
             )
             items = read(source, common)
-        progress = stack.enter_context(_progress(session))
-        work = _Publishing(session, session.bus.topic(topic), progress, "argument" if data else "line", keep_going)
-        await work.run(items)
+        # Called when nothing is drawn any more.
+        stack.callback(work.tell)
+        await work.run(items, stack.enter_context(counter("Published", shown=session.interactive)))
 
 
 def _opened(path: Path) -> Any:
@@ -134,19 +134,13 @@ def _opened(path: Path) -> Any:
         raise Failure(f"{str(path)!r} cannot be read: {error.strerror}", code=Exit.USAGE) from None
 
 
-def _progress(session: Session) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not session.interactive)
-
-
 class _Publishing:
     """One run: a feeder hands items over, a follower takes their receipts in order, prints and counts."""
 
-    def __init__(self, session: Session, topic: Topic[bytes], progress: Progress, unit: str, keep_going: bool) -> None:
+    def __init__(self, session: Session, topic: Topic[bytes], unit: str, keep_going: bool) -> None:
         self._session = session
         self._topic = topic
-        self._progress = progress
-        self._task = progress.add_task("Published", total=None)
+        self._count: Callable[[int], None] = lambda _: None
         self._unit = unit
         self._keep_going = keep_going
         self._queue: asyncio.Queue[tuple[int, asyncio.Future[Receipt] | Failure | BrokerError] | None] = asyncio.Queue()
@@ -156,7 +150,9 @@ class _Publishing:
         self._unknown = 0
         self._stop = False
 
-    async def run(self, items: AsyncIterator[Item]) -> None:
+    async def run(self, items: AsyncIterator[Item], count: Callable[[int], None]) -> None:
+        """Publish all of it; `count` is told how many are on the broker."""
+        self._count = count
         feeder = asyncio.create_task(self._feed(items))
         follower = asyncio.create_task(self._follow(feeder))
         try:
@@ -170,8 +166,6 @@ class _Publishing:
             feeder.cancel()
             follower.cancel()
             ends = await asyncio.gather(feeder, follower, return_exceptions=True)
-            self._progress.stop()
-            self._tell()
             for end in ends:
                 if isinstance(end, Exception):
                     raise end
@@ -180,15 +174,18 @@ class _Publishing:
         try:
             async for line, message in items:
                 await self._room.acquire()
-                if isinstance(message, Failure):
-                    self._queue.put_nowait((line, message))
-                else:
-                    try:
-                        self._queue.put_nowait((line, await self._topic.enqueue(message)))
-                    except BrokerError as error:
-                        self._queue.put_nowait((line, error))
+                outcome = message if isinstance(message, Failure) else await self._hand_over(message)
+                self._queue.put_nowait((line, outcome))
+                if not isinstance(outcome, asyncio.Future) and not self._keep_going:
+                    return
         finally:
             self._queue.put_nowait(None)
+
+    async def _hand_over(self, message: OutboundMessage) -> asyncio.Future[Receipt] | BrokerError:
+        try:
+            return await self._topic.enqueue(message)
+        except BrokerError as error:
+            return error
 
     async def _follow(self, feeder: asyncio.Task[None]) -> None:
         lines: list[bytes] = []
@@ -224,7 +221,7 @@ class _Publishing:
             raise error
 
     async def _print(self, lines: list[bytes]) -> None:
-        self._progress.update(self._task, completed=self._published)
+        self._count(self._published)
         if lines:
             text = b"".join(lines)
             lines.clear()
@@ -248,7 +245,8 @@ class _Publishing:
             told = describe(error)
             self._session.report(Failure(f"{self._unit.capitalize()} {line}: {told['message']}", advice=told["advice"]))
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Say how many were published; programs count the receipts."""
         while not self._queue.empty():
             self._unknown += self._queue.get_nowait() is not None
         if self._session.as_json:

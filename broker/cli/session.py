@@ -201,7 +201,7 @@ class Session:
             async with AsyncExitStack() as stack:
                 if connect:
                     # Imported here, so that --help and completion stay quick.
-                    from broker import connect as open_bus
+                    from broker.bus import connect as open_bus
 
                     bus = await stack.enter_async_context(open_bus(self.options.settings()))
                     bus.hooks.listen(self._observe)

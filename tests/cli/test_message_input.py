@@ -133,6 +133,15 @@ def test_what_consume_prints_can_be_published_again():
         def id(self, raw):
             return "r-1"
 
+        def key(self, raw):
+            return self.message.key
+
+        def native(self, raw):
+            return None
+
+        def delivery_attempt(self, raw):
+            return None
+
         def attributes(self, raw):
             return self.message.attributes
 

@@ -1,0 +1,71 @@
+"""`broker dead`: letters with their reasons, and their way back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.bus import connect
+from broker.retry import Retry
+
+
+@pytest.fixture
+def orders(cli):
+    """A topic whose three messages were all dead-lettered, and its dead-letter topic."""
+    topic, dead = cli.topic(), cli.topic()
+    cli("publish", topic, "-k", "key", "-a", "type=created", "one", "two", "three")
+
+    async def bury() -> None:
+        async with (
+            connect(cli.url) as bus,
+            bus.messages(topic, subscription="billing", retry=Retry(max_attempts=1), dead_letter=dead) as inbox,
+        ):
+            for _ in range(3):
+                message = await inbox.next_message(timeout=10)
+                assert message is not None
+                async with message:
+                    raise ValueError(f"no price for {message.data!r}")
+
+    asyncio.run(bury())
+    return topic, dead
+
+
+def test_letters_tell_why_and_whence(cli, orders):
+    topic, dead = orders
+    letters = cli("dead", "list", dead, "--json").lines
+    assert sorted(letter["data"] for letter in letters) == ["one", "three", "two"]
+    for letter in letters:
+        assert (letter["topic"], letter["subscription"], letter["key"]) == (topic, "billing", "key")
+        assert letter["attributes"] == {"type": "created"}
+        assert letter["attempts"] == 1
+        assert letter["reason"]
+        assert "no price for" in letter["error"]
+        assert letter["time"]
+    assert len(cli("dead", "list", dead, "--json", "-n", "2").lines) == 2
+    text = cli("dead", "list", dead).text
+    assert f"{topic}/billing" in text
+    assert "no price for" in text
+
+
+def test_redrive_moves_each_letter_once(cli, orders):
+    topic, dead = orders
+    report = cli("dead", "redrive", dead, "--limit", "1", "--json").json
+    assert (report["moved"], report["by_topic"], report["failed"]) == (1, {topic: 1}, 0)
+    assert f"2 moved to '{topic}'" in cli("dead", "redrive", dead).text
+    assert "None moved" in cli("dead", "redrive", dead).text
+    assert cli("dead", "list", dead, "--json").lines == []
+    assert "no dead letters" in cli("dead", "list", dead).err
+    again = cli("consume", topic, "-s", "billing", "-n", "3", "--stop-when-idle", "5", "--json").lines
+    assert sorted(line["data"] for line in again) == ["one", "three", "two"]
+    assert all(line["attributes"] == {"type": "created"} for line in again)
+
+
+def test_letters_that_cannot_be_moved_stay(cli, orders):
+    topic, dead = orders
+    cli("topics", "delete", topic, "--yes")
+    result = cli("dead", "redrive", dead, code=1)
+    assert "3 could not be moved and stay" in result.text
+    assert topic in result.err
+    cli("topics", "create", topic)
+    assert cli("dead", "redrive", dead, "--json").json["moved"] == 3

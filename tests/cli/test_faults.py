@@ -1,0 +1,245 @@
+"""Interruptions and errors of the real command: nothing is lost, the exit code tells, and no traceback is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import broker.cli.app
+from broker.cli import main
+
+
+def rest(process, topic, subscription="s-1") -> list[str]:
+    result = process("consume", topic, "-s", subscription, "--stop-when-idle", "1", "--json")
+    return [line["data"] for line in result.lines]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number, code):
+    topic = process.topic()
+    body = "x" * 1000
+    sent = [f"{n:04} {body}" for n in range(1000)]
+    process("publish", topic, stdin="\n".join(sent))
+    # Nobody reads the output: the pipe fills, and the rest of what was fetched cannot be printed.
+    child = process.start("consume", topic, "-s", "s-1", "--json")
+    first = child.stdout.readline()
+    child.send_signal(number)
+    out, err = child.communicate(timeout=20)
+    assert child.returncode == code, err
+    assert err == b""
+    printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
+    assert 0 < len(printed) < 1000
+    # What was printed was acked, the rest comes at once, not after a lease.
+    started = time.monotonic()
+    remaining = rest(process, topic)
+    assert time.monotonic() - started < 15
+    assert sorted(printed + remaining) == sent
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path, process):
+    # Without another owner the command has started the server itself: it must not die of the same Ctrl-C.
+    alone = type(process)(f"embedded://{tmp_path / 'data'}")
+    topic = alone.topic()
+    alone("publish", topic, *"abcde")
+    child = alone.start("consume", topic, "-s", "s-1", "--json", start_new_session=True)
+    printed = [json.loads(child.stdout.readline())["data"] for _ in range(5)]
+    os.killpg(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert (child.returncode, err) == (130, b"")
+    assert sorted(printed) == list("abcde")
+    assert rest(alone, topic) == []
+
+
+def test_a_closed_pipe_gives_back_what_was_not_printed(process):
+    topic = process.topic()
+    sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
+    process("publish", topic, stdin="\n".join(sent))
+    child = process.start("consume", topic, "-s", "s-1", "--json")
+    first = json.loads(child.stdout.readline())["data"]
+    child.stdout.close()
+    assert child.wait(20) == 141
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    remaining = rest(process, topic)
+    # A pipe holds what nobody read: that is printed and lost to the reader, as with every command.
+    assert first not in remaining
+    assert len(remaining) > 350
+    assert remaining == sent[-len(remaining) :] or sorted(remaining) == sorted(set(remaining))
+
+
+def test_an_idle_consume_notices_that_its_reader_is_gone(process):
+    topic = process.topic()
+    process("publish", topic, "only")
+    child = process.start("consume", topic, "-s", "s-1", "--json")
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.wait(20) == 141
+    child.stderr.close()
+
+
+def test_records_are_committed_as_far_as_they_were_printed(process):
+    topic = process.topic()
+    sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
+    process("publish", topic, stdin="\n".join(sent))
+    options = ("consume", topic, "--records", "-g", "g-1", "--json")
+    child = process.start(*options)
+    first = child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=20)
+    assert child.returncode == 130, err
+    printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
+    again = [line["data"] for line in process(*options, "--stop-when-idle", "3").lines]
+    assert printed + again == sent
+
+
+def test_an_interrupted_publish_counts_what_is_on_the_broker(process):
+    topic = process.topic()
+    child = process.start("publish", topic, "--json", stdin=subprocess.PIPE)
+    child.stdin.write(b"one\ntwo\nthr")
+    child.stdin.flush()
+    receipts = [json.loads(child.stdout.readline()) for _ in range(2)]
+    child.send_signal(signal.SIGINT)
+    child.wait(20)
+    child.communicate()
+    assert child.returncode == 130
+    assert [receipt["line"] for receipt in receipts] == [1, 2]
+    assert rest(process, topic) == ["one", "two"]
+
+
+def test_a_person_sees_progress_and_is_asked(process):
+    topic = process.topic()
+    master, slave = pty.openpty()
+    try:
+        child = process.start("topics", "delete", topic, stdin=slave, stdout=slave, stderr=slave)
+        seen = b""
+        while b"[y/N]" not in seen:
+            seen += os.read(master, 1000)
+        os.write(master, b"n\n")
+        assert child.wait(20) == 1
+        process("topics", "describe", topic)
+        child = process.start("publish", topic, "one", stdin=slave, stdout=slave, stderr=slave)
+        assert child.wait(20) == 0
+        seen = os.read(master, 100_000)
+        assert b"Published" in seen
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("", 2, "--url"),
+        ("nonsense", 2, "not a broker URL"),
+        ("embeded:", 2, "Did you mean 'embedded'?"),
+        ("inmem:?no_such=1", 2, "no_such"),
+        ("nats://127.0.0.1:1", 4, "server"),
+        ("nats://user:secret@127.0.0.1:1", 4, "server"),
+        ("kafka://localhost", 2, "not part of this version"),
+    ],
+)
+def test_a_url_that_leads_nowhere(url, code, says, capsys, monkeypatch):
+    monkeypatch.delenv("BROKER_URL", raising=False)
+    assert main(["--url", url, "topics", "list"]) == code
+    told = capsys.readouterr()
+    assert says in told.err
+    assert told.err.startswith("broker: ")
+    assert told.err.count("\n") == 1
+    assert "secret" not in told.err
+    assert not told.out
+
+
+def test_errors_for_programs(memory):
+    error = json.loads(memory("topics", "describe", "missing", "--json", code=3).err)["error"]
+    assert error["type"] == "TopicNotFound"
+    assert "missing" in error["message"]
+    assert "broker topics create" in error["advice"]
+    assert error["retriable"] is False
+
+
+def test_the_url_stands_before_or_behind_the_command(memory, monkeypatch, capsys):
+    monkeypatch.setenv("BROKER_URL", "nonsense")
+    assert main(["topics", "list", "--json", "--url", memory.url]) == 0
+    assert main(["--url", memory.url, "topics", "list", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n[]\n"
+
+
+def test_debug_shows_where_it_happened(memory, monkeypatch):
+    monkeypatch.setenv("BROKER_URL", memory.url)
+    from broker.errors import TopicNotFound
+
+    with pytest.raises(TopicNotFound):
+        main(["--debug", "topics", "describe", "missing"])
+
+
+def test_an_unexpected_error_is_one_sentence_too(memory, monkeypatch):
+    def fail(self):
+        raise RuntimeError("that\nwas not planned")
+
+    monkeypatch.setattr("broker.bus.Bus.admin", property(fail))
+    result = memory("topics", "list", code=1)
+    expected = "broker: RuntimeError: that was not planned. Run it again with --debug for the traceback\n"
+    assert result.err == expected
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_libraries_it_says_what_to_install(missing):
+    code = (
+        "import sys, importlib.abc\n"
+        "class Missing(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] == {missing!r}: raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from broker.cli import main\n"
+        "sys.exit(main(['--help']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stderr == f"broker: the command line needs {missing}: pip install 'anybroker[cli]'\n"
+
+
+def test_another_package_adds_a_command(memory, monkeypatch):
+    module = type(sys)("cli_plugin")
+    exec(  # noqa: S102
+        "import typer\n"
+        "from broker.cli.session import AsJson, Session, command, new_app\n"
+        "app = new_app('count')\n"
+        "@command(app, 'count')\n"
+        "async def count(session: Session, topic: str, *, as_json: AsJson = False) -> None:\n"
+        "    '''Count.'''\n"
+        "    info = await session.bus.admin.describe_topic(topic)\n"
+        "    session.answer({'messages': info.messages}, f'{info.messages} messages')\n",
+        module.__dict__,
+    )
+    monkeypatch.setitem(sys.modules, "cli_plugin", module)
+    points = [
+        EntryPoint("count", "cli_plugin:app", broker.cli.app.ENTRY_POINT_GROUP),
+        EntryPoint("broken", "no_such_module:app", broker.cli.app.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: points)
+    topic = memory.topic()
+    memory("publish", topic, "one")
+    assert memory("count", topic).text == "1 messages\n"
+    assert memory("count", topic, "--json").json == {"messages": 1}
+    assert "no-such" in memory("count", "no-such-topic", code=3).err
+    listing = memory("--help")
+    assert "count" in listing.text
+    assert "'broken'" in listing.err
+    assert "no_such_module" in memory("broken", code=1).err
+
+
+def test_help_and_version(memory):
+    assert "Exit codes: 0 done" in memory("--help").text
+    assert memory("--version").text.startswith("anybroker ")
+    for name in broker.cli.app.BUILT_IN:
+        assert "Usage:" in memory(name, "--help").text
+    assert "Did you mean 'topics'?" in memory("topcs", code=2).err
+    assert "Usage:" in memory(code=2).err

@@ -1,0 +1,217 @@
+"""`broker publish`, `broker consume` and `broker peek`: what goes in comes out, and nothing on the way is lost."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+
+def bodies(result) -> list[str]:
+    return [line["data"] for line in result.lines]
+
+
+def consume(cli, topic, *options, subscription="s-1"):
+    return cli("consume", topic, "-s", subscription, "--stop-when-idle", "1", "--json", *options)
+
+
+def test_arguments_with_key_and_attributes(cli):
+    topic = cli.topic()
+    result = cli("publish", topic, "one", "two", "-k", "42", "-a", "type=created", "-a", "v=1", "--json")
+    assert [line["argument"] for line in result.lines] == [1, 2]
+    assert all(line["id"] for line in result.lines)
+    assert all(not line["duplicate"] for line in result.lines)
+    seen = consume(cli, topic).lines
+    assert [line["data"] for line in seen] == ["one", "two"]
+    assert [line["id"] for line in seen] == [line["id"] for line in result.lines]
+    for line in seen:
+        assert (line["key"], line["attributes"], line["topic"]) == ("42", {"type": "created", "v": "1"}, topic)
+        assert line["delivery_attempt"] == 1
+        assert line["publish_time"]
+
+
+def test_lines_of_standard_input(cli):
+    topic = cli.topic()
+    assert "Published 3 messages" in cli("publish", topic, stdin=b"a\n\n\xff\xfe\n").err
+    lines = consume(cli, topic).lines
+    assert lines[0]["data"] == "a"
+    assert lines[1]["data"] == ""
+    assert "data" not in lines[2]
+    assert base64.b64decode(lines[2]["data_base64"]) == b"\xff\xfe"
+
+
+def test_a_file_as_one_message(cli, tmp_path):
+    topic = cli.topic()
+    path = tmp_path / "body.bin"
+    body = bytes(range(256)) * 100
+    path.write_bytes(body)
+    cli("publish", topic, "--whole", "--file", str(path), "--id", "the-one")
+    [line] = consume(cli, topic).lines
+    assert base64.b64decode(line["data_base64"]) == body
+    assert line["id"] == "the-one"
+
+
+def test_json_lines_and_back_again(cli):
+    topic = cli.topic()
+    copy = cli.topic()
+    given = [
+        {"data": "text", "key": "k", "attributes": {"a": "1"}, "id": "id-1"},
+        {"payload": {"n": [1, 2]}},
+        {"data_base64": "gA==", "key_base64": "/w=="},
+    ]
+    cli("publish", topic, "--jsonl", stdin="\n".join(map(json.dumps, given)))
+    first = consume(cli, topic)
+    cli("publish", copy, "--jsonl", stdin=first.out)
+    second = consume(cli, copy)
+
+    def content(result):
+        return [
+            {name: line.get(name) for name in ("data", "data_base64", "key", "key_base64", "attributes", "id")}
+            for line in result.lines
+        ]
+
+    assert content(second) == content(first)
+    assert json.loads(first.lines[1]["data"]) == {"n": [1, 2]}
+    assert first.lines[2]["key_base64"] == "/w=="
+
+
+def test_a_bad_line_ends_the_run_and_what_came_before_is_published(cli):
+    topic = cli.topic()
+    given = b'{"data": "1"}\n{"data": "2"}\n{"data": "3", "attributes": {"n": 3}}\n{"data": "4"}\n'
+    result = cli("publish", topic, "--jsonl", stdin=given, code=6)
+    assert "Line 3, field 'attributes.n': 3 is a number, not text. Write it as text: \"3\"" in result.err
+    assert "Published 2 messages" in result.err
+    assert "1 not published" in result.err
+    assert bodies(consume(cli, topic)) == ["1", "2"]
+
+
+def test_keep_going_publishes_what_is_good_and_reports_the_rest(cli):
+    topic = cli.topic()
+    result = cli(
+        "publish", topic, "--jsonl", "--keep-going", "--json", stdin='{"data": "1"}\nno\n{"data": "3"}', code=6
+    )
+    assert [line["line"] for line in result.lines] == [1, 3]
+    [error] = [json.loads(line) for line in result.err.splitlines()]
+    assert (error["line"], error["error"]["type"]) == (2, "BadLine")
+    assert bodies(consume(cli, topic)) == ["1", "3"]
+
+
+def test_a_message_that_the_broker_refuses_is_told_with_its_line(process):
+    topic = process.topic()
+    big = b"x" * 9_000_000
+    result = process("publish", topic, stdin=b"ok\n" + big + b"\nmore", code=6)
+    assert "Line 2" in result.err
+    assert "Published 1 message" in result.err
+    assert len(result.err) < 1000
+
+
+def test_a_thousand_lines_in_order(cli):
+    topic = cli.topic()
+    wanted = [f"line {number}" for number in range(1000)]
+    result = cli("publish", topic, "-k", "k", "--json", stdin="\n".join(wanted))
+    assert [line["line"] for line in result.lines] == list(range(1, 1001))
+    assert bodies(consume(cli, topic)) == wanted
+
+
+def test_a_limit_leaves_the_rest_to_the_next(cli):
+    topic = cli.topic()
+    cli("publish", topic, "-k", "k", *"abcde")
+    assert bodies(consume(cli, topic, "-n", "2")) == ["a", "b"]
+    assert sorted(bodies(consume(cli, topic))) == ["c", "d", "e"]
+    assert bodies(consume(cli, topic)) == []
+
+
+def test_text_for_people_and_raw_bodies(cli):
+    topic = cli.topic()
+    cli("publish", topic, "-k", "key", "-a", "a=1", "bell\x07")
+    text = cli("consume", topic, "-s", "s-1", "-n", "1").text
+    assert "key" in text
+    assert "a=1" in text
+    assert r"bell\x07" in text
+    assert "\x07" not in text
+    assert cli("consume", topic, "-s", "s-2", "-n", "1", "--raw").out == b"bell\x07\n"
+
+
+def test_records_of_a_group(cli):
+    topic = cli.topic()
+    cli("publish", topic, *"abcd")
+    options = ("consume", topic, "--records", "-g", "g-1", "--json")
+    first = cli(*options, "-n", "3").lines
+    assert [line["data"] for line in first] == ["a", "b", "c"]
+    assert all(isinstance(line["offset"], int) and isinstance(line["partition"], int) for line in first)
+    assert bodies(cli(*options, "--stop-when-idle", "2")) == ["d"]
+    assert bodies(cli(*options, "--stop-when-idle", "1")) == []
+
+
+def test_an_ephemeral_reader_leaves_nothing(cli):
+    topic = cli.topic()
+    cli("publish", topic, "a")
+    assert bodies(cli("consume", topic, "--ephemeral", "-n", "1", "--json")) == ["a"]
+
+
+def test_peek_shows_the_last_and_consumes_nothing(cli):
+    topic = cli.topic("--partitions", "2")
+    cli("subscriptions", "create", topic, "s-1")
+    sent = "\n".join(json.dumps({"data": f"m{n}", "key": f"k{n}"}) for n in range(19))
+    cli("publish", topic, "--jsonl", stdin=sent)
+    cli("publish", topic, "m19", "--key", "k19")
+    everything = cli("peek", topic, "-n", "50", "--json").lines
+    assert sorted(line["data"] for line in everything) == sorted(f"m{n}" for n in range(20))
+    assert {line["partition"] for line in everything} == {0, 1}
+    assert cli("peek", topic, "-n", "3", "--json").lines == everything[-3:]
+    assert everything[-1]["data"] == "m19"
+    [one] = [line for line in everything if line["data"] == "m7"]
+    options = ("peek", topic, "--partition", str(one["partition"]), "--json", "-n", "1")
+    assert cli(*options, "--from", str(one["offset"])).lines == [one]
+    assert "m19" in cli("peek", topic).text
+    assert "no partition 9" in cli("peek", topic, "--partition", "9", code=3).err
+    assert cli("lag", topic, "s-1", "--json").json[0]["waiting"] == 20
+
+
+def test_peek_since_a_time(cli):
+    topic = cli.topic()
+    cli("publish", topic, "a", "b", "c")
+    lines = cli("peek", topic, "--json").lines
+    assert [line["data"] for line in lines] == ["a", "b", "c"]
+    assert cli("peek", topic, "--since", lines[0]["broker_time"], "--json").lines == lines
+    assert cli("peek", topic, "--since", "2100-01-01", "--json").lines == []
+
+
+def test_peek_of_a_subscription_gives_back(cli):
+    topic = cli.topic()
+    cli("subscriptions", "create", topic, "s-1")
+    cli("publish", topic, *"abc")
+    assert sorted(bodies(cli("peek", topic, "-s", "s-1", "-n", "2", "--json"))) == ["a", "b"]
+    assert sorted(bodies(consume(cli, topic))) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("consume", "topic"), "--subscription NAME"),
+        (("consume", "topic", "-s", "abc", "--ephemeral"), "--subscription NAME"),
+        (("consume", "topic", "-g", "abc"), "--records"),
+        (("consume", "topic", "-s", "abc", "--start", "soon"), "earliest"),
+        (("consume", "topic", "-s", "a"), "not portable"),
+        (("publish", "topic", "a", "--jsonl"), "--jsonl"),
+        (("publish", "topic", "--jsonl", "--whole"), "--whole"),
+        (("publish", "topic", "a", "b", "--id", "x"), "--id"),
+        (("publish", "topic", "a", "-a", "nope"), "name=value"),
+        (("publish", "topic", "--file", "no-such-file"), "cannot be read"),
+        (("publish", "!", "a"), "not portable"),
+        (("peek", "topic", "--from", "1", "--since", "2030-01-01"), "--since"),
+        (("peek", "topic", "-s", "abc", "--from", "1"), "--from"),
+        (("topics", "create", "topic", "--retention", "soon"), "7d"),
+        (("topics", "create", "topic", "--partitions", "0"), "--partitions"),
+        (("lag",), "TOPIC"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_usage_errors_are_one_sentence(memory, command, says):
+    memory("topics", "create", "topic")
+    result = memory(*command, code=2)
+    assert says in result.err
+    assert result.err.startswith("broker: ")
+    assert result.err.count("\n") == 1
+    assert not result.out

@@ -1,0 +1,93 @@
+"""Standard streams never block the loop, count exactly what was written, and can be interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+
+import pytest
+
+from broker.cli.streams import Sink, Source
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    with os.fdopen(read, "rb", buffering=0) as reader, os.fdopen(write, "wb", buffering=0) as writer:
+        yield reader, writer
+
+
+async def test_a_full_pipe_suspends_the_writer_only_and_is_counted_exactly(pipe):
+    reader, writer = pipe
+    sink = Sink(writer)
+    data = os.urandom(300_000)
+    task = asyncio.create_task(sink.write(data))
+    ticks = 0
+    received = b""
+    while not task.done():
+        # The loop turns while the pipe is full.
+        await asyncio.sleep(0)
+        ticks += 1
+        if ticks % 10 == 0 and len(received) < len(data):
+            received += await asyncio.to_thread(os.read, reader.fileno(), 20_000)
+    await task
+    while len(received) < len(data):
+        received += os.read(reader.fileno(), 65536)
+    assert received == data
+    assert sink.written == len(data)
+
+
+async def test_a_blocked_write_can_be_cancelled_and_tells_how_much_went_out(pipe):
+    reader, writer = pipe
+    sink = Sink(writer)
+    task = asyncio.create_task(sink.write(b"x" * 1_000_000))
+    await asyncio.sleep(0)
+    assert sink.written
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    os.set_blocking(reader.fileno(), False)
+    received = 0
+    while part := reader.read(65536):
+        received += len(part)
+    assert received == sink.written < 1_000_000
+
+
+async def test_a_reader_that_went_away(pipe):
+    reader, writer = pipe
+    sink = Sink(writer)
+    assert not sink.broken()
+    reader.close()
+    assert sink.broken()
+    with pytest.raises(BrokenPipeError):
+        await sink.write(b"x")
+    assert sink.written == 0
+
+
+async def test_an_idle_writer_suspends_the_reader_only(pipe):
+    reader, writer = pipe
+    source = Source(reader)
+    lines = source.lines()
+    first = asyncio.ensure_future(anext(lines))
+    await asyncio.sleep(0)
+    assert not first.done()
+    writer.write(b"one\ntw")
+    assert await first == b"one"
+    writer.write(b"o\nend")
+    assert await anext(lines) == b"two"
+    writer.close()
+    assert [line async for line in lines] == [b"end"]
+
+
+async def test_streams_in_memory_and_files(tmp_path):
+    buffer = io.BytesIO()
+    sink = Sink(buffer)
+    await sink.write(b"abc")
+    assert (buffer.getvalue(), sink.written, sink.broken()) == (b"abc", 3, False)
+    path = tmp_path / "data"
+    path.write_bytes(b"\n".join([b"x" * 100_000, b"", b"y"]))
+    with path.open("rb") as file:
+        assert [len(line) async for line in Source(file).lines()] == [100_000, 0, 1]
+    with path.open("rb") as file:
+        assert await Source(file).read_all() == path.read_bytes()

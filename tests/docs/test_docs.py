@@ -1,0 +1,261 @@
+"""Runs the examples of the documentation, so that no page shows what does not work.
+
+Every `python` block of README.md and docs/ is executed, those of a page one after the other in one namespace, as a
+script that calls `asyncio.run` or with `await` at the top as in a notebook. BROKER_URL names a server of its own.
+A word behind `python` in the fence says what else a block is:
+
+    python notest     a fragment that cannot run; used sparingly
+    python forever    runs until it is stopped, by Ctrl-C after two seconds
+    python pytest     a test file, run by pytest
+    python raises     ends with an error of `broker`
+
+In a `console` block each `$ broker …` line is run by a shell, and what the page shows below is compared with what
+it printed; `…` stands for anything, within a line or as a line of its own. `$ export NAME=value` holds for the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import BrokerError
+from tests.holding import holding
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if path.exists()
+]
+FENCE = re.compile(
+    r"^(?P<indent> *)(?P<mark>```+|~~~+) *(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=mark) *$",
+    re.MULTILINE | re.DOTALL,
+)
+MARKERS = {"notest", "forever", "pytest", "raises"}
+FOREVER_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    markers: frozenset[str]
+    code: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found: list[Block] = []
+    for match in FENCE.finditer(text):
+        language, *markers = match["info"].split() or [""]
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(page, line, language, frozenset(markers), textwrap.dedent(match["code"])))
+    return found
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the page's code and commands see; the directory is theirs too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BROKER_URL", f"embedded://{tmp_path}/broker")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return {"embedded:///var/lib/app": os.environ["BROKER_URL"]}
+
+
+def replaced(text: str, places: Mapping[str, str]) -> str:
+    for shown, real in places.items():
+        text = text.replace(shown, real)
+    return text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = blocks(page)
+    for block in found:
+        assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
+
+    module = type(sys)("__main__")
+    # What a block defines has to be found by pickling, type hints and dataclasses under its module's name.
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    # The page's server stays up between its blocks, and between the commands.
+    with holding(os.environ["BROKER_URL"]), asyncio.Runner() as runner:
+        for block in found:
+            if block.language == "python" and "notest" not in block.markers:
+                run_python(block, runner, module.__dict__, environment, tmp_path)
+            elif block.language == "console":
+                for command in commands(block):
+                    run_command(block, command, environment, monkeypatch)
+
+
+def run_python(
+    block: Block, runner: asyncio.Runner, namespace: dict[str, Any], places: Mapping[str, str], directory: Path
+) -> None:
+    code = replaced(block.code, places)
+    if "pytest" in block.markers:
+        run_pytest(block, code, directory)
+        return
+    # Lines are numbered as on the page, so that a traceback leads there.
+    tree = ast.parse("\n" * block.line + code, block.place)
+    compiled = compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+    def execute() -> None:
+        result = eval(compiled, namespace)  # noqa: S307
+        if inspect.isawaitable(result):
+            runner.run(_awaited(result))
+
+    if "forever" in block.markers:
+        stop = threading.Timer(FOREVER_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        stop.start()
+        try:
+            execute()
+            assert not stop.is_alive(), f"{block.place}: it ended by itself"
+        except KeyboardInterrupt:
+            pass
+        finally:
+            stop.cancel()
+    elif "raises" in block.markers:
+        with pytest.raises(BrokerError):
+            execute()
+    else:
+        execute()
+
+
+async def _awaited(result: Awaitable[object]) -> None:
+    await result
+
+
+def run_pytest(block: Block, code: str, directory: Path) -> None:
+    path = directory / f"test_block_{block.line}.py"
+    path.write_text(code)
+    options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(directory)]
+    done = subprocess.run([sys.executable, "-m", "pytest", *options, path], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, f"{block.place}:\n{done.stdout}{done.stderr}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of a console block and what the page shows below it."""
+
+    text: str
+    shown: list[str]
+
+
+def commands(block: Block) -> Iterator[Command]:
+    lines = block.code.splitlines()
+    while lines:
+        line = lines.pop(0)
+        if not line.startswith("$ "):
+            continue
+        text = line.removeprefix("$ ")
+        while text.endswith("\\"):
+            text += "\n" + lines.pop(0).removeprefix("> ")
+        shown: list[str] = []
+        while lines and not lines[0].startswith("$ "):
+            shown.append(lines.pop(0).rstrip())
+        while shown and not shown[-1]:
+            shown.pop()
+        yield Command(text, shown)
+
+
+def run_command(block: Block, command: Command, places: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = replaced(command.text, places)
+    export = re.fullmatch(r"export (\w+)=(\S*)", text)
+    if export:
+        monkeypatch.setenv(export[1], export[2])
+        return
+    if not re.search(r"(^|[|;&(] *)broker ", text):
+        return
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", text],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    output = done.stdout
+    for shown, real in places.items():
+        output = output.replace(real, shown)
+    place = f"{block.place}: {command.text}"
+    if not any(line.startswith("broker: ") for line in command.shown):
+        assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{output}"
+    if command.shown:
+        assert matches(command.shown, output), f"{place}\nshown:\n{chr(10).join(command.shown)}\nprinted:\n{output}"
+
+
+def matches(shown: list[str], output: str) -> bool:
+    parts = [r"(?:.*\n)*?" if line.strip() == "…" else f"{pattern(line)}\n" for line in shown]
+    text = "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+    return re.fullmatch("".join(parts), text) is not None
+
+
+def pattern(line: str) -> str:
+    # Columns are as wide as their contents, so the page's blanks stand for any number of them.
+    return r" +".join(".*".join(map(re.escape, word.split("…"))) for word in re.split(r" +", line))
+
+
+SETTINGS = re.compile(r"(<!-- settings of (?P<target>[\w.]+:\w+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
+
+
+def settings_table(target: str) -> str:
+    module, _, name = target.partition(":")
+    lines = [
+        f"| `{line.name}` | {line.value} | {line.accepts} | {line.description} |"
+        for line in getattr(import_module(module), name)().explain()
+    ]
+    return "\n".join(["| setting | default | accepts | meaning |", "|---|---|---|---|", *lines]) + "\n"
+
+
+def test_the_tables_of_settings_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("BROKER_")]:
+        monkeypatch.delenv(variable)
+    tables = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        wanted = SETTINGS.sub(lambda match: match[1] + settings_table(match["target"]) + match[4], text)
+        tables += len(SETTINGS.findall(text))
+        if os.environ.get("UPDATE_DOCS"):
+            page.write_text(wanted, encoding="utf-8")
+        else:
+            assert text == wanted, f"{page.relative_to(ROOT)} is out of date: run UPDATE_DOCS=1 make docs"
+    assert tables >= 2
+
+
+def test_the_comparison_of_output() -> None:
+    assert matches(["a … c", "…", "end"], "a b  c\nx\ny\nend\n")
+    assert matches(["a  b"], "a     b   \n")
+    assert not matches(["a"], "a\nb\n")
+    assert not matches(["a.c"], "abc\n")
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text(encoding="utf-8")))
+        if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
+    ]
+    assert not broken
