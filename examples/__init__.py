@@ -1,0 +1,1 @@
+"""Programs that show what the library is for; run them from the top of the repository."""

@@ -1,0 +1,137 @@
+"""The record consumer: reads every topic of the demo from its beginning, trusts nobody and counts everything.
+
+It computes the fold a second time, from the flights themselves, and checks the order of each aircraft's flights as they
+were published and as they were handled. It keeps reading until it is told that the others have finished and nothing
+more comes. Cancelling it loses nothing: it only reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+import broker
+from examples.flights.data import Flight
+from examples.flights.fold import Delay, DelayFold
+from examples.flights.topics import CANCELLED, DELAY_JSON, DELAYS, FLIGHT_JSON, FLIGHTS
+
+__all__ = ["Auditor"]
+
+_IDLE_SECONDS: Final = 0.5
+
+
+class _Order:
+    """Whether the legs of each aircraft come one after the other."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self.broken = 0
+
+    def see(self, aircraft: str | None, leg: int) -> None:
+        if aircraft is not None:
+            self.broken += leg <= self._last.get(aircraft, 0)
+            self._last[aircraft] = leg
+
+    @property
+    def aircraft(self) -> int:
+        return len(self._last)
+
+
+class Auditor:
+    """What the logs of the topics say.
+
+    :ivar published, cancelled: numbers of the flights that are there.
+    :ivar delays: the fold of what the consumer wrote; `expected` is that of what was published.
+    :ivar again: outcomes that were written more than once.
+    """
+
+    def __init__(self, progress: Callable[[], object]) -> None:
+        self.published: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.cancelled_by_carrier: dict[str, int] = {}
+        self.reasons: dict[str, int] = {}
+        self.delays = DelayFold()
+        self.expected = DelayFold()
+        self.again = 0
+        self.records = 0
+        self.seconds = 0.0
+        self.order_published = _Order()
+        self.order_handled = _Order()
+        self.order_cancelled = _Order()
+        self._progress = progress
+        self._finished = asyncio.Event()
+
+    @property
+    def handled(self) -> int:
+        """Flights that have an outcome."""
+        return len(self.delays) + len(self.cancelled)
+
+    @property
+    def lost(self) -> int:
+        """Flights that were published and have no outcome."""
+        return sum(number not in self.delays and number not in self.cancelled for number in self.published)
+
+    @property
+    def out_of_order(self) -> int:
+        return self.order_published.broken + self.order_handled.broken + self.order_cancelled.broken
+
+    def finish(self) -> None:
+        """Nobody publishes any more: end when everything is read."""
+        self._finished.set()
+
+    async def run(self, bus: broker.Bus) -> None:
+        """Read until `finish` was called and nothing more comes."""
+        take = {FLIGHTS: self._take_flight, DELAYS: self._take_delay, CANCELLED: self._take_cancelled}
+        started = perf_counter()
+        async with bus.records(list(take), group="audit") as log:
+            while True:
+                batch = await log.next_batch(2000, timeout=_IDLE_SECONDS)
+                if not batch:
+                    if self._finished.is_set():
+                        return
+                    continue
+                for record in batch:
+                    take[record.topic](record)
+                self.records += len(batch)
+                self.seconds = perf_counter() - started
+                await batch.commit()
+                self._progress()
+
+    def _take_flight(self, record: broker.Record[bytes]) -> None:
+        flight = FLIGHT_JSON.decode(record.data)
+        if flight.number in self.published:
+            self.again += 1
+            return
+        self.published.add(flight.number)
+        self.order_published.see(_aircraft(record, flight.aircraft), flight.leg)
+        delay = Delay.of(flight)
+        if delay is not None:
+            self.expected.add(delay)
+
+    def _take_delay(self, record: broker.Record[bytes]) -> None:
+        delay = DELAY_JSON.decode(record.data)
+        if not self.delays.add(delay):
+            self.again += 1
+            return
+        self.order_handled.see(_aircraft(record, delay.aircraft), delay.leg)
+
+    def _take_cancelled(self, record: broker.Record[bytes]) -> None:
+        flight: Flight = FLIGHT_JSON.decode(record.data)
+        if flight.number in self.cancelled:
+            self.again += 1
+            return
+        self.cancelled.add(flight.number)
+        self.cancelled_by_carrier[flight.carrier] = self.cancelled_by_carrier.get(flight.carrier, 0) + 1
+        reason = record.attributes.get("dead-letter-reason", "no reason")
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.order_cancelled.see(_aircraft(record, flight.aircraft), flight.leg)
+
+
+def _aircraft(record: broker.Record[bytes], aircraft: str | None) -> str | None:
+    """The key, which must be the aircraft of the payload."""
+    key = None if record.key is None else record.key.decode()
+    if key != aircraft:
+        raise SystemExit(f"Record {record.offset} of {record.topic} has the key {key!r} and the aircraft {aircraft!r}")
+    return key

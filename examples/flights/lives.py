@@ -1,0 +1,162 @@
+"""Starting, killing and stopping the message consumer, where it is a process of its own and where it cannot be one.
+
+A broker that several processes can share gets the consumer as a process, and killing it means SIGKILL. A broker in
+memory gets it as a task of this process, and killing it means that its connection is cut for good: nothing is settled
+or given back any more. Both leave behind what they held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import broker
+from broker_inmem.backend import InmemBackend
+from examples.flights.consumer import DelayConsumer
+
+__all__ = ["Life", "LifeEnded", "new_life"]
+
+T = TypeVar("T")
+
+
+class LifeEnded(Exception):
+    """The consumer ended by itself."""
+
+
+class Life(Protocol):
+    """One life of the consumer. `kill` and `stop` return when it is over."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def death(self) -> str:
+        """What killing it means."""
+        ...
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long after its death the broker still counts messages as its own."""
+        ...
+
+    async def start(self) -> None: ...
+    async def kill(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def outlive(self, work: Awaitable[T]) -> T:
+        """Wait for something that happens during this life.
+
+        :raises LifeEnded: the consumer ended first.
+        """
+        ...
+
+
+def new_life(url: str, bus: broker.Bus) -> Life:
+    """A consumer that has not started yet.
+
+    :param url: where it is to consume; `bus` is connected there.
+    """
+    if bus.capabilities.shared:
+        messages = bus.capabilities.messages
+        return _ProcessLife(url, 0.0 if messages is None else messages.lease_seconds or 0.0)
+    return _TaskLife(url)
+
+
+class _ProcessLife:
+    death = "killed with SIGKILL"
+
+    def __init__(self, url: str, lease_seconds: float) -> None:
+        self._url = url
+        self._process: asyncio.subprocess.Process | None = None
+        self.lease_seconds = lease_seconds
+
+    @property
+    def name(self) -> str:
+        return f"process {self._started().pid}"
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "examples.flights.consumer",
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "BROKER_URL": self._url},
+        )
+
+    async def kill(self) -> None:
+        process = self._started()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    async def stop(self) -> None:
+        process = self._started()
+        if process.returncode is None:
+            process.terminate()
+        if await process.wait() != 0:
+            raise LifeEnded(f"The consumer ended with status {process.returncode}")
+
+    async def outlive(self, work: Awaitable[T]) -> T:
+        return await _first(work, self._started().wait())
+
+    def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise LifeEnded("The consumer was not started")
+        return self._process
+
+
+class _TaskLife:
+    name = "a task of this process"
+    death = "cut off, its leases ended"
+    lease_seconds = 0.0
+
+    def __init__(self, url: str) -> None:
+        self._bus = broker.connect(url)
+        self._consumer: DelayConsumer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._bus.open()
+        self._consumer = DelayConsumer(self._bus)
+        self._task = asyncio.create_task(self._consumer.run())
+
+    async def kill(self) -> None:
+        backend = self._bus.backend
+        if not isinstance(backend, InmemBackend):
+            raise LifeEnded(f"{self._bus.capabilities.backend} cannot cut off a consumer of this process")
+        backend.broker.faults.kill(self._bus, drop_leases=True)
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, broker.BrokerError):
+                await self._task
+        with suppress(broker.BrokerError):
+            await self._bus.close()
+
+    async def stop(self) -> None:
+        if self._consumer is not None and self._task is not None:
+            self._consumer.inbox.stop()
+            await self._task
+        await self._bus.close()
+
+    async def outlive(self, work: Awaitable[T]) -> T:
+        if self._task is None:
+            raise LifeEnded("The consumer was not started")
+        return await _first(work, asyncio.shield(self._task))
+
+
+async def _first(work: Awaitable[T], life: Awaitable[object]) -> T:
+    working, living = asyncio.ensure_future(work), asyncio.ensure_future(life)
+    try:
+        await asyncio.wait((working, living), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        living.result()
+        raise LifeEnded("The consumer ended before it was told to")
+    finally:
+        for future in (working, living):
+            if not future.done():
+                future.cancel()
+        await asyncio.gather(working, living, return_exceptions=True)

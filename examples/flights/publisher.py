@@ -1,0 +1,37 @@
+"""Publishes the flights in the order of their scheduled departures, by batches, each flight keyed by its aircraft.
+
+A flight that was cancelled before it got an aircraft has no key: it belongs to no order. Every flight has an id, so
+that a broker that deduplicates would drop a second copy. Failure is raised as the topic raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import broker
+from examples.flights.data import Flight
+from examples.flights.topics import FLIGHT_JSON, FLIGHTS
+
+__all__ = ["publish_flights"]
+
+_BATCH: Final = 1000
+
+
+async def publish_flights(bus: broker.Bus, flights: Sequence[Flight], progress: Callable[[int], object]) -> int:
+    """Publish all; how many the broker confirmed.
+
+    :param progress: told how many are confirmed so far.
+    """
+    topic = bus.topic(FLIGHTS)
+    confirmed = 0
+    for start in range(0, len(flights), _BATCH):
+        receipts = await topic.publish_batch(
+            [
+                broker.OutboundMessage(FLIGHT_JSON.encode(flight), key=flight.aircraft, id=flight.id)
+                for flight in flights[start : start + _BATCH]
+            ]
+        )
+        confirmed += sum(not receipt.duplicate for receipt in receipts)
+        progress(confirmed)
+    return confirmed

@@ -1,0 +1,146 @@
+"""What the demo does: publish, consume, audit, kill the consumer half-way, start it again, and draw up the balance.
+
+The publisher, the auditor and the consumer run side by side. The first error ends them all and is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import broker
+from examples.flights.auditor import Auditor
+from examples.flights.data import Flight
+from examples.flights.lives import Life, new_life
+from examples.flights.publisher import publish_flights
+from examples.flights.screen import Screen
+from examples.flights.topics import REPORT_JSON, REPORTS, Report, make_topics
+
+__all__ = ["Balance", "tell"]
+
+_LEASE_MARGIN = 1.0
+
+
+@dataclass(slots=True)
+class Balance:
+    """How it came out.
+
+    :ivar handled_before: flights that had an outcome when the first consumer was killed.
+    :ivar report: what the second consumer says.
+    :ivar rates: what was done, and how many per second.
+    """
+
+    flights: int
+    published: int
+    auditor: Auditor
+    report: Report
+    handled_before: int
+    rates: dict[str, float] = field(default_factory=dict[str, float])
+    seconds: float = 0.0
+
+    @property
+    def fold_survived(self) -> bool:
+        """Whether the consumer's fold equals what the auditor computed from the flights themselves."""
+        return self.report.carriers == dict(self.auditor.expected.carriers)
+
+    @property
+    def failures(self) -> list[str]:
+        """What does not hold; empty if all is well."""
+        auditor = self.auditor
+        checks = {
+            "every flight is published once": self.published == len(auditor.published) == self.flights,
+            "published = folded + dead-lettered": len(auditor.published) == auditor.handled,
+            "no flight is lost": auditor.lost == 0,
+            "no flight is both folded and dead-lettered": not any(n in auditor.delays for n in auditor.cancelled),
+            "the flights of every aircraft are in order": auditor.out_of_order == 0,
+            "the fold survived the kill": self.fold_survived,
+            "every dead letter tells the reason": set(auditor.reasons) <= {"cancelled: it never departed"},
+            "the consumer was killed while it worked": 0 < self.handled_before < self.flights,
+        }
+        return [promise for promise, holds in checks.items() if not holds]
+
+
+async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
+    """Run the whole demo on the broker at `url`.
+
+    :raises LifeEnded: a consumer ended by itself.
+    :raises BrokerError: the broker failed.
+    """
+    started = perf_counter()
+    async with broker.connect(url) as bus:
+        await make_topics(bus)
+        half = asyncio.Event()
+        complete = asyncio.Event()
+
+        def audited() -> None:
+            screen.handled(auditor.handled)
+            screen.audited(auditor.records)
+            if auditor.handled * 2 >= len(flights):
+                half.set()
+            if auditor.handled == len(flights) == len(auditor.published):
+                complete.set()
+
+        auditor = Auditor(audited)
+        with screen.progress(len(flights)):
+            async with asyncio.TaskGroup() as tasks:
+                audit = tasks.create_task(auditor.run(bus))
+                publishing = tasks.create_task(_publish(bus, flights, screen))
+                first, second = new_life(url, bus), new_life(url, bus)
+                handled_before, seconds_before = await _first_life(first, half, auditor, screen)
+                await _second_life(second, first, complete, screen)
+                published, publish_seconds = await publishing
+                auditor.finish()
+                await audit
+        restored, report = await _reports(bus)
+        screen.say(f"The second consumer found {restored:,} flights in its fold when it began")
+        balance = Balance(len(flights), published, auditor, report, handled_before)
+        balance.rates = {
+            "published and confirmed": published / publish_seconds,
+            "handled, first consumer": handled_before / seconds_before,
+            "handled, second consumer": report.handled / report.seconds if report.seconds else 0.0,
+            "records audited": auditor.records / auditor.seconds,
+        }
+    balance.seconds = perf_counter() - started
+    return balance
+
+
+async def _publish(bus: broker.Bus, flights: Sequence[Flight], screen: Screen) -> tuple[int, float]:
+    started = perf_counter()
+    published = await publish_flights(bus, flights, screen.published)
+    return published, perf_counter() - started
+
+
+async def _first_life(life: Life, half: asyncio.Event, auditor: Auditor, screen: Screen) -> tuple[int, float]:
+    """Let it work until half of the flights are done, and kill it."""
+    started = perf_counter()
+    await life.start()
+    screen.say(f"The first consumer is {life.name}")
+    await life.outlive(half.wait())
+    handled, seconds = auditor.handled, perf_counter() - started
+    await life.kill()
+    screen.say(f"Half-way, the consumer was {life.death}")
+    return handled, seconds
+
+
+async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: Screen) -> None:
+    """Let it finish the work of the dead one, and stop it the polite way."""
+    if dead.lease_seconds:
+        # What the dead consumer held comes again before later flights of the same aircraft only if its leases are over.
+        screen.say(f"Its leases end in {dead.lease_seconds:g} s; until then what it held belongs to it")
+        await asyncio.sleep(dead.lease_seconds + _LEASE_MARGIN)
+    await life.start()
+    screen.say(f"The second consumer is {life.name}")
+    await life.outlive(complete.wait())
+    await life.stop()
+
+
+async def _reports(bus: broker.Bus) -> tuple[int, Report]:
+    """How many flights the second consumer found in its fold, and what it said at its end."""
+    reports: list[Report] = []
+    for partition in await bus.log.partitions(REPORTS):
+        async for batch in bus.log.read(REPORTS, partition):
+            reports.extend(REPORT_JSON.decode(record.data) for record in batch)
+    restored = max(report.restored for report in reports)
+    return restored, next(report for report in reports if report.stage == "finished")

@@ -1,0 +1,87 @@
+"""The demo on a slice of its flights, on both backends: it keeps its promises and makes the same table."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from examples.flights import app
+from examples.flights.data import FLIGHTS_IN_ALL, Flight, read_airlines, read_flights
+from examples.flights.fold import Delay, DelayFold
+from examples.flights.screen import Screen, carrier_rows
+from examples.flights.story import Balance
+
+SLICE = 5000
+
+
+@pytest.fixture(scope="module")
+def year() -> list[Flight]:
+    return read_flights()
+
+
+@pytest.fixture(scope="module")
+def flights(year: list[Flight]) -> list[Flight]:
+    return year[:SLICE]
+
+
+@pytest.fixture(scope="module")
+def expected(flights: list[Flight]) -> list[tuple[str, ...]]:
+    """The table without any broker."""
+    fold, cancelled = DelayFold(), dict[str, int]()
+    for flight in flights:
+        delay = Delay.of(flight)
+        if delay is None:
+            cancelled[flight.carrier] = cancelled.get(flight.carrier, 0) + 1
+        else:
+            fold.add(delay)
+    return carrier_rows(fold.carriers, cancelled, read_airlines())
+
+
+def run(url: str, picture: Path) -> tuple[Balance, list[tuple[str, ...]], str]:
+    console = Console(file=io.StringIO(), width=120)
+    balance, rows = app.run(url, SLICE, picture, Screen(console))
+    assert isinstance(console.file, io.StringIO)
+    return balance, rows, console.file.getvalue()
+
+
+@pytest.mark.parametrize("url", ["inmem://flights", "embedded:"])
+def test_the_promises_hold_and_the_table_is_that_of_the_data(
+    url: str, tmp_path: Path, expected: list[tuple[str, ...]]
+) -> None:
+    balance, rows, shown = run(url, tmp_path / "delays.png")
+    assert balance.failures == []
+    assert balance.published == SLICE
+    assert len(balance.auditor.delays) + len(balance.auditor.cancelled) == SLICE
+    assert balance.report.redelivered > 0, "the killed consumer held nothing, so that nothing was put to the test"
+    assert rows == expected
+    assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
+    assert str(tmp_path / "delays.png") in shown.replace("\n", "")
+    assert "Every promise holds" in shown
+
+
+def test_the_data_is_that_of_the_package(year: list[Flight]) -> None:
+    assert [flight.number for flight in year] == list(range(1, FLIGHTS_IN_ALL + 1))
+    assert len({flight.id for flight in year}) == FLIGHTS_IN_ALL
+    assert [flight.scheduled for flight in year] == sorted(flight.scheduled for flight in year)
+
+
+def test_flights_without_an_aircraft_never_departed(year: list[Flight]) -> None:
+    assert all(flight.departure_delay is None for flight in year if flight.aircraft is None)
+
+
+def test_a_failed_promise_is_told_and_makes_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Balance, "fold_survived", property(lambda _: False))
+    arguments = ["--url", "inmem://flights-failing", "--flights", "1000", "--picture", str(tmp_path / "delays.png")]
+    assert app.main(arguments) == 1
+    assert "Does not hold: the fold survived the kill" in capsys.readouterr().out
+
+
+def test_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--url", "nats://127.0.0.1:9", "--flights", "100", "--picture", str(tmp_path / "delays.png")]
+    assert app.main(arguments) == 1
+    assert "The demo failed" in capsys.readouterr().out
