@@ -2,8 +2,7 @@
 
 Each test gets a private in-memory broker, on its own event loop. Its time is real, unless the test also asks for
 `manual_clock`: then it stands still until the test advances it. The order between keys is drawn anew for each
-broker; a failing test shows the seed, and `--broker-seed` brings it back. Nothing of `broker` is imported until a
-fixture is asked for.
+broker; a failing test shows the seed, and `--broker-seed` brings it back.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.bus import Bus, connect
+from broker_inmem import Broker, BrokerOptions, ManualClock
+
 if TYPE_CHECKING:
     from pytest_asyncio import fixture as async_fixture
-
-    from broker.bus import Bus
-    from broker_inmem import Broker, ManualClock
 else:
     try:
         from pytest_asyncio import fixture as async_fixture
@@ -41,16 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def manual_clock() -> ManualClock:
     """The clock of `inmem_broker` in this test: `manual_clock.advance(seconds)` ends leases and delays at once."""
-    from broker_inmem import ManualClock
-
     return ManualClock()
 
 
 @pytest.fixture
 def inmem_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A private in-memory broker: `faults`, `clock`, and `url` for code that connects by itself."""
-    from broker_inmem import Broker, BrokerOptions
-
     clock: ManualClock | None = None
     if "manual_clock" in request.fixturenames:
         clock = request.getfixturevalue("manual_clock")
@@ -65,8 +60,6 @@ def inmem_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 @async_fixture
 async def broker_bus(inmem_broker: Broker) -> AsyncIterator[Bus]:
     """A connected `Bus` on `inmem_broker`, closed after the test."""
-    from broker.bus import connect
-
     async with connect(inmem_broker.url) as bus:
         yield bus
         inmem_broker.faults.clear()
