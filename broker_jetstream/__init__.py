@@ -1,4 +1,4 @@
-"""NATS JetStream for `broker`: `nats://host:4222`, `tls://host:4222`, and `embedded:`, which starts the server itself."""
+"""NATS JetStream for `broker`: `nats://host:4222`, `tls://host:4222`, and `embedded:`, which starts a server itself."""
 
 from __future__ import annotations
 

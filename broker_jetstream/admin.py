@@ -223,7 +223,7 @@ class JetStreamAdmin:
         return _subscription_info(topic, name, await self._infos(layout, name))
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Of a message subscription: waiting and unsettled. Of a group: records behind what it has committed, per partition."""
+        """Of a message subscription: waiting and unsettled. Of a group: records behind its commits, per partition."""
         layout = await self._layouts.find(topic, fresh=True)
         waiting = unsettled = 0
         partitions: dict[int, int] = {}

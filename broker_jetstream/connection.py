@@ -131,7 +131,7 @@ class Connection:
                 self._revive()
 
         def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-            return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)  # noqa: S311  # spreads load
+            return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)  # spreads load
 
         options: dict[str, Any] = {
             "servers": servers,
@@ -159,7 +159,7 @@ class Connection:
                 await client.connect(**options)
                 # nats-py takes a connection that the server closed right after the greeting for a good one.
                 if not client.is_connected:
-                    raise nats.errors.UnexpectedEOF  # noqa: TRY301
+                    raise nats.errors.UnexpectedEOF
                 await client.flush(max(1, round(settings.connect_timeout)))
         except BaseException as error:
             reason = error.reason if isinstance(error, _FirstConnectFailed) else error
@@ -196,7 +196,7 @@ class Connection:
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await client.close()
-        except Exception as error:  # noqa: BLE001  # a client that never connected may fail in any way to close
+        except Exception as error:  # a client that never connected may fail in any way to close
             logger.debug("Closing a failed connection: %r", error)
 
     # What the client tells.
@@ -250,9 +250,9 @@ class Connection:
                     if tuple(self.servers) == before and old is not None and not old.client.is_closed:
                         return  # nats-py finds it at the same place
                 transport = await self._connect()
-            except Exception as error:  # noqa: BLE001  # whatever it was, the connection is down and is tried again
+            except Exception as error:  # whatever it was, the connection is down and is tried again
                 self.last_error = error
-                await asyncio.sleep(self.settings.reconnect_wait * random.uniform(0.5, 1.5))  # noqa: S311
+                await asyncio.sleep(self.settings.reconnect_wait * random.uniform(0.5, 1.5))
                 continue
             old, self._transport = self._transport, transport
             for listening in tuple(self._listening):
@@ -313,7 +313,7 @@ class Connection:
     async def listen(self, subject: str, handler: RawHandler) -> Listening:
         """Hand every message of a subject to `handler`, until it is closed, over all reconnects."""
         self.check_open()
-        assert self._transport is not None  # noqa: S101  # open() ran
+        assert self._transport is not None  # open() ran
         listening = Listening(self, subject, handler)
         self._listening.append(listening)
         listening.native = await self._transport.listen(subject, handler)
@@ -356,7 +356,7 @@ class Connection:
             raise classify(error, "Acknowledging") from error
 
     async def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
-        """Ask, and give back header block and body of the answer. A question that a broken connection swallowed is repeated.
+        """Ask, and give back header block and body of the answer; what a broken connection swallowed is asked again.
 
         :raises OperationTimeout: no answer within `timeout` seconds, or `request_timeout`.
         :raises ConnectionFailed: the connection stayed down.

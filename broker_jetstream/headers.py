@@ -321,7 +321,7 @@ def parse_time(text: str) -> datetime:
     """A time of the server, RFC 3339 with up to nine digits of a second."""
     head, dot, rest = text.partition(".")
     if not dot:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+        return datetime.fromisoformat(text).astimezone(UTC)
     digits = rest.rstrip("Z").split("+")[0].split("-")[0]
     zone = rest[len(digits) :].replace("Z", "+00:00")
     return datetime.fromisoformat(f"{head}.{digits[:6].ljust(6, '0')}{zone}").astimezone(UTC)

@@ -38,7 +38,8 @@ class Layout(NamedTuple):
         if len(self.subjects) == 1 and not {"*", ">"} & set(self.subjects[0].split(".")):
             return self.subjects[0].encode()
         raise Unsupported(
-            f"Stream {self.stream!r} takes the subjects {', '.join(self.subjects) or 'of other streams'}, and a topic has only one name",
+            f"Stream {self.stream!r} takes the subjects {', '.join(self.subjects) or 'of other streams'}, "
+            "and a topic has only one name",
             advice="Publish to a stream with one subject without wildcards, or to a topic made by ensure_topic",
         )
 

@@ -131,7 +131,7 @@ class JetStreamMessageSource:
         self._wake()
 
     async def _pull(self, number: int, max_bytes: int) -> None:
-        """Ask the server for messages; while the connection is down nothing is asked and the reconnect wakes the fetch."""
+        """Ask the server for messages; while the connection is down nothing is asked, the reconnect wakes the fetch."""
         connection, settings = self._connection, self._connection.settings
         if not connection.connected:
             return
@@ -341,7 +341,7 @@ class JetStreamMessageSource:
                     if replies.answers[position] is None
                 ]
                 await self._when_connected(self._connection.send, lines)
-                # Waking up early means that the connection changed: what is unanswered is sent again, which is harmless.
+                # Waking up early means that the connection changed: what is unanswered is sent again, harmlessly.
                 while await replies.wait(left) is False and epoch == self._connection.epoch:
                     left = deadline - time.monotonic()
                     if left <= 0 or not self._connection.connected:

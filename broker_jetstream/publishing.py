@@ -339,7 +339,8 @@ class JetStreamTarget:
         if not sent and not self._connection.connected:
             return self._connection.broken()
         return OperationTimeout(
-            f"The server did not confirm a message of topic {self._topic!r} within {self._connection.settings.publish_timeout:g} seconds",
+            f"The server did not confirm a message of topic {self._topic!r} "
+            f"within {self._connection.settings.publish_timeout:g} seconds",
             advice="It may have been stored; publish it again under the same id",
         )
 

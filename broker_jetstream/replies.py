@@ -45,7 +45,7 @@ class Replies:
             self._waiter.set_result(None)
 
     async def wait(self, timeout: float) -> bool:
-        """Wait until all are there, at most `timeout` seconds, or until somebody calls `wake`. Whether all are there."""
+        """Wait at most `timeout` seconds until all are there or somebody calls `wake`. Whether all are there."""
         if self.missing and timeout > 0:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
@@ -113,7 +113,7 @@ class Inbox:
         self._tick = None
 
     def refuse(self, subject: bytes) -> None:
-        """The server refused what was sent to a subject: those who await its answer are told by an empty status line."""
+        """The server refused what was sent to a subject: who awaits its answer is told by an empty status line."""
         for replies in tuple(self._waiting.values()):
             if any(asked.lower() == subject for asked in replies.subjects):
                 for index, answer in enumerate(replies.answers):

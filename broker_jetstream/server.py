@@ -103,7 +103,7 @@ class EmbeddedServer:
             self._thread = threading.Thread(target=self._run, name="broker-embedded-nats", daemon=True)
             self._thread.start()
         place = await asyncio.wrap_future(self._submit("ensure"))
-        assert place is not None  # noqa: S101  # the job returns one or raises
+        assert place is not None  # the job returns one or raises
         return place
 
     async def stop(self) -> None:
@@ -126,7 +126,7 @@ class EmbeddedServer:
                 continue
             try:
                 result = self._ensure() if job == "ensure" else self._stop()
-            except BaseException as error:  # noqa: BLE001  # it is raised where the job was asked for
+            except BaseException as error:  # it is raised where the job was asked for
                 if not future.cancelled():
                     future.set_exception(error)
             else:
@@ -190,7 +190,7 @@ class EmbeddedServer:
         port = int(wanted) if wanted.isdecimal() and _is_free(int(wanted)) else -1
         config = directory / "nats-server.conf"
         _write_private(config, _config(directory, port, token))
-        assert self._lock is not None  # noqa: S101  # taken by the caller
+        assert self._lock is not None  # taken by the caller
         self._process = subprocess.Popen(  # noqa: S603  # our own binary and file
             [binary, "-c", str(config)],
             stdin=subprocess.DEVNULL,
@@ -199,7 +199,7 @@ class EmbeddedServer:
             pass_fds=(self._lock,),
             # A signal to our terminal's group is for us: we stop the server when we have closed.
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509
+            preexec_fn=_die_with_parent(os.getpid()),
         )
         while time.monotonic() < deadline:
             if self._process.poll() is not None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
-from typing_extensions import Self
 
 from broker.errors import InvalidSetting
 from broker.settings import BackendSettings
@@ -30,86 +29,97 @@ class JetStreamSettings(BackendSettings):
     schemes: ClassVar[tuple[str, ...]] = ("nats", "tls", "embedded")
 
     servers: tuple[str, ...] = Field(
-        ("nats://127.0.0.1:4222",), description="Servers as nats://host:port or tls://host:port; the hosts of the URL"
+        default=("nats://127.0.0.1:4222",),
+        description="Servers as nats://host:port or tls://host:port; the hosts of the URL",
     )
     embedded: str | None = Field(
-        None,
-        description="Start nats-server on this directory (empty: a temporary one) and use it; the path of an embedded: URL",
+        default=None,
+        description="Start nats-server on this directory (empty: a temporary one); the path of an embedded: URL",
     )
 
-    user: str | None = Field(None, description="User name; the user of the URL")
-    password: SecretStr | None = Field(None, description="Password; the password of the URL")
-    token: SecretStr | None = Field(None, description="Authentication token")
-    nkey_seed: SecretStr | None = Field(None, description="Seed of the user's NKey, 'SU…'")
-    nkey_seed_file: Path | None = Field(None, description="File that holds the seed of the user's NKey")
-    creds_file: Path | None = Field(None, description="Credentials file with the user's JWT and seed")
+    user: str | None = Field(default=None, description="User name; the user of the URL")
+    password: SecretStr | None = Field(default=None, description="Password; the password of the URL")
+    token: SecretStr | None = Field(default=None, description="Authentication token")
+    nkey_seed: SecretStr | None = Field(default=None, description="Seed of the user's NKey, 'SU…'")
+    nkey_seed_file: Path | None = Field(default=None, description="File that holds the seed of the user's NKey")
+    creds_file: Path | None = Field(default=None, description="Credentials file with the user's JWT and seed")
     tls_ca: Path | None = Field(
-        None, description="PEM file of the authorities that the server's certificate is checked against"
+        default=None, description="PEM file of the authorities that the server's certificate is checked against"
     )
-    tls_cert: Path | None = Field(None, description="PEM file of the client's certificate, for mutual TLS")
-    tls_key: Path | None = Field(None, description="PEM file of the client's private key")
-    tls_key_password: SecretStr | None = Field(None, description="Password of the private key")
+    tls_cert: Path | None = Field(default=None, description="PEM file of the client's certificate, for mutual TLS")
+    tls_key: Path | None = Field(default=None, description="PEM file of the client's private key")
+    tls_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
     tls_hostname: str | None = Field(
-        None, description="Name to expect in the server's certificate instead of the host's"
+        default=None, description="Name to expect in the server's certificate instead of the host's"
     )
     tls_handshake_first: bool = Field(
-        False, description="Start TLS before the server's greeting, for servers with handshake_first"
+        default=False, description="Start TLS before the server's greeting, for servers with handshake_first"
     )
 
-    name: str = Field("anybroker", description="Name of the connection in the server's monitoring")
-    domain: str | None = Field(None, description="JetStream domain, for leaf nodes")
+    name: str = Field(default="anybroker", description="Name of the connection in the server's monitoring")
+    domain: str | None = Field(default=None, description="JetStream domain, for leaf nodes")
     inbox_prefix: str = Field(
-        "_INBOX",
+        default="_INBOX",
         pattern=r"[^\s.*>]+(\.[^\s.*>]+)*",
         description="Prefix of the reply subjects, for accounts that restrict them",
     )
     connect_timeout: float = Field(
-        5.0, gt=0, description="Seconds for the first connection, and for each attempt to restore it"
+        default=5.0, gt=0, description="Seconds for the first connection, and for each attempt to restore it"
     )
-    request_timeout: float = Field(5.0, gt=0, description="Seconds to wait for the answer of the JetStream API")
+    request_timeout: float = Field(default=5.0, gt=0, description="Seconds to wait for the answer of the JetStream API")
     reconnect_wait: float = Field(
-        0.2, gt=0, description="Seconds between attempts to restore the connection, on average"
+        default=0.2, gt=0, description="Seconds between attempts to restore the connection, on average"
     )
-    ping_interval: float = Field(5.0, gt=0, description="Seconds between pings that find a dead connection")
+    ping_interval: float = Field(default=5.0, gt=0, description="Seconds between pings that find a dead connection")
     max_outstanding_pings: int = Field(
-        2, ge=1, description="Unanswered pings after which the connection counts as dead"
+        default=2, ge=1, description="Unanswered pings after which the connection counts as dead"
     )
     fast_path: bool = Field(
-        True, description="Use the guarded short cut through nats-py; false uses its public calls only"
+        default=True, description="Use the guarded short cut through nats-py; false uses its public calls only"
     )
 
     publish_timeout: float = Field(
-        30.0, gt=0, description="Seconds until a publish without confirmation fails with OperationTimeout"
+        default=30.0, gt=0, description="Seconds until a publish without confirmation fails with OperationTimeout"
     )
     publish_resend: float = Field(
-        5.0, gt=0, description="Seconds without confirmation after which a message is sent again under the same id"
+        default=5.0,
+        gt=0,
+        description="Seconds without confirmation after which a message is sent again under the same id",
     )
-    publish_window: int = Field(4000, ge=1, description="Most messages on the way without confirmation, per topic")
+    publish_window: int = Field(
+        default=4000, ge=1, description="Most messages on the way without confirmation, per topic"
+    )
 
     lease_seconds: float = Field(
-        30.0, ge=0.1, description="ack_wait of the durables: how long a message is ours without renewal"
+        default=30.0, ge=0.1, description="ack_wait of the durables: how long a message is ours without renewal"
     )
     settle_timeout: float = Field(
-        10.0, gt=0, description="Seconds to wait for the confirmation of an ack or a commit, or for a broken connection"
+        default=10.0,
+        gt=0,
+        description="Seconds to wait for the confirmation of an ack or a commit, or for a broken connection",
     )
     max_ack_pending: int = Field(
-        65_536, ge=1, description="Most unsettled messages of one subscription, over all its consumers"
+        default=65_536, ge=1, description="Most unsettled messages of one subscription, over all its consumers"
     )
-    pull_expires: float = Field(30.0, ge=1.0, description="Seconds after which a pull request ends and is made again")
+    pull_expires: float = Field(
+        default=30.0, ge=1.0, description="Seconds after which a pull request ends and is made again"
+    )
     pull_heartbeat: float = Field(
-        5.0, ge=0.1, description="Seconds between the server's signs of life on an idle pull; two missed ones renew it"
+        default=5.0,
+        ge=0.1,
+        description="Seconds between the server's signs of life on an idle pull; two missed ones renew it",
     )
     owner_timeout: float = Field(
-        5.0, ge=0.5, description="Seconds of silence after which a group's partitions go to another member"
+        default=5.0, ge=0.5, description="Seconds of silence after which a group's partitions go to another member"
     )
 
     partitions: int = Field(
-        1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
+        default=1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
     )
-    storage: Literal["file", "memory"] = Field("file", description="Where new topics keep their messages")
-    replicas: int = Field(1, ge=1, le=5, description="Copies of a new topic in a cluster")
+    storage: Literal["file", "memory"] = Field(default="file", description="Where new topics keep their messages")
+    replicas: int = Field(default=1, ge=1, le=5, description="Copies of a new topic in a cluster")
     deduplication_window: float = Field(
-        120.0, ge=0.1, description="Seconds in which a new topic drops a second message of the same id"
+        default=120.0, ge=0.1, description="Seconds in which a new topic drops a second message of the same id"
     )
 
     @classmethod
