@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from broker.assignments import Assignments, taken_away
-from broker.errors import LeaseLost, OffsetOutOfRange, Unsupported
+from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Record
 from broker.record_commits import Committer, Positions
@@ -113,11 +113,24 @@ class GroupMember:
             await self._seek(positions)
 
     async def rewind(self) -> None:
-        """Go back to the committed positions of everything that is assigned."""
+        """Go back to the committed positions of everything that is assigned.
+
+        If that cannot be done, the consumer ends with the error: to go on would leave records out.
+        """
         self._assignments.taken.clear()
-        positions: dict[TopicPartition, int | None] = dict.fromkeys(self._assignments.current())
-        if positions:
-            await self._seek(positions)
+        try:
+            await self._rewind(self._assignments.current())
+        except BrokerError as error:
+            self._pump.fail(error)
+
+    async def _rewind(self, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            if partitions:
+                await self._seek(dict.fromkeys(partitions))
+        except LeaseLost:
+            if len(partitions) > 1:
+                for partition in partitions:
+                    await self._rewind((partition,))
 
     async def _seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         async with self._pump.paused_intake():

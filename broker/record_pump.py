@@ -90,7 +90,10 @@ class RecordPump:
 
     def joined(self) -> None:
         """The group has answered: from now on, no records means idle."""
-        self._idle_since = min(self._idle_since, self._loop.time())
+        now = self._loop.time()
+        if now < self._idle_since:
+            self._idle_since = now
+            self.wake()
 
     def pop(self, limit: int) -> list[Record[Any]]:
         """Take out the next records, at most `limit`; none if there are none."""
@@ -194,6 +197,15 @@ class RecordPump:
             self._stops_of_intake -= 1
             self._poke.set()
 
+    def fail(self, error: BrokerError) -> None:
+        """End the intake with this error, and forget what is buffered."""
+        self.error = self.error or error
+        self._stopping = True
+        self.clear()
+        if self._source is not None:
+            self._source.interrupt()
+        self.wake()
+
     async def stop(self, deadline: float) -> None:
         """Fetch no more, and wait for the running fetch, at most until the loop time `deadline`."""
         self._stopping = True
@@ -216,7 +228,7 @@ class RecordPump:
         try:
             await self._fetch_until_stopped(source)
         except BrokerError as error:
-            self.error = error
+            self.error = self.error or error
         except Exception as error:
             self.error = BackendError(f"The backend failed to fetch: {error}", native=error)
         finally:
@@ -242,6 +254,8 @@ class RecordPump:
                 pause = min(_LONGEST_PAUSE, 2 * pause)
                 continue
             self._fetch_over.set()
+            if self.error is not None:
+                return
             pause = _FIRST_PAUSE
             if self._failing:
                 self._failing = False

@@ -269,6 +269,15 @@ async def test_stop_when_idle_ends_iterations_and_calls_without_a_timeout() -> N
         assert await b.consumer.next_record() is None
 
 
+async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
+    async with bench(stop_when_idle=0.02) as b:
+        b.consumer._pump._idle_since = asyncio.get_running_loop().time() + 10
+        iterating = asyncio.create_task(_drain(b.consumer))
+        await _turns()
+        b.source.listener.assigned([])
+        assert await asyncio.wait_for(iterating, 5) == []
+
+
 async def test_a_broken_connection_is_not_idleness() -> None:
     async with bench(stop_when_idle=0.02) as b:
         b.source.fail(ConnectionFailed("cut"))

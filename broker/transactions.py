@@ -1,0 +1,370 @@
+"""Transactions: publish, and commit a record consumer's positions, all or not at all.
+
+*Concurrency.* One transaction of a publisher at a time, and one of a consumer; another is refused. Within it, calls
+may overlap; leaving the block waits for them. *Cancellation.* A cancelled block is aborted, and the abort is carried
+out all the same. *Failure.* Leaving the block raises `TransactionAborted` (undone, the consumer rewound: do it again)
+or `TransactionFatal` (fenced or broken: this publisher is dead, the consumer is rewound). An exception raised inside
+the block aborts, rewinds, and is raised further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+from broker.capabilities import Capabilities
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    InvalidMessage,
+    LeaseLost,
+    PublishError,
+    TransactionAborted,
+    TransactionFatal,
+    Unsupported,
+)
+from broker.group_member import GroupMember
+from broker.hooks import Hooks, Published, logger
+from broker.message_limits import MessageLimits
+from broker.messages import OutboundMessage, Receipt
+from broker.names import check_name
+from broker.protocols import BatchedRecordStream
+from broker.record_consumer import RecordConsumer
+from broker.spi import Backend, TransactionSpi
+
+__all__ = ["OpenTransaction", "TransactionalPublisherFacade", "open_transactional_publisher"]
+
+_LONGEST_END: Final = 30.0
+
+
+@asynccontextmanager
+async def open_transactional_publisher(
+    transactional_id: str,
+    backend: Backend,
+    capabilities: Capabilities,
+    hooks: Hooks,
+    check_open: Callable[[], None],
+) -> AsyncGenerator[TransactionalPublisherFacade]:
+    """Open the publisher of this id, which fences an older one; close it when the block ends.
+
+    :param check_open: raises Closed if the bus is not open.
+    :raises Unsupported: the backend has no transactions.
+    """
+    if not capabilities.publish.transactions:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no transactions")
+    check_name(transactional_id, "transactional id")
+    check_open()
+    publisher = TransactionalPublisherFacade(
+        transactional_id, await backend.transaction(transactional_id), capabilities, hooks
+    )
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+class TransactionalPublisherFacade:
+    """Implements `TransactionalPublisher`; made by `bus.transactional_publisher`."""
+
+    def __init__(self, transactional_id: str, spi: TransactionSpi, capabilities: Capabilities, hooks: Hooks) -> None:
+        self.transactional_id = transactional_id
+        self.spi = spi
+        self.hooks = hooks
+        self.check_message = MessageLimits(capabilities).check
+        self._current: OpenTransaction | None = None
+        self._dead: BrokerError | None = None
+        self._closed = False
+        self._ending: asyncio.Task[None] | None = None
+
+    def transaction(
+        self, consumer: BatchedRecordStream[Any] | None = None
+    ) -> AbstractAsyncContextManager[OpenTransaction]:
+        """A transaction, to be entered with `async with`; leaving the block commits.
+
+        :param consumer: a `RecordConsumer` of the same bus; the positions of everything that it has handed over and not
+            committed are committed with the transaction. While it is open, the consumer itself commits nothing.
+        :raises TransactionAborted: on leaving; it was undone, and the consumer rewound: do the work again.
+        :raises TransactionFatal: on entering or leaving; this publisher is fenced or broken: make a new one.
+        :raises Unsupported: on entering, while another transaction of the publisher or of the consumer is open.
+        :raises PublishError: never on leaving: what could not be published aborts the transaction.
+        """
+        if consumer is not None and not isinstance(consumer, RecordConsumer):
+            raise ConfigurationError(
+                f"A transaction cannot take the positions of a {type(consumer).__name__}",
+                advice="Give it the consumer made by bus.records(...)",
+            )
+        return _Block(self, consumer)
+
+    async def close(self) -> None:
+        """End the publisher; a transaction that is still open is aborted by the broker. May be called twice.
+
+        Waits for the end of a transaction whose block was cancelled, at most half a minute.
+        """
+        if not self._closed:
+            self._closed = True
+            if self._ending is not None:
+                await asyncio.wait((self._ending,), timeout=_LONGEST_END)
+            await self.spi.close()
+
+    async def begin(self, member: GroupMember | None) -> OpenTransaction:
+        """Enter a transaction."""
+        if self._closed:
+            raise Closed(f"Transactional publisher {self.transactional_id!r} is closed")
+        if self._dead is not None:
+            raise TransactionFatal(
+                f"Transactional publisher {self.transactional_id!r} ended: {self._dead.message}", native=self._dead
+            )
+        if self._current is not None:
+            raise Unsupported(
+                f"A transaction of {self.transactional_id!r} is open already",
+                advice="Transactions do not nest and do not overlap; use a publisher of its own id for each task",
+            )
+        self._current = transaction = OpenTransaction(self, member)
+        try:
+            await transaction.begin()
+        except asyncio.CancelledError as error:
+            self.end(transaction, error)
+            raise
+        except BaseException as error:
+            self.ended(error)
+            raise
+        return transaction
+
+    def end(self, transaction: OpenTransaction, error: BaseException | None) -> asyncio.Task[None]:
+        """Leave a transaction; the task goes on when whoever awaits it is cancelled."""
+        self._ending = asyncio.get_running_loop().create_task(transaction.end(error), name="broker-transaction-end")
+        self._ending.add_done_callback(_look_at)
+        return self._ending
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """The open transaction is over; a fatal error ends the publisher as well."""
+        self._current = None
+        if isinstance(error, TransactionFatal):
+            self._dead = error
+
+
+class OpenTransaction:
+    """Implements `Transaction`."""
+
+    def __init__(self, publisher: TransactionalPublisherFacade, member: GroupMember | None) -> None:
+        self._publisher = publisher
+        self._spi = publisher.spi
+        self._member = member
+        self._failure: BrokerError | None = None
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._over = False
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes | OutboundMessage | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        """Publish one message in the transaction; readers of committed data see it when the block was left.
+
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; the transaction goes on.
+        :raises BrokerError: it was not published; the transaction will be aborted.
+        :raises Closed: the block was left.
+        """
+        if isinstance(payload, OutboundMessage):
+            if key is not None or attributes is not None:
+                raise InvalidMessage(
+                    "key= and attributes= were given beside an OutboundMessage",
+                    advice="Give them to the OutboundMessage itself",
+                )
+            message = payload
+        else:
+            message = OutboundMessage(payload, key, attributes)
+        outcome = (await self._publish(topic, [message]))[0]
+        if isinstance(outcome, BrokerError):
+            raise outcome
+        return outcome
+
+    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
+        """Publish many in the transaction, in order per key; a receipt each.
+
+        :raises PublishError: some failed; the transaction will be aborted.
+        :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry one of them; none was published,
+            and the transaction goes on.
+        :raises Closed: the block was left.
+        """
+        if not payloads:
+            return []
+        messages = [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]
+        outcomes = await self._publish(topic, messages)
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+        if len(receipts) < len(messages):
+            raise PublishError(outcomes)
+        return receipts
+
+    async def _publish(self, topic: str, messages: list[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        if self._over:
+            raise Closed("The transaction is over", advice="Publish inside its block")
+        check_name(topic, "topic")
+        messages = self._intercepted(topic, messages)
+        for message in messages:
+            self._publisher.check_message(message)
+        # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
+        call = asyncio.ensure_future(self._send(topic, messages))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.shield(call)
+
+    async def _send(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            outcomes = await self._spi.publish(topic, messages)
+        except BrokerError as error:
+            self._failed(error)
+            outcomes = [error] * len(messages)
+        except Exception as error:
+            failure = BackendError(f"The backend failed to publish: {error}", native=error)
+            self._failed(failure)
+            outcomes = [failure] * len(messages)
+        if self._publisher.hooks.listening:
+            self._publisher.hooks.emit(Published(topic=topic, outcomes=outcomes, seconds=clock() - began))
+        for outcome in outcomes:
+            if isinstance(outcome, BrokerError):
+                self._failed(outcome)
+        return outcomes
+
+    def _failed(self, error: BrokerError) -> None:
+        if self._failure is None or isinstance(error, TransactionFatal):
+            self._failure = error
+
+    def _intercepted(self, topic: str, messages: list[OutboundMessage]) -> list[OutboundMessage]:
+        for interceptor in tuple(self._publisher.hooks.publishing):
+            try:
+                messages = list(interceptor(topic, messages))
+            except Exception:
+                # An observer must not keep a message from going.
+                logger.exception("A publish interceptor failed on topic %r", topic)
+        return messages
+
+    # -- its life, driven by the block ---------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Open it on the broker."""
+        if self._member is not None:
+            self._source = self._member.enter_transaction()
+        self._opening = asyncio.ensure_future(self._spi.begin())
+        try:
+            await asyncio.shield(self._opening)
+        except Exception:
+            if self._member is not None:
+                self._member.leave_transaction()
+            raise
+
+    async def end(self, error: BaseException | None) -> None:
+        """Commit it, or abort it because the block raised `error`.
+
+        :raises TransactionAborted, TransactionFatal: it was not committed, and the block had not raised.
+        """
+        self._over = True
+        outcome: BaseException | None = None
+        try:
+            await asyncio.wait((self._opening, *self._calls))
+            if error is None:
+                await self._commit()
+            else:
+                await self._abort(error)
+        except BaseException as raised:
+            outcome = raised
+            raise
+        finally:
+            self._publisher.ended(outcome)
+
+    async def _commit(self) -> None:
+        positions = None
+        undone = False
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._member is not None:
+                positions = self._member.positions_in_transaction()
+                if positions:
+                    at = {partition: position for partition, (_, position) in positions.items()}
+                    await self._spi.add_offsets(self._source, at)
+            undone = True
+            await self._spi.commit()
+        except BrokerError as error:
+            await self._undo(error, undone=undone and isinstance(error, TransactionAborted))
+        except Exception as error:
+            await self._undo(BackendError(f"The backend failed to commit: {error}", native=error), undone=False)
+        if self._member is not None:
+            self._member.leave_transaction(positions)
+
+    async def _undo(self, error: BrokerError, *, undone: bool) -> NoReturn:
+        """Abort unless that is done, rewind, and raise what this makes of the error."""
+        outcome: BrokerError = error
+        try:
+            if not undone and not isinstance(error, TransactionFatal):
+                await self._spi.abort()
+        except TransactionAborted:
+            pass
+        except TransactionFatal as fatal:
+            outcome = fatal
+        except Exception as failure:
+            # Nobody knows any more whether it counts: only a new producer, which fences this one, can tell.
+            outcome = TransactionFatal(
+                f"The transaction could be neither committed nor aborted: {failure}", native=error
+            )
+        await self._rewind()
+        if isinstance(outcome, (TransactionAborted, TransactionFatal)):
+            raise outcome
+        reason = "partitions moved to another member" if isinstance(error, LeaseLost) else error.message
+        raise TransactionAborted(f"The transaction was undone: {reason}", native=error) from error
+
+    async def _abort(self, raised: BaseException) -> None:
+        """The block raised: abort and rewind without hiding its exception."""
+        try:
+            await self._spi.abort()
+        except TransactionAborted:
+            pass
+        except Exception as error:
+            logger.warning("Aborting a transaction failed: %s", error)
+            fatal = TransactionFatal(f"A transaction could not be aborted: {error}", native=error)
+            self._publisher.ended(error if isinstance(error, TransactionFatal) else fatal)
+            raised.add_note(f"The transaction could not be aborted either: {error}")
+        await self._rewind()
+
+    async def _rewind(self) -> None:
+        if self._member is not None:
+            # A revocation may wait for the transaction, and the seek for the revocation.
+            self._member.leave_transaction()
+            await self._member.rewind()
+
+
+class _Block(AbstractAsyncContextManager[OpenTransaction]):
+    """`async with publisher.transaction(...)`."""
+
+    def __init__(self, publisher: TransactionalPublisherFacade, consumer: RecordConsumer[Any] | None) -> None:
+        self._publisher = publisher
+        self._consumer = consumer
+        self._transaction: OpenTransaction | None = None
+
+    async def __aenter__(self) -> OpenTransaction:
+        member = None if self._consumer is None else self._consumer.member
+        self._transaction = await self._publisher.begin(member)
+        return self._transaction
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            await asyncio.shield(self._publisher.end(transaction, error))
+
+
+def _look_at(ending: asyncio.Task[None]) -> None:
+    """Whoever was cancelled while he waited does not hear the outcome; it must not be reported as forgotten."""
+    if not ending.cancelled():
+        ending.exception()
