@@ -54,7 +54,8 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 conformance: $(STAMP)
-	$(PYTEST) -n 2 --dist loadgroup tests/conformance $(ARGS)
+	$(PYTEST) -n 2 --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
+		tests/conformance tests/broken_variants $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
