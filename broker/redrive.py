@@ -122,23 +122,16 @@ async def redrive(
     bus: Bus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
 ) -> Redriven:
     """Move letters until there are none, or `limit` were moved; see the module for what moving means."""
-    run = _Run(bus, dead_letter_topic)
-    idle_rounds = 0
+    run = _Run(bus)
     async with _letters(bus, dead_letter_topic) as letters:
         while (limit is None or run.report.moved < limit) and len(run.left) < _MOST_LEFT:
             most = _BATCH if limit is None else min(_BATCH, limit - run.report.moved)
-            batch = await letters.next_batch(most, timeout=_IDLE)
-            if batch:
-                idle_rounds = 0
-                await run.move(batch)
-                if progress is not None:
-                    progress(run.report.moved)
-                if len(batch) < most and await run.is_finished(unsettled=len(run.left)):
-                    break
-            else:
-                idle_rounds += 1
-                if idle_rounds == _MOST_IDLE_ROUNDS or await run.is_finished(unsettled=None):
-                    break
+            batch = await _next_letters(bus, letters, dead_letter_topic, most, held=len(run.left))
+            if not batch:
+                break
+            await run.move(batch)
+            if progress is not None:
+                progress(run.report.moved)
     return run.report
 
 
@@ -150,9 +143,11 @@ async def list_dead_letters(bus: Bus, dead_letter_topic: str, *, limit: int) -> 
         return [DeadLetter.from_envelope(record) for record in await _read_log(bus, dead_letter_topic, limit)]
     found: list[Message[bytes]] = []
     async with _letters(bus, dead_letter_topic) as letters:
-        while len(found) < limit and (
-            batch := await letters.next_batch(min(limit - len(found), _BATCH), timeout=_IDLE)
-        ):
+        while len(found) < limit:
+            most = min(limit - len(found), _BATCH)
+            batch = await _next_letters(bus, letters, dead_letter_topic, most, held=len(found))
+            if not batch:
+                break
             found += batch
     return [DeadLetter.from_envelope(letter) for letter in found]
 
@@ -160,11 +155,10 @@ async def list_dead_letters(bus: Bus, dead_letter_topic: str, *, limit: int) -> 
 class _Run:
     """One redrive under way."""
 
-    def __init__(self, bus: Bus, dead_letter_topic: str) -> None:
+    def __init__(self, bus: Bus) -> None:
         self.report = Redriven()
         self.left: list[Message[bytes]] = []
         self._bus = bus
-        self._dead_letter_topic = dead_letter_topic
         self._moved_ids: set[str] = set()
         self._closed_origins: set[str] = set()
 
@@ -181,14 +175,6 @@ class _Run:
                 by_origin.setdefault(origin, []).append(letter)
         for origin, letters in by_origin.items():
             await self._publish(origin, letters)
-
-    async def is_finished(self, *, unsettled: int | None) -> bool:
-        """Whether the broker says that nothing waits, and nothing but so many is held by anybody."""
-        try:
-            lag = await self._bus.backend.admin().lag(self._dead_letter_topic, REDRIVE_SUBSCRIPTION)
-        except BrokerError:
-            return unsettled is None
-        return lag.waiting == 0 and (unsettled is None or lag.unsettled == unsettled)
 
     async def _publish(self, origin: str, letters: list[Message[bytes]]) -> None:
         messages = [redriven_message(letter) for letter in letters]
@@ -239,6 +225,28 @@ def _letters(bus: Bus, topic: str) -> MessageConsumer[bytes]:
         max_outstanding=_MOST_LEFT + 2 * _BATCH,
         prefetch=_BATCH,
     )
+
+
+async def _next_letters(
+    bus: Bus, letters: MessageConsumer[bytes], topic: str, most: int, *, held: int
+) -> Sequence[Message[bytes]]:
+    """The next letters; none when the broker has nothing but the `held` ones, or gives nothing for long."""
+    for idle in range(_MOST_IDLE_ROUNDS):
+        if await _is_drained(bus, topic, held=held, idle=idle > 0):
+            break
+        batch = await letters.next_batch(most, timeout=_IDLE)
+        if batch:
+            return batch
+    return ()
+
+
+async def _is_drained(bus: Bus, topic: str, *, held: int, idle: bool) -> bool:
+    try:
+        lag = await bus.backend.admin().lag(topic, REDRIVE_SUBSCRIPTION)
+    except BrokerError:
+        return idle
+    # What is delivered and not held here may lie in the consumer's buffer, or with another redrive.
+    return lag.waiting == 0 and (idle or lag.unsettled == held)
 
 
 async def _read_log(bus: Bus, topic: str, limit: int) -> list[Record[bytes]]:

@@ -1,0 +1,205 @@
+"""Dead letters go back to where they came from, none is lost, and what cannot go stays."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.bus import Bus
+from broker.messages import DEAD_LETTER_PREFIX, Message, OutboundMessage
+from broker.redrive import REDRIVE_SUBSCRIPTION, DeadLetter
+from broker.retry import Retry
+from broker_inmem import Broker
+
+DEAD = "orders.dead"
+
+
+@pytest.fixture
+async def bus(broker_bus: Bus) -> Bus:
+    for name in ("orders", "invoices", DEAD):
+        await broker_bus.admin.ensure_topic(name)
+    return broker_bus
+
+
+async def take(bus: Bus, topic: str, subscription: str, count: int) -> list[Message[bytes]]:
+    found: list[Message[bytes]] = []
+    async with bus.messages(topic, subscription=subscription) as inbox:
+        while len(found) < count:
+            message = await inbox.next_message(timeout=5)
+            assert message is not None, f"only {len(found)} of {count} came"
+            await message.ack()
+            found.append(message)
+    return found
+
+
+async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
+    """Have a consumer reject these, so that the letters are real ones."""
+    await bus.topic(topic).publish_batch(messages)
+    async with bus.messages(topic, subscription="billing", dead_letter=DEAD) as inbox:
+        for _ in messages:
+            message = await inbox.next_message(timeout=5)
+            assert message is not None
+            await message.reject(f"no use for {message.id}")
+
+
+async def test_letters_go_back_as_they_were_and_every_subscription_sees_them(bus: Bus) -> None:
+    sent = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    original = OutboundMessage(b"body", b"key", {"type": "created", "ü": ""}, id="order-1", publish_time=sent)
+    await bury(bus, "orders", original)
+    await bury(bus, "invoices", OutboundMessage(b"invoice", id="invoice-1"), OutboundMessage(b"more", id="invoice-2"))
+    await bus.admin.ensure_subscription("orders", "archive", start="latest")
+    seen: list[int] = []
+    report = await bus.admin.redrive(DEAD, progress=seen.append)
+    assert (report.moved, report.skipped, report.failed, report.repeatable) == (3, 0, 0, 0)
+    assert report.by_topic == {"orders": 1, "invoices": 2}
+    assert seen[-1] == 3
+    for subscription in ("billing", "archive"):
+        (message,) = await take(bus, "orders", subscription, 1)
+        assert (message.data, message.key, dict(message.attributes)) == (b"body", b"key", {"type": "created", "ü": ""})
+        assert message.publish_time == sent
+        assert message.id.startswith("order-1-r")
+    assert (await bus.admin.redrive(DEAD)).moved == 0
+
+
+async def test_message_that_dies_again_is_moved_again_with_another_id_of_the_same_stem(bus: Bus) -> None:
+    await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
+    ids: set[str] = set()
+    for _ in range(3):
+        assert (await bus.admin.redrive(DEAD)).moved == 1
+        async with bus.messages("orders", subscription="billing", dead_letter=DEAD) as inbox:
+            message = await inbox.next_message(timeout=5)
+            assert message is not None
+            ids.add(message.id)
+            await message.reject("again")
+    assert len(ids) == 3
+    assert {identity.rpartition("-r")[0] for identity in ids} == {"order-1"}
+
+
+async def test_repetition_of_an_interrupted_redrive_is_dropped_where_the_broker_deduplicates(bus: Bus) -> None:
+    await bury(bus, "orders", OutboundMessage(b"body", id="order-1"))
+    assert bus.capabilities.publish.deduplication
+    await bus.admin.ensure_subscription("orders", "archive", start="latest")
+    assert (await bus.admin.redrive(DEAD)).moved == 1
+    await bus.admin.delete_subscription(DEAD, REDRIVE_SUBSCRIPTION)
+    assert (await bus.admin.redrive(DEAD)).moved == 1
+    assert (await bus.admin.lag("orders", "archive")).waiting == 1
+
+
+async def test_limit_bounds_what_is_moved(bus: Bus) -> None:
+    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(5)))
+    assert (await bus.admin.redrive(DEAD, limit=2)).moved == 2
+    assert (await bus.admin.redrive(DEAD, limit=10)).moved == 3
+    assert len(await take(bus, "orders", "billing", 5)) == 5
+
+
+async def test_messages_without_an_origin_stay_and_are_counted(bus: Bus) -> None:
+    await bus.topic(DEAD).publish(b"foreign", attributes={"reason": "mine"})
+    await bury(bus, "orders", OutboundMessage(b"1"))
+    for moved in (1, 0):
+        report = await bus.admin.redrive(DEAD)
+        assert (report.moved, report.skipped, report.failed) == (moved, 1, 0)
+    (letter,) = await bus.admin.list_dead(DEAD)
+    assert letter.data == b"foreign"
+    assert letter.topic is None
+
+
+async def test_letter_whose_publish_fails_stays(bus: Bus, inmem_broker: Broker) -> None:
+    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(3)))
+    await bus.topic(DEAD).publish(OutboundMessage(b"lost", None, {f"{DEAD_LETTER_PREFIX}topic": "gone.topic"}))
+    report = await bus.admin.redrive(DEAD)
+    assert (report.moved, report.failed, report.skipped) == (3, 1, 0)
+    assert "gone.topic" in report.errors["gone.topic"].message
+    assert [letter.data for letter in await bus.admin.list_dead(DEAD)] == [b"lost"]
+    await bus.admin.ensure_topic("gone.topic")
+    assert (await bus.admin.redrive(DEAD)).by_topic == {"gone.topic": 1}
+    assert await bus.admin.list_dead(DEAD) == []
+
+
+async def test_redrive_that_is_cancelled_loses_nothing(bus: Bus) -> None:
+    await bury(bus, "orders", *(OutboundMessage(b"%d" % n) for n in range(20)))
+    await bus.admin.ensure_subscription("orders", "archive", start="latest")
+    redriving: asyncio.Task[object] | None = None
+
+    def interrupt(moved: int) -> None:
+        assert redriving is not None
+        redriving.cancel()
+
+    for limit in (3, 4):
+        redriving = asyncio.create_task(bus.admin.redrive(DEAD, limit=limit, progress=interrupt))
+        with pytest.raises(asyncio.CancelledError):
+            await redriving
+    await bus.admin.redrive(DEAD)
+    bodies = [message.data for message in await take(bus, "orders", "archive", 20)]
+    assert sorted(bodies, key=lambda body: int(body or b"")) == [b"%d" % n for n in range(20)]
+
+
+async def test_what_dies_again_during_the_redrive_stays_so_that_it_ends(bus: Bus) -> None:
+    await bury(bus, "orders", *(OutboundMessage(b"%d" % n, id=f"order-{n}") for n in range(3)))
+    died = 0
+    again = asyncio.Event()
+
+    async def fail(message: Message[bytes]) -> None:
+        nonlocal died
+        died += 1
+        if died == 3:
+            again.set()
+        raise ValueError("still no use")
+
+    inbox = bus.messages("orders", subscription="billing", dead_letter=DEAD, retry=Retry(max_attempts=1))
+    async with inbox:
+        handling = asyncio.create_task(inbox.receive(fail))
+        report = await bus.admin.redrive(DEAD)
+        await again.wait()
+        await inbox.close()
+        await handling
+    assert report.moved == 3
+    assert died == 3
+    assert {letter.error for letter in await bus.admin.list_dead(DEAD)} == {"ValueError: still no use"}
+
+
+async def test_listing_tells_why_and_whence_and_changes_nothing(bus: Bus) -> None:
+    await bury(bus, "orders", OutboundMessage(b"body", "key", {"type": "created"}, id="order-1"))
+    for subscriptions in ([], [REDRIVE_SUBSCRIPTION]):
+        for _ in range(2):
+            (letter,) = await bus.admin.list_dead(DEAD)
+            assert (letter.topic, letter.subscription, letter.id) == ("orders", "billing", "order-1")
+            assert letter.reason == "no use for order-1"
+            assert (letter.key, letter.data, letter.attributes) == (b"key", b"body", {"type": "created"})
+            assert letter.time is not None
+            assert letter.time.tzinfo is not None
+        assert await bus.admin.subscriptions(DEAD) == subscriptions
+        await bus.admin.ensure_subscription(DEAD, REDRIVE_SUBSCRIPTION)
+    assert (await bus.admin.redrive(DEAD)).moved == 1
+    assert await bus.admin.list_dead(DEAD) == []
+
+
+@pytest.mark.parametrize("redriven_before", [False, True])
+async def test_listing_is_bounded_and_begins_with_the_oldest(bus: Bus, redriven_before: bool) -> None:
+    if redriven_before:
+        await bus.admin.redrive(DEAD)
+    await bury(bus, "orders", *(OutboundMessage(b"%d" % n, "key") for n in range(7)))
+    assert [letter.data for letter in await bus.admin.list_dead(DEAD, limit=3)] == [b"0", b"1", b"2"]
+    assert len(await bus.admin.list_dead(DEAD)) == 7
+
+
+def test_foreign_letters_are_read_as_far_as_they_can_be() -> None:
+    class Foreign:
+        topic = DEAD
+        key = None
+        data = None
+        publish_time = None
+        broker_time = None
+        native = None
+
+        def __init__(self, attributes: dict[str, str]) -> None:
+            self.attributes = attributes
+
+    def read(**told: str) -> DeadLetter:
+        return DeadLetter.from_envelope(Foreign({DEAD_LETTER_PREFIX + name: value for name, value in told.items()}))
+
+    assert read(attempts="7").attempts == 7
+    assert read(attempts="many").attempts is None
+    assert read(time="yesterday").time is None
+    assert read(reason="x").topic is None
