@@ -1,0 +1,189 @@
+"""CPU that the facade adds to the SPI, per message.
+
+Each way of consuming and publishing is compared with a loop that does the same over the SPI by batches of 500,
+on the same backend, on the same messages. On one event loop; nothing else runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import broker
+from benchmarks.measure import Series, Variant, alternate
+from benchmarks.report import Finding, Section
+from benchmarks.stages import FILLED, TARGET, Stage, open_stage
+from broker.hooks import Event
+from broker.spi import MessageSubscription, Settlement
+
+__all__ = ["measure_facade"]
+
+BATCH = 500
+_Consume = Callable[[Stage, str, int], Awaitable[None]]
+_CONSUME_BARS = {"receive(handler)": 8.0, "async for, async with": 12.0, "batches, batch.ack()": 1.0}
+_PUBLISH_BARS = {"publish": 4.0, "publish_batch": 1.5, "enqueue": 5.0}
+
+
+async def measure_facade(scale: float, rounds: int) -> Section:
+    """All of it, on the null backend, in memory and on JetStream."""
+    section = Section(
+        "What the facade adds",
+        "CPU microseconds per message on top of the same work over the SPI by batches of 500 (`publish`: one by one).",
+        "added CPU, µs per message",
+    )
+    for name, messages in (("null", 200_000), ("memory", 50_000), ("jetstream", 50_000)):
+        count = max(500, int(messages * scale))
+        async with open_stage(name, count) as stage:
+            await _consuming(section, stage, count, rounds)
+            await _publishing(section, stage, count, rounds)
+    return section
+
+
+# -- consuming -------------------------------------------------------------------------------------------
+
+
+async def _consuming(section: Section, stage: Stage, count: int, rounds: int) -> None:
+    works: dict[str, _Consume] = {
+        "SPI": _spi_consume,
+        "receive(handler)": _receive,
+        "async for, async with": _iterate,
+        "batches, batch.ack()": _batches,
+    }
+    variants = {name: _on_subscription(stage, count, work) for name, work in works.items()}
+    _add(section, stage, await alternate(variants, count=count, rounds=rounds), "SPI", _CONSUME_BARS)
+
+
+def _on_subscription(stage: Stage, count: int, work: _Consume) -> Variant:
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        async with stage.subscription() as subscription:
+            yield partial(work, stage, subscription, count)
+
+    return variant
+
+
+class _Nobody:
+    def lost(self, messages: Sequence[broker.Message[object]]) -> None:
+        raise RuntimeError(f"{len(messages)} leases ended during a benchmark")
+
+    def event(self, event: Event) -> None: ...
+
+
+async def _spi_consume(stage: Stage, subscription: str, count: int) -> None:
+    wanted = MessageSubscription(topic=FILLED, subscription=subscription)
+    source = await stage.bus.backend.subscribe(wanted, _Nobody())
+    while count > 0:
+        messages = await source.fetch(BATCH, 64 * 1024 * 1024, 5.0)
+        errors = await source.settle([Settlement(message, broker.Outcome.ACK) for message in messages])
+        if any(errors):
+            raise RuntimeError(f"An ack failed: {errors}")
+        count -= len(messages)
+    await source.close()
+
+
+async def _receive(stage: Stage, subscription: str, count: int) -> None:
+    left = count
+
+    async def handle(message: broker.Message) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            inbox.stop()
+
+    async with stage.bus.messages(FILLED, subscription=subscription) as inbox:
+        await inbox.receive(handle, concurrency=10)
+
+
+async def _iterate(stage: Stage, subscription: str, count: int) -> None:
+    async with stage.bus.messages(FILLED, subscription=subscription) as inbox:
+        async for message in inbox:
+            async with message:
+                count -= 1
+            if not count:
+                break
+
+
+async def _batches(stage: Stage, subscription: str, count: int) -> None:
+    async with stage.bus.messages(FILLED, subscription=subscription) as inbox:
+        async for batch in inbox.batches(BATCH):
+            count -= len(batch)
+            await batch.ack()
+            if not count:
+                break
+
+
+# -- publishing ------------------------------------------------------------------------------------------
+
+
+async def _publishing(section: Section, stage: Stage, count: int, rounds: int) -> None:
+    # One by one means a round trip each: fewer are enough.
+    single = count if stage.name == "null" else max(100, count // 10)
+    ones = {
+        "SPI, one by one": _to_target(stage, single, _spi_publish),
+        "publish": _to_target(stage, single, _publish),
+    }
+    _add(section, stage, await alternate(ones, count=single, rounds=rounds), "SPI, one by one", _PUBLISH_BARS)
+    many = {
+        "SPI, by 500": _to_target(stage, count, _spi_publish_batches),
+        "publish_batch": _to_target(stage, count, _publish_batches),
+        "enqueue": _to_target(stage, count, _enqueue),
+    }
+    _add(section, stage, await alternate(many, count=count, rounds=rounds), "SPI, by 500", _PUBLISH_BARS)
+
+
+def _to_target(
+    stage: Stage, count: int, work: Callable[[Stage, list[broker.OutboundMessage]], Awaitable[None]]
+) -> Variant:
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        await stage.empty()
+        yield partial(work, stage, stage.messages(count))
+
+    return variant
+
+
+async def _spi_publish(stage: Stage, messages: list[broker.OutboundMessage]) -> None:
+    target = stage.bus.backend.publish_target(TARGET)
+    for message in messages:
+        await target.publish((message,))
+    await target.close()
+
+
+async def _publish(stage: Stage, messages: list[broker.OutboundMessage]) -> None:
+    topic = stage.bus.topic(TARGET)
+    for message in messages:
+        await topic.publish(message)
+
+
+async def _spi_publish_batches(stage: Stage, messages: list[broker.OutboundMessage]) -> None:
+    target = stage.bus.backend.publish_target(TARGET)
+    for start in range(0, len(messages), BATCH):
+        await target.publish(messages[start : start + BATCH])
+    await target.close()
+
+
+async def _publish_batches(stage: Stage, messages: list[broker.OutboundMessage]) -> None:
+    topic = stage.bus.topic(TARGET)
+    for start in range(0, len(messages), BATCH):
+        await topic.publish_batch(messages[start : start + BATCH])
+
+
+async def _enqueue(stage: Stage, messages: list[broker.OutboundMessage]) -> None:
+    topic = stage.bus.topic(TARGET)
+    receipts: list[asyncio.Future[broker.Receipt]] = []
+    for message in messages:
+        receipts.append(await topic.enqueue(message))  # noqa: PERF401  # awaiting the call is the back-pressure
+    await topic.flush()
+    if not all(receipt.done() and receipt.exception() is None for receipt in receipts):
+        raise RuntimeError("Something was not published")
+
+
+def _add(section: Section, stage: Stage, series: dict[str, Series], base: str, bars: dict[str, float]) -> None:
+    for name, runs in series.items():
+        section.runs[f"{stage.name}: {name}"] = runs
+        if name != base:
+            section.findings.append(
+                Finding(f"{name}, {stage.name}", runs.cost_above(series[base]), "µs", at_most=bars[name])
+            )

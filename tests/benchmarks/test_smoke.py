@@ -1,0 +1,64 @@
+"""Every benchmark runs, on few messages, and tells what it promises to. How quick it was here proves nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.measure import Sample, Series, Spread
+from benchmarks.report import Finding, Section, write
+
+EXPECTED = {
+    "facade": ("receive(handler), null", "async for, async with, memory", "batches, batch.ack(), jetstream", "enqueue"),
+    "jetstream": ("fetch + ack", "bare raw pulls", "gathered js.publish", "js.publish_async", "publish_batch"),
+    "faststream": ("messages per second, ours / FastStream",),
+    "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
+    assert main([name, "--quick", "--output", str(tmp_path)]) == 0
+    page = (tmp_path / "performance.md").read_text()
+    for what in EXPECTED[name]:
+        assert what in page
+    plotted = tmp_path / "performance.png"
+    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream"))
+    assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["speed-of-light"])
+    assert "there is no benchmark 'speed-of-light'" in capsys.readouterr().err
+
+
+def test_ratios_and_differences_are_taken_within_a_round() -> None:
+    ours = Series([Sample(8, 1.0, 2.0), Sample(8, 2.0, 4.0), Sample(8, 4.0, 6.0)])
+    theirs = Series([Sample(8, 2.0, 1.0), Sample(8, 4.0, 2.0), Sample(8, 8.0, 3.0)])
+    assert ours.times_rate_of(theirs) == Spread(2.0, 2.0, 2.0)
+    assert ours.cost_above(theirs) == Spread(250_000.0, 125_000.0, 375_000.0)
+
+
+def test_a_missed_bar_is_told(tmp_path: Path) -> None:
+    spread = Spread(2.0, 1.0, 3.0)
+    section = Section("A section", "Its text.")
+    section.findings += [
+        Finding("quick enough", spread, "x", at_least=2.0),
+        Finding("too slow", spread, "x", at_least=2.1),
+        Finding("cheap enough", spread, "µs", at_most=2.0),
+        Finding("too dear", spread, "µs", at_most=1.9),
+        Finding("for comparison", spread, "s"),
+    ]
+    write([section], tmp_path / "page.md", tmp_path / "plot.png", rounds=3, seconds=60)
+    rows = [line for line in (tmp_path / "page.md").read_text().splitlines() if "1 … 3" in line]
+    assert rows == [
+        "| quick enough | ≥ 2 x | 2 x | 1 … 3 | met |",
+        "| too slow | ≥ 2.1 x | 2 x | 1 … 3 | MISSED |",
+        "| cheap enough | ≤ 2 µs | 2 µs | 1 … 3 | met |",
+        "| too dear | ≤ 1.9 µs | 2 µs | 1 … 3 | MISSED |",
+        "| for comparison | — | 2 s | 1 … 3 | — |",
+    ]
