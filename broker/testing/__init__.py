@@ -1,0 +1,29 @@
+"""Testing against `broker`: the conformance kit for backend authors, and pytest fixtures for applications.
+
+A backend passes the kit by subclassing two classes:
+
+    from broker.testing import Harness
+    from broker.testing.conformance import Conformance
+
+    class MyHarness(Harness):
+        name = "mine"
+        def url(self, *, short_lease: bool = False) -> str:
+            return f"mine://localhost?lease={self.lease_seconds if short_lease else 30}"
+
+    class TestMine(Conformance):
+        harness_class = MyHarness
+
+See `docs/writing-a-backend.md`. Importing this package opens nothing and needs pytest only.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# The kit's assertions explain themselves only if pytest rewrites them, which it must be told before they are imported.
+pytest.register_assert_rewrite("broker.testing.areas", "broker.testing.waiting")
+
+from broker.testing.harness import Harness  # noqa: E402
+from broker.testing.promises import Promise, promise, requires  # noqa: E402
+
+__all__ = ["Harness", "Promise", "promise", "requires"]

@@ -1,0 +1,177 @@
+"""What administration promises: provisioning that can be repeated, and numbers that are true."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import NotFound, SubscriptionNotFound, TopicNotFound
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, read, take, until_seen
+
+__all__ = ["Administration"]
+
+
+class Administration(ConformanceCase):
+    """Topics, subscriptions, lag and health."""
+
+    @promise(
+        "admin.ensure-may-be-repeated",
+        "Ensuring a topic or subscription that exists changes nothing and loses nothing.",
+    )
+    async def test_ensure_may_be_repeated(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(5))
+        assert (await bus.admin.ensure_topic(topic)).name == topic
+        again = await bus.admin.ensure_subscription(topic, "readers", start="latest")
+        assert (again.topic, again.name) == (topic, "readers")
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert bodies(await until_seen(inbox, numbered(5), harness.patience)) == once(numbered(5))
+
+    @promise("admin.ensure-at-once", "Ten callers that ensure the same topic at the same time all succeed.")
+    async def test_ensure_at_once(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), unique("at-once")
+        await asyncio.gather(*(harness.create_topic(topic) for _ in range(10)))
+        assert (await bus.admin.describe_topic(topic)).name == topic
+
+    @promise("admin.delete-may-be-repeated", "Deleting what is not there is no error; what was deleted is gone.")
+    async def test_delete_may_be_repeated(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        for _ in range(2):
+            await bus.admin.delete_subscription(topic, "readers")
+        assert await bus.admin.subscriptions(topic) == []
+        for _ in range(2):
+            await bus.admin.delete_topic(topic)
+        assert topic not in await bus.admin.topics()
+        with pytest.raises(TopicNotFound):
+            await bus.topic(topic).publish(b"x")
+
+    @promise(
+        "admin.recreated-topic-is-empty",
+        "A topic that was deleted and created again is empty and without subscriptions.",
+    )
+    async def test_recreated_topic_is_empty(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(5, "old"))
+        await bus.admin.delete_topic(topic)
+        await bus.admin.ensure_topic(topic)
+        assert await bus.admin.subscriptions(topic) == []
+        async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
+            await bus.topic(topic).publish(b"new")
+            assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
+            await nothing_more(inbox, harness.quiet)
+
+    @promise("admin.deleted-subscription-forgets", "A subscription that was deleted and made again starts anew.")
+    async def test_deleted_subscription_forgets(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(5))
+        await bus.admin.delete_subscription(topic, "readers")
+        async with bus.messages(topic, subscription="readers", start="latest") as inbox:
+            await nothing_more(inbox, harness.quiet)
+            await bus.topic(topic).publish(b"new")
+            assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
+
+    @promise("admin.lists-are-complete", "Topics, and the subscriptions of each, are listed by their portable names.")
+    async def test_lists_are_complete(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.create_topic(unique("listed.with_all-signs"))
+        for name in ("first", "second.x", "third_y"):
+            await bus.admin.ensure_subscription(topic, name)
+        assert topic in await bus.admin.topics()
+        assert await bus.admin.subscriptions(topic) == ["first", "second.x", "third_y"]
+        described = await bus.admin.describe_subscription(topic, "second.x")
+        assert (described.topic, described.name) == (topic, "second.x")
+
+    @promise(
+        "admin.missing-is-told",
+        "Describing, listing or measuring what does not exist raises TopicNotFound or SubscriptionNotFound.",
+    )
+    async def test_missing_is_told(self, harness: Harness) -> None:
+        bus, topic, missing = await harness.bus(), await harness.topic(), unique("missing")
+        with pytest.raises(TopicNotFound):
+            await bus.admin.describe_topic(missing)
+        with pytest.raises(TopicNotFound):
+            await bus.admin.subscriptions(missing)
+        with pytest.raises(TopicNotFound):
+            await bus.admin.ensure_subscription(missing, "readers")
+        with pytest.raises(SubscriptionNotFound):
+            await bus.admin.describe_subscription(topic, "missing")
+        with pytest.raises(NotFound):
+            await bus.admin.lag(topic, "missing")
+
+    @promise(
+        "admin.partitions-as-asked",
+        "A topic has the number of partitions it was made with, where the broker has partitions.",
+    )
+    async def test_partitions_as_asked(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        topic = await harness.topic(partitions=3)
+        expected = 3 if bus.capabilities.publish.partitions else None
+        assert (await bus.admin.describe_topic(topic)).partitions in (expected, 1 if expected is None else 3)
+
+    @promise("admin.lag-counts-messages", "Lag is what waits and what is unsettled; it is zero when all is acked.")
+    async def test_lag_counts_messages(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(10))
+        lag = await bus.admin.lag(topic, "readers")
+        assert (lag.waiting, lag.unsettled) in ((10, 0), (10, None))
+        async with bus.messages(topic, subscription="readers") as inbox:
+            messages = await take(inbox, 10, harness.patience)
+            lag = await bus.admin.lag(topic, "readers")
+            assert (lag.waiting, lag.unsettled) in ((0, 10), (10, None))
+            for message in messages:
+                await message.ack()
+
+            async def settled() -> bool:
+                lag = await bus.admin.lag(topic, "readers")
+                return lag.waiting == 0 and not lag.unsettled
+
+            await eventually(settled, harness.patience, "a lag of zero")
+
+    @requires("records")
+    @promise(
+        "admin.lag-counts-records",
+        "Lag of a record group is how many records of each partition lie beyond its committed position.",
+    )
+    async def test_lag_counts_records(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(10))
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 4, harness.patience)
+            await records[-1].commit()
+
+            async def behind() -> bool:
+                lag = await bus.admin.lag(topic, "readers")
+                return lag.waiting == 6 and dict(lag.partitions) == {0: 6}
+
+            await eventually(behind, harness.patience, "a lag of six records")
+
+    @promise("admin.purge-empties", "`purge` removes all messages; what comes later arrives.")
+    async def test_purge_empties(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(10))
+        assert await bus.admin.purge(topic) in (10, None)
+        async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
+            await bus.topic(topic).publish(b"new")
+            assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "admin.health-is-a-round-trip",
+        "`health()` answers with the time of a round trip, and says so when the bus is closed.",
+    )
+    async def test_health_is_a_round_trip(self, harness: Harness) -> None:
+        bus = await harness.connect()
+        health = await bus.health()
+        assert health.ok
+        assert health.seconds is not None
+        assert 0 <= health.seconds < harness.patience
+        await bus.close()
+        assert not (await bus.health()).ok

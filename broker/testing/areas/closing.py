@@ -1,0 +1,401 @@
+"""What close and cancellation promise: nothing fetched is dropped, nothing is waited for that nobody will end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+
+import pytest
+
+from broker.errors import Closed, SettleError
+from broker.messages import Message
+from broker.runner import serve
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["Cancelling", "Closing"]
+
+
+class Closing(ConformanceCase):
+    """What a close gives back, waits for and leaves alone."""
+
+    @promise("close.gives-back-the-buffer", "What was fetched and not handed over is given back at once by a close.")
+    async def test_gives_back_the_buffer(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", prefetch=50) as inbox:
+            await bus.topic(topic).publish_batch(numbered(50))
+            acked = await take(inbox, 5, harness.patience)
+            for message in acked:
+                await message.ack()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            rest = await take(inbox, 45, harness.patience)
+            assert bodies([*acked, *rest]) == once(numbered(50))
+
+    @promise(
+        "close.waits-for-no-forgotten-message",
+        "A close does not wait for a message that nobody settles; it comes again.",
+    )
+    async def test_waits_for_no_forgotten_message(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        inbox = bus.messages(topic, subscription="readers", close_timeout=30)
+        async with inbox:
+            await bus.topic(topic).publish_batch(numbered(3))
+            await take(inbox, 3, harness.patience)
+            async with asyncio.timeout(5):
+                await inbox.close()
+        async with bus.messages(topic, subscription="readers") as again:
+            assert bodies(await until_seen(again, numbered(3), harness.patience)) == once(numbered(3))
+
+    @promise("close.waits-for-running-handlers", "A close lets running handlers end, and their messages are acked.")
+    async def test_waits_for_running_handlers(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        started, finish = asyncio.Event(), asyncio.Event()
+        ended: list[bytes | None] = []
+
+        async def handle(message: Message[bytes]) -> None:
+            started.set()
+            await finish.wait()
+            ended.append(message.data)
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            receiving = asyncio.ensure_future(inbox.receive(handle))
+            await bus.topic(topic).publish(b"x")
+            async with asyncio.timeout(harness.patience):
+                await started.wait()
+                closing = asyncio.ensure_future(inbox.close())
+                await asyncio.wait({closing}, timeout=harness.quiet)
+                assert not closing.done()
+                finish.set()
+                await closing
+                await receiving
+        assert ended == [b"x"]
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "close.has-a-deadline",
+        "A handler that never returns is cancelled at `close_timeout`, and its message comes again.",
+    )
+    async def test_has_a_deadline(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        started, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handle(_: Message[bytes]) -> None:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        async with bus.messages(topic, subscription="readers", close_timeout=0.3) as inbox:
+            receiving = asyncio.ensure_future(inbox.receive(handle))
+            await bus.topic(topic).publish(b"x")
+            async with asyncio.timeout(harness.patience):
+                await started.wait()
+                await inbox.close()
+                await receiving
+        assert cancelled.is_set()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
+
+    @promise("close.deletes-nothing", "A close never deletes the subscription, nor the topic.")
+    async def test_deletes_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers"):
+            pass
+        assert await bus.admin.subscriptions(topic) == ["readers"]
+        assert topic in await bus.admin.topics()
+
+    @promise("close.may-be-repeated", "Closing twice, at once or in turn, is harmless.")
+    async def test_may_be_repeated(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await asyncio.gather(inbox.close(), inbox.close(), inbox.close())
+            await inbox.close()
+        await asyncio.gather(bus.close(), bus.close())
+        await bus.close()
+
+    @promise(
+        "close.of-the-bus-closes-its-consumers",
+        "Closing the bus closes its consumers and gives back what they hold.",
+    )
+    async def test_of_the_bus_closes_its_consumers(self, harness: Harness) -> None:
+        bus, other, topic = await harness.connect(), await harness.bus(), await harness.topic()
+        inbox = bus.messages(topic, subscription="readers", prefetch=10)
+        await inbox.__aenter__()
+        await bus.topic(topic).publish_batch(numbered(10))
+        await take(inbox, 2, harness.patience)
+        waiting = asyncio.ensure_future(_drain(inbox))
+        await bus.close()
+        async with asyncio.timeout(harness.patience):
+            await waiting
+        with pytest.raises(Closed):
+            await inbox.next_message(timeout=0)
+        async with other.messages(topic, subscription="readers") as again:
+            await until_seen(again, numbered(10), harness.patience)
+
+    @promise(
+        "close.late-settle-is-told",
+        "An ack of a message that a close gave back says so; it is not silently ignored.",
+    )
+    async def test_late_settle_is_told(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+        with pytest.raises((SettleError, Closed)):
+            await message.ack()
+
+    @promise("close.carries-out-acks", "Acks asked for right before a close are carried out.")
+    async def test_carries_out_acks(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(100))
+            for message in await take(inbox, 100, harness.patience):
+                await message.ack()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "close.after-an-exception",
+        "Leaving the block by an exception closes the consumer and gives back what it held.",
+    )
+    async def test_after_an_exception(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        with pytest.raises(ZeroDivisionError):
+            async with bus.messages(topic, subscription="readers", prefetch=10) as inbox:
+                await bus.topic(topic).publish_batch(numbered(10))
+                await take(inbox, 3, harness.patience)
+                raise ZeroDivisionError
+        async with bus.messages(topic, subscription="readers") as again:
+            assert bodies(await until_seen(again, numbered(10), harness.patience)) == once(numbered(10))
+
+    @promise(
+        "close.open-read-close-again-and-again",
+        "Over many short-lived consumers no message is lost and no acked one comes again.",
+    )
+    async def test_open_read_close_again_and_again(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(200))
+        seen: list[Message[bytes]] = []
+        while len(seen) < 200:
+            async with bus.messages(topic, subscription="readers", prefetch=20) as inbox:
+                for message in await take(inbox, 20, harness.patience):
+                    await message.ack()
+                    seen.append(message)
+        assert bodies(seen) == once(numbered(200))
+
+    @promise(
+        "close.ten-at-once",
+        "Ten consumers opened and closed at the same time disturb nothing: all later messages arrive.",
+    )
+    async def test_ten_at_once(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+
+        async def visit() -> None:
+            async with bus.messages(topic, subscription="readers"):
+                pass
+
+        await asyncio.gather(*(visit() for _ in range(10)))
+        await bus.topic(topic).publish_batch(numbered(50))
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert bodies(await until_seen(inbox, numbered(50), harness.patience)) == once(numbered(50))
+
+    @promise("close.leaves-no-task", "After a bus was closed none of its tasks is left.")
+    async def test_leaves_no_task(self, harness: Harness) -> None:
+        topic = await harness.topic()
+        before = asyncio.all_tasks()
+        bus = await harness.connect()
+        inbox = bus.messages(topic, subscription="readers")
+        await inbox.__aenter__()
+        await bus.topic(topic).publish_batch(numbered(10))
+        await bus.topic(topic).enqueue(b"x")
+        await take(inbox, 3, harness.patience)
+        await bus.close()
+        await eventually(
+            lambda: not {task for task in asyncio.all_tasks() - before if not task.done()}, 2.0, "the end of all tasks"
+        )
+
+    @promise(
+        "close.sigterm-loses-nothing",
+        "`broker.run` ends at SIGTERM after its running handlers; nothing is lost.",
+    )
+    async def test_sigterm_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        handled: list[bytes] = []
+        some = asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            await asyncio.sleep(0)
+            handled.append(message.data or b"")
+            if len(handled) == 20:
+                some.set()
+
+        # Until `run` has its own handler, and after it has gone, the signal must not end the test run.
+        previous = signal.signal(signal.SIGTERM, _ignore)
+        try:
+            await bus.admin.ensure_subscription(topic, "readers")
+            await bus.topic(topic).publish_batch(numbered(200))
+            running = asyncio.ensure_future(serve(bus.messages(topic, subscription="readers").handled_by(handle)))
+            async with asyncio.timeout(2 * harness.patience):
+                await some.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                await running
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            rest = [body for body in numbered(200) if body not in set(handled)]
+            assert rest, "SIGTERM came after all messages were handled: the test shows nothing"
+            seen = await until_seen(inbox, rest, harness.patience)
+            assert bodies(seen) == once(rest)
+
+
+class Cancelling(ConformanceCase):
+    """What cancellation at any point leaves behind."""
+
+    @promise("cancel.waiters-lose-nothing", "Callers cancelled at random while messages arrive lose none of them.")
+    async def test_waiters_lose_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        chance = random.Random(7)
+        seen: list[Message[bytes]] = []
+
+        def collect(task: asyncio.Future[Message[bytes] | None]) -> None:
+            if not task.cancelled() and (message := task.result()) is not None:
+                seen.append(message)
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(numbered(200)))
+            for _ in range(300):
+                calls = [asyncio.ensure_future(inbox.next_message(timeout=harness.quiet)) for _ in range(2)]
+                for call in calls:
+                    call.add_done_callback(collect)
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+                calls[chance.randrange(2)].cancel()
+                await asyncio.wait(calls)
+                if len(seen) >= 200:
+                    break
+            await publishing
+            while len(seen) < 200:
+                seen += await take(inbox, 1, harness.patience)
+            await nothing_more(inbox, harness.quiet)
+            assert bodies(seen) == once(numbered(200))
+
+    @promise("cancel.one-of-two-waiters", "Cancelling one of two waiting callers leaves the message to the other.")
+    async def test_one_of_two_waiters(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            first = asyncio.ensure_future(inbox.next_message())
+            second = asyncio.ensure_future(inbox.next_message())
+            await asyncio.wait({first, second}, timeout=harness.quiet)
+            first.cancel()
+            await bus.topic(topic).publish(b"x")
+            async with asyncio.timeout(harness.patience):
+                message = await second
+            assert message is not None and message.data == b"x"
+
+    @promise("cancel.batch-loses-nothing", "A cancelled `next_batch` leaves what it had gathered to the next call.")
+    async def test_batch_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(numbered(100)))
+            for _ in range(50):
+                call = asyncio.ensure_future(inbox.next_batch(10))
+                await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait({call})
+                if not call.cancelled():
+                    await call.result().nack(delay=0)
+            await publishing
+            assert set(bodies(await until_seen(inbox, numbered(100), harness.patience))) == set(numbered(100))
+
+    @promise(
+        "cancel.receive-gives-back",
+        "Cancelling `receive` gives its messages back; none is acked, none is lost.",
+    )
+    async def test_receive_gives_back(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        started = asyncio.Event()
+
+        async def handle(_: Message[bytes]) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async with bus.messages(topic, subscription="readers", prefetch=10) as inbox:
+            receiving = asyncio.ensure_future(inbox.receive(handle, concurrency=3))
+            await bus.topic(topic).publish_batch(numbered(10))
+            async with asyncio.timeout(harness.patience):
+                await started.wait()
+                receiving.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await receiving
+        async with bus.messages(topic, subscription="readers") as again:
+            assert bodies(await until_seen(again, numbered(10), harness.patience)) == once(numbered(10))
+
+    @promise("cancel.block-gives-back", "A cancelled `async with message` block gives the message back, not acked.")
+    async def test_block_gives_back(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        entered = asyncio.Event()
+
+        async def work(message: Message[bytes]) -> None:
+            async with message:
+                entered.set()
+                await asyncio.Event().wait()
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            task = asyncio.ensure_future(work(message))
+            await entered.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
+
+    @promise("cancel.ack-is-carried-out", "An ack whose caller is cancelled half-way is carried out all the same.")
+    async def test_ack_is_carried_out(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(50))
+            acks = [asyncio.ensure_future(message.ack()) for message in await take(inbox, 50, harness.patience)]
+            await asyncio.sleep(0)
+            for ack in acks:
+                ack.cancel()
+            await asyncio.wait(acks)
+        async with bus.messages(topic, subscription="readers") as again:
+            await nothing_more(again, harness.quiet)
+
+    @promise("cancel.break-loses-nothing", "`break` out of an iteration leaves the rest to the next reader.")
+    async def test_break_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[Message[bytes]] = []
+        async with bus.messages(topic, subscription="readers", prefetch=20) as inbox:
+            await bus.topic(topic).publish_batch(numbered(40))
+            async for message in inbox:
+                await message.ack()
+                seen.append(message)
+                if len(seen) == 10:
+                    break
+            async for batch in inbox.batches(5):
+                await batch.ack()
+                seen.extend(batch)
+                break
+        async with bus.messages(topic, subscription="readers") as again:
+            rest = [body for body in numbered(40) if body not in bodies(seen)]
+            seen += await until_seen(again, rest, harness.patience)
+        assert bodies(seen) == once(numbered(40))
+
+
+def _ignore(number: int, frame: object) -> None: ...
+
+
+async def _drain(inbox: object) -> None:
+    async for _ in inbox:  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
+        pass

@@ -1,0 +1,345 @@
+"""What dead letters promise: the full original with why and whence, and an original kept until its letter is there."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from broker.codecs import Json, Text
+from broker.errors import BackendError
+from broker.hooks import DeadLettered, DeadLetterFailed, Event
+from broker.messages import Message, OutboundMessage
+from broker.retry import DROP, Retry
+from broker.testing.areas.retry import QUICK
+from broker.testing.case import ConformanceCase
+from broker.testing.faults import Faults
+from broker.testing.harness import Harness
+from broker.testing.promises import promise
+from broker.testing.waiting import bodies, drain, eventually, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["DeadLetters"]
+
+
+class DeadLetters(ConformanceCase):
+    """What becomes of messages that are given up."""
+
+    @promise(
+        "dead-letters.carry-the-original",
+        "A dead letter has the body, key and attributes of the original, and reason, error, attempts, origin and time.",
+    )
+    async def test_carry_the_original(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+
+        async def handle(_: Message[bytes]) -> None:
+            raise ValueError("raised by the test")
+
+        async with (
+            bus.messages(topic, subscription="billing", retry=QUICK, dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            original = OutboundMessage(b"\x00body\xff", key=b"\x00key", attributes={"a": "b", "ä": "ö"}, id="order-1")
+            await bus.topic(topic).publish(original)
+            work = asyncio.ensure_future(inbox.receive(handle))
+            (letter,) = await take(letters, 1, harness.patience)
+            await inbox.close()
+            await work
+            attributes = dict(letter.attributes)
+            told = {name: attributes.pop(f"dead-letter-{name}") for name in _TOLD}
+            assert (letter.data, letter.key, attributes) == (original.data, original.key, dict(original.attributes))
+            assert told["reason"] == "failed 3 times"
+            assert "raised by the test" in told["error"]
+            assert (told["attempts"], told["topic"], told["subscription"]) == ("3", topic, "billing")
+            assert told["id"] == "order-1"
+            assert datetime.fromisoformat(told["time"]).tzinfo is not None
+
+    @promise(
+        "dead-letters.reject-tells-why",
+        "`reject(reason)` dead-letters at once with that reason; it never comes again.",
+    )
+    async def test_reject_tells_why(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers", dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            await bus.topic(topic).publish_batch(numbered(3))
+            for message in await take(inbox, 3, harness.patience):
+                await (message.reject("no departure") if message.data == b"m-000001" else message.ack())
+            (letter,) = await take(letters, 1, harness.patience)
+            assert (letter.data, letter.attributes["dead-letter-reason"]) == (b"m-000001", "no departure")
+            await nothing_more(inbox, harness.quiet)
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "dead-letters.undecodable-is-poison",
+        "A payload that cannot be decoded is dead-lettered with the reason; reading goes on.",
+    )
+    async def test_undecodable_is_poison(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers", codec=Json(dict[str, int]), dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            await bus.topic(topic).publish_batch([b'{"a": 1}', b"{broken", b'{"b": "not a number"}', b'{"c": 3}'])
+            seen: list[dict[str, int]] = []
+
+            async def handle(message: Message[dict[str, int]]) -> None:
+                seen.append(message.payload)
+
+            work = asyncio.ensure_future(inbox.receive(handle))
+            poison = await take(letters, 2, harness.patience)
+            assert {letter.data for letter in poison} == {b"{broken", b'{"b": "not a number"}'}
+            assert all("decoded" in letter.attributes["dead-letter-reason"] for letter in poison)
+            await eventually(lambda: len(seen) == 2, harness.patience, "the handling of the good messages")
+            assert sorted(seen, key=str) == [{"a": 1}, {"c": 3}]
+            await inbox.close()
+            await work
+
+    @promise(
+        "dead-letters.write-failure-reruns-no-handler",
+        "A failed dead-letter write is an event, and the write is repeated; the handler does not run again.",
+    )
+    async def test_write_failure_reruns_no_handler(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic, dead = await harness.connect(wrap=faults), await harness.topic(), await harness.topic()
+        events: list[Event] = []
+        calls: list[bytes | None] = []
+        bus.hooks.listen(events.append)
+
+        async def handle(message: Message[bytes]) -> None:
+            calls.append(message.data)
+            raise ValueError("raised by the test")
+
+        async with (
+            bus.messages(topic, subscription="readers", retry=Retry(max_attempts=1), dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            faults.publish[dead].extend(BackendError("dead letters are down") for _ in range(3))
+            await bus.topic(topic).publish(b"x")
+            work = asyncio.ensure_future(inbox.receive(handle))
+            await take(letters, 1, harness.patience)
+            await nothing_more(letters, harness.quiet)
+            await inbox.close()
+            await work
+        assert calls == [b"x"]
+        failed = [event for event in events if isinstance(event, DeadLetterFailed)]
+        assert [(event.target, "dead letters are down" in str(event.error)) for event in failed] == [(dead, True)] * 3
+        pauses = [event.pause for event in failed]
+        assert pauses == sorted(pauses)
+        assert pauses[0] < pauses[-1], f"The pauses between writes did not grow: {pauses}"
+
+    @promise(
+        "dead-letters.original-is-kept-until-written",
+        "While its letter cannot be written the original is not acked: it comes again.",
+    )
+    async def test_original_is_kept_until_written(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic, dead = await harness.connect(wrap=faults), await harness.topic(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            faults.publish[dead].extend(BackendError("dead letters are down") for _ in range(1000))
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            rejecting = asyncio.ensure_future(message.reject("bad"))
+            await eventually(
+                lambda: any(isinstance(event, DeadLetterFailed) for event in events), harness.patience, "the failure"
+            )
+            assert not rejecting.done()
+            await inbox.close()
+            await asyncio.wait({rejecting}, timeout=harness.patience)
+            assert rejecting.cancelled() or rejecting.exception() is not None
+        async with bus.messages(topic, subscription="readers") as again:
+            assert bodies(await until_seen(again, [b"x"], harness.patience)) == once([b"x"])
+
+    @promise(
+        "dead-letters.missing-topic-loses-nothing",
+        "A dead-letter topic that was deleted loses no letter: it is written when the topic is back.",
+    )
+    async def test_missing_topic_loses_nothing(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            await bus.admin.delete_topic(dead)
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            rejecting = asyncio.ensure_future(message.reject("bad"))
+            await eventually(
+                lambda: any(isinstance(event, DeadLetterFailed) for event in events), harness.patience, "the failure"
+            )
+            await bus.admin.ensure_topic(dead)
+            async with bus.messages(dead, subscription="readers", start="earliest") as letters:
+                await take(letters, 1, harness.patience)
+            await rejecting
+
+    @promise("dead-letters.drop-is-explicit", "With `DROP` a rejected message is gone, and an event says so.")
+    async def test_drop_is_explicit(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers", dead_letter=DROP) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            await message.reject("worthless")
+            dropped = [(e.target, e.reason) for e in events if isinstance(e, DeadLettered)]
+            assert dropped == [(None, "worthless")]
+            await nothing_more(inbox, harness.quiet)
+        async with bus.messages(topic, subscription="readers") as again:
+            await nothing_more(again, harness.quiet)
+
+    @promise(
+        "dead-letters.without-one-nothing-is-dropped",
+        "Without a dead-letter topic a rejected message comes back, at the longest backoff.",
+    )
+    async def test_without_one_nothing_is_dropped(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        loop = asyncio.get_running_loop()
+        policy = Retry(initial=0.05, maximum=0.6, jitter=0.0)
+        async with bus.messages(topic, subscription="readers", retry=policy) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            rejected = loop.time()
+            await message.reject("bad")
+            await take(inbox, 1, harness.patience)
+            assert loop.time() - rejected >= 0.58
+
+    @promise(
+        "dead-letters.are-cut-to-fit",
+        "However long the error's text, the letter is written, with body, key and attributes whole.",
+    )
+    async def test_are_cut_to_fit(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+
+        async def handle(_: Message[bytes]) -> None:
+            raise ValueError("ä" * 3_000_000)
+
+        async with (
+            bus.messages(topic, subscription="readers", retry=Retry(max_attempts=1), dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            await bus.topic(topic).publish(OutboundMessage(bytes(500), key="k", attributes={"a": "b"}))
+            work = asyncio.ensure_future(inbox.receive(handle))
+            (letter,) = await take(letters, 1, harness.patience)
+            await inbox.close()
+            await work
+            assert (letter.data, letter.key, letter.attributes["a"]) == (bytes(500), b"k", "b")
+            assert letter.attributes["dead-letter-error"].startswith("ValueError: ää")
+
+    @promise(
+        "dead-letters.lease-is-kept-while-writing",
+        "A dead-letter write that takes longer than a lease writes one letter, once.",
+    )
+    async def test_lease_is_kept_while_writing(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(short_lease=True, wrap=faults), await harness.topic()
+        dead = await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers", dead_letter=dead) as inbox,
+            bus.messages(topic, subscription="readers", dead_letter=dead) as other,
+            bus.messages(dead, subscription="readers") as letters,
+        ):
+            faults.publish[dead].extend(BackendError("dead letters are down") for _ in range(4))
+            await bus.topic(topic).publish(b"x")
+            waits = {asyncio.ensure_future(reader.next_message()) for reader in (inbox, other)}
+            done, waiting = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=harness.patience)
+            for task in done:
+                message = task.result()
+                assert message is not None
+                await message.reject("bad")
+            assert not any(task.done() for task in waiting), "The message went to another consumer meanwhile"
+            for task in waiting:
+                task.cancel()
+            await take(letters, 1, harness.patience)
+            await nothing_more(letters, harness.quiet)
+
+    @promise(
+        "dead-letters.redrive-brings-back",
+        "`redrive` publishes each letter to its origin as it was, and tells how many.",
+    )
+    async def test_redrive_brings_back(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            sent = [OutboundMessage(body, key=body, attributes={"n": body.decode()}) for body in numbered(10)]
+            await bus.topic(topic).publish_batch(sent)
+            for message in await take(inbox, 10, harness.patience):
+                await message.reject("bad")
+            progress: list[int] = []
+            report = await bus.admin.redrive(dead, progress=progress.append)
+            assert (report.moved, dict(report.by_topic), report.skipped) == (10, {topic: 10}, 0)
+            assert progress
+            assert progress[-1] == 10
+            back = await take(inbox, 10, harness.patience)
+            assert {(m.data, m.key, tuple(m.attributes.items())) for m in back} == {
+                (s.data, s.key, tuple(s.attributes.items())) for s in sent
+            }
+            assert (await bus.admin.redrive(dead)).moved == 0
+
+    @promise("dead-letters.redrive-limit", "`redrive(limit=n)` moves n letters; the others stay for the next time.")
+    async def test_redrive_limit(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            await bus.topic(topic).publish_batch(numbered(6))
+            for message in await take(inbox, 6, harness.patience):
+                await message.reject("bad")
+            assert (await bus.admin.redrive(dead, limit=2)).moved == 2
+            first = await take(inbox, 2, harness.patience)
+            await nothing_more(inbox, harness.quiet)
+            assert (await bus.admin.redrive(dead)).moved == 4
+            assert len(bodies([*first, *await take(inbox, 4, harness.patience)])) == 6
+
+    @promise(
+        "dead-letters.redrive-skips-strangers",
+        "A message without an origin stays in the dead-letter topic, and is counted.",
+    )
+    async def test_redrive_skips_strangers(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+            await bus.topic(topic).publish(b"x")
+            await (await take(inbox, 1, harness.patience))[0].reject("bad")
+            await bus.topic(dead).publish(b"stranger")
+            report = await bus.admin.redrive(dead)
+            assert (report.moved, report.skipped) == (1, 1)
+            await until_seen(inbox, [b"x"], harness.patience)
+
+    @promise(
+        "dead-letters.redrive-reaches-every-subscription",
+        "A redriven message reaches every subscription of its origin.",
+    )
+    async def test_redrive_reaches_every_subscription(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="first", dead_letter=dead) as first,
+            bus.messages(topic, subscription="second") as second,
+        ):
+            await bus.topic(topic).publish(b"x")
+            await until_seen(second, [b"x"], harness.patience)
+            await (await take(first, 1, harness.patience))[0].reject("bad")
+            await bus.admin.redrive(dead)
+            for inbox in (first, second):
+                await until_seen(inbox, [b"x"], harness.patience)
+
+    @promise(
+        "dead-letters.two-subscriptions-two-letters",
+        "Two subscriptions that give up the same message write a letter each.",
+    )
+    async def test_two_subscriptions_two_letters(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="first", dead_letter=dead, codec=Text()) as first,
+            bus.messages(topic, subscription="second", dead_letter=dead, codec=Text()) as second,
+        ):
+            await bus.topic(topic).publish(OutboundMessage(b"x", id="same"))
+            for inbox in (first, second):
+                message = await inbox.next_message(harness.patience)
+                assert message is not None
+                await message.reject("bad")
+        async with bus.messages(dead, subscription="readers", start="earliest") as letters:
+            seen = [await take(letters, 1, harness.patience) for _ in range(2)]
+            told = {letter.attributes["dead-letter-subscription"] for (letter,) in seen}
+            assert told == {"first", "second"}
+            assert await drain(letters, harness.quiet) == []
+
+
+_TOLD = ("reason", "error", "attempts", "topic", "subscription", "id", "time")

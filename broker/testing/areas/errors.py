@@ -1,0 +1,254 @@
+"""What errors promise: each bad input has one documented class, says what to do, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import broker
+from broker.errors import (
+    AuthenticationFailed,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidSetting,
+    LeaseLost,
+    SubscriptionNotFound,
+    TopicNotFound,
+    UnknownScheme,
+    UnknownSetting,
+    Unsupported,
+)
+from broker.messages import Message
+from broker.names import ephemeral
+from broker.retry import Retry
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import numbered, take, until_seen
+
+__all__ = ["Errors"]
+
+
+class Errors(ConformanceCase):
+    """Bad input and absent things."""
+
+    @promise(
+        "errors.unknown-scheme",
+        "A URL whose scheme nobody answers to raises UnknownScheme before any I/O, and names what there is.",
+    )
+    async def test_unknown_scheme(self, harness: Harness) -> None:
+        with pytest.raises(UnknownScheme) as raised:
+            broker.connect("nonesuch://localhost")
+        assert raised.value.advice
+        for malformed in ("", "localhost:4222/x y", "://nothing"):
+            with pytest.raises(ConfigurationError):
+                broker.connect(malformed)
+
+    @promise(
+        "errors.unknown-parameter",
+        "An unknown URL parameter raises UnknownSetting before any I/O, and names a valid one.",
+    )
+    async def test_unknown_parameter(self, harness: Harness) -> None:
+        url = _as_url(harness)
+        with pytest.raises(UnknownSetting) as raised:
+            broker.connect(f"{url}{'&' if '?' in url else '?'}nonesuch_parameter=1")
+        assert "nonesuch_parameter" in str(raised.value)
+        assert raised.value.advice
+
+    @promise(
+        "errors.malformed-value",
+        "A malformed value of a URL raises InvalidSetting before any I/O; secrets are not shown.",
+    )
+    async def test_malformed_value(self, harness: Harness) -> None:
+        scheme = _as_url(harness).partition(":")[0]
+        with pytest.raises(InvalidSetting) as raised:
+            broker.connect(f"{scheme}://user:s3cr3t@host:port-is-no-number")
+        assert "s3cr3t" not in str(raised.value)
+
+    @requires("harness.unreachable_url")
+    @promise(
+        "errors.no-server",
+        "Where no server listens, opening raises ConnectionFailed, after one honest try, and is retriable.",
+    )
+    async def test_no_server(self, harness: Harness) -> None:
+        async with asyncio.timeout(harness.patience):
+            with pytest.raises(ConnectionFailed) as raised:
+                async with broker.connect(harness.unreachable_url()):
+                    pass
+        assert raised.value.retriable
+        assert raised.value.advice
+
+    @requires("harness.forbidden_url")
+    @promise(
+        "errors.wrong-credentials",
+        "Wrong credentials raise AuthenticationFailed at open, which is not retriable and shows no secret.",
+    )
+    async def test_wrong_credentials(self, harness: Harness) -> None:
+        async with asyncio.timeout(harness.patience):
+            with pytest.raises(AuthenticationFailed) as raised:
+                async with broker.connect(harness.forbidden_url()):
+                    pass
+        assert not raised.value.retriable
+        assert raised.value.advice
+
+    @promise(
+        "errors.missing-topic",
+        "Publishing to, or consuming from, a topic that does not exist raises TopicNotFound, which says how to "
+        "create it.",
+    )
+    async def test_missing_topic(self, harness: Harness) -> None:
+        bus, missing = await harness.bus(), unique("missing")
+        with pytest.raises(TopicNotFound, match="ensure_topic"):
+            await bus.topic(missing).publish(b"x")
+        with pytest.raises(TopicNotFound, match="ensure_topic"):
+            async with bus.messages(missing, subscription="readers"):
+                pass
+        with pytest.raises(TopicNotFound):
+            async with bus.messages(await harness.topic(), subscription="readers", dead_letter=missing):
+                pass
+        assert missing not in await bus.admin.topics()
+
+    @promise(
+        "errors.missing-subscription",
+        "With `create=False` a subscription that does not exist raises SubscriptionNotFound, and is not made.",
+    )
+    async def test_missing_subscription(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        with pytest.raises(SubscriptionNotFound, match="ensure_subscription"):
+            async with bus.messages(topic, subscription="readers", create=False):
+                pass
+        assert await bus.admin.subscriptions(topic) == []
+
+    @promise(
+        "errors.failed-open-leaves-nothing",
+        "A consumer that could not open one of its topics holds nothing of the others.",
+    )
+    async def test_failed_open_leaves_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(5))
+        with pytest.raises(TopicNotFound):
+            async with bus.messages([topic, unique("missing")], subscription="readers"):
+                pass
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await until_seen(inbox, numbered(5), harness.patience)
+
+    @promise(
+        "errors.bad-options",
+        "Options that cannot be used are refused when the consumer is made or opened, before anything is fetched.",
+    )
+    async def test_bad_options(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        with pytest.raises(ConfigurationError):
+            bus.messages(topic, subscription="readers", max_outstanding=0)
+        with pytest.raises(ConfigurationError):
+            bus.messages(topic, subscription="readers", prefetch=0)
+        with pytest.raises(ConfigurationError):
+            bus.messages(topic, subscription="readers", max_lease=0)
+        with pytest.raises(ConfigurationError):
+            bus.messages(topic, subscription="readers", dead_letter=topic)
+        with pytest.raises(ConfigurationError):
+            bus.messages([], subscription="readers")
+        with pytest.raises(ConfigurationError):
+            bus.messages([topic, topic], subscription="readers")
+        with pytest.raises(ConfigurationError):
+            Retry(max_attempts=0)
+
+    @promise(
+        "errors.unsupported-is-refused-at-open",
+        "What a backend cannot do for a consumer raises Unsupported when it is asked for; it is never ignored.",
+    )
+    async def test_unsupported_is_refused_at_open(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        messages = bus.capabilities.messages
+        assert messages is not None
+        if not messages.ephemeral:
+            with pytest.raises(Unsupported):
+                bus.messages(topic, subscription=ephemeral())
+        if not messages.start_latest:
+            with pytest.raises(Unsupported):
+                bus.messages(topic, subscription="readers", start="latest")
+        if messages.confirmed_ack == "never":
+            with pytest.raises(Unsupported):
+                bus.messages(topic, subscription="readers", confirm_acks=True)
+        else:
+            async with bus.messages(topic, subscription="readers", confirm_acks=True) as inbox:
+                await bus.topic(topic).publish(b"x")
+                await (await take(inbox, 1, harness.patience))[0].ack()
+        if bus.capabilities.records is None:
+            with pytest.raises(Unsupported):
+                bus.records(topic, group="readers")
+
+    @requires("messages.confirmed_ack", "messages.lease")
+    @promise(
+        "errors.ack-after-lease-end",
+        "With confirmed acks, an ack after the end of the lease raises LeaseLost, and the message comes again.",
+    )
+    async def test_ack_after_lease_end(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", confirm_acks=True, max_lease=0.3) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            (again,) = await take(inbox, 1, harness.patience)
+            with pytest.raises(LeaseLost) as raised:
+                await message.ack()
+            assert raised.value.advice
+            await again.ack()
+
+    @promise("errors.not-open", "Using a bus or consumer outside its block raises Closed, which says how to use it.")
+    async def test_not_open(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        with pytest.raises(Closed, match="async with"):
+            await bus.messages(topic, subscription="readers").next_message(timeout=0)
+        with pytest.raises(Closed, match="async with"):
+            await harness.open_bus(harness.url(), None).topic(topic).publish(b"x")
+
+    @promise(
+        "errors.endless-handler-loses-nothing",
+        "A handler that never returns loses nothing: its message is another's after the close.",
+    )
+    async def test_endless_handler_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        started = asyncio.Event()
+
+        async def stubborn(_: Message[bytes]) -> None:
+            started.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        release = asyncio.Event()
+        async with bus.messages(topic, subscription="readers", close_timeout=0.2) as inbox:
+            receiving = asyncio.ensure_future(inbox.receive(stubborn))
+            await bus.topic(topic).publish_batch(numbered(5))
+            await started.wait()
+            async with asyncio.timeout(5):
+                await inbox.close()
+        async with bus.messages(topic, subscription="readers") as again:
+            await until_seen(again, numbered(5), harness.patience)
+        release.set()
+        await asyncio.wait({receiving}, timeout=harness.patience)
+
+    @promise(
+        "errors.all-say-what-to-do",
+        "Every error of the tree is a BrokerError with `retriable`, `native` and `advice`.",
+    )
+    async def test_all_say_what_to_do(self, harness: Harness) -> None:
+        bus, missing = await harness.bus(), unique("missing")
+        with pytest.raises(BrokerError) as raised:
+            await bus.topic(missing).publish(b"x")
+        error = raised.value
+        assert not error.retriable
+        assert error.advice
+        assert error.advice in str(error)
+        assert missing in str(error)
+
+
+def _as_url(harness: Harness) -> str:
+    url = harness.url()
+    return url if isinstance(url, str) else url.url

@@ -1,0 +1,376 @@
+"""What fidelity promises: bodies, keys, attributes and times come back equal, or are refused before they are sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.codecs import Json, Text
+from broker.errors import InvalidMessage, InvalidName, MessageTooLarge
+from broker.messages import RESERVED_PREFIX, Message, OutboundMessage
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import nothing_more, take
+
+__all__ = ["HOSTILE", "Codecs", "Fidelity", "Limits"]
+
+HOSTILE = (
+    "a/b/c",
+    "../../etc",
+    "./..\\c:\\",
+    "back\\slash",
+    "quo\"te and 'single'",
+    "with  two spaces",
+    " leading and trailing ",
+    "0digit",
+    "semi;colon, comma: colon = equals & ampersand",
+    "percent%20%zz%",
+    "line\nfeed\r\nand\ttab",
+    "bell\x07 nul\x00 delete\x7f",
+    "".join(chr(code) for code in range(128)),
+    "ümläut ñ ß",
+    "emoji 😀👩‍👩‍👧",
+    "right-to-left עברית العربية",
+    "\u2028line separator\ufeff",
+    "\U0010ffff",
+    "Case",
+    "case",
+)
+"""Texts that headers, paths, URLs and codecs are known to spoil."""
+
+
+class Fidelity(ConformanceCase):
+    """Round trips of everything a message may hold."""
+
+    @promise("fidelity.hostile-attribute-values", "Hostile texts come back unchanged as attribute values.")
+    async def test_hostile_attribute_values(self, harness: Harness) -> None:
+        wanted = {f"name-{number}": text for number, text in enumerate((*HOSTILE, ""))}
+        (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
+        assert dict(message.attributes) == wanted
+
+    @promise("fidelity.hostile-attribute-names", "Hostile texts come back unchanged as attribute names.")
+    async def test_hostile_attribute_names(self, harness: Harness) -> None:
+        wanted = {text: str(number) for number, text in enumerate(HOSTILE)}
+        (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
+        assert dict(message.attributes) == wanted
+
+    @promise("fidelity.hostile-keys-and-ids", "Hostile texts come back unchanged as keys and as ids.")
+    async def test_hostile_keys_and_ids(self, harness: Harness) -> None:
+        sent = [
+            OutboundMessage(str(n).encode(), key=text, id=f"{unique('id')} {text}") for n, text in enumerate(HOSTILE)
+        ]
+        got = {message.data: message for message in await _round_trip(harness, sent)}
+        for message in sent:
+            assert (got[message.data].key, got[message.data].id) == (message.key, message.id)
+
+    @promise("fidelity.binary-bodies", "Bodies of any bytes come back byte for byte.")
+    async def test_binary_bodies(self, harness: Harness) -> None:
+        wanted = [bytes(range(256)), b"\xff\xfe\x00", b"\x00", *(text.encode() + b"\xc3\x28" for text in HOSTILE)]
+        got = {message.data for message in await _round_trip(harness, [OutboundMessage(body) for body in wanted])}
+        assert got == set(wanted)
+
+    @promise("fidelity.binary-keys", "Keys of any bytes come back byte for byte.")
+    async def test_binary_keys(self, harness: Harness) -> None:
+        wanted = [bytes(range(256)), b"\xff\xfe", b"\x00", b"\xc3\x28", b"\r\n"]
+        got = {
+            message.key for message in await _round_trip(harness, [OutboundMessage(b"x", key=key) for key in wanted])
+        }
+        assert got == set(wanted)
+
+    @promise(
+        "fidelity.no-key-is-not-the-empty-key",
+        "A message without a key comes back without one; the empty key comes back empty.",
+    )
+    async def test_no_key_is_not_the_empty_key(self, harness: Harness) -> None:
+        got = await _round_trip(harness, [OutboundMessage(b"none"), OutboundMessage(b"empty", key=b"")])
+        assert {message.data: message.key for message in got} == {b"none": None, b"empty": b""}
+
+    @promise("fidelity.empty-body", "An empty body comes back empty, with its key and attributes.")
+    async def test_empty_body(self, harness: Harness) -> None:
+        (message,) = await _round_trip(harness, [OutboundMessage(b"", key="k", attributes={"a": "b"})])
+        assert (message.data, message.key, dict(message.attributes)) == (b"", b"k", {"a": "b"})
+
+    @requires("publish.tombstones")
+    @promise(
+        "fidelity.tombstone-is-not-empty",
+        "A tombstone (`data=None`) comes back as None, an empty body as empty.",
+    )
+    async def test_tombstone_is_not_empty(self, harness: Harness) -> None:
+        sent = [OutboundMessage(None, key="gone"), OutboundMessage(b"", key="empty")]
+        got = await _round_trip(harness, sent)
+        assert {message.key: message.data for message in got} == {b"gone": None, b"empty": b""}
+
+    @promise("fidelity.str-key-is-utf-8", "A str key is its UTF-8 bytes.")
+    async def test_str_key_is_utf_8(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x", key="schlüssel", attributes={"a": "b"})
+            (message,) = await take(inbox, 1, harness.patience)
+            assert (message.key, dict(message.attributes)) == ("schlüssel".encode(), {"a": "b"})
+
+    @promise("fidelity.many-attributes", "Twenty attributes come back with nothing added, lost or renamed.")
+    async def test_many_attributes(self, harness: Harness) -> None:
+        wanted = {f"attribute.{number}": "v" * number for number in range(20)}
+        (message,) = await _round_trip(harness, [OutboundMessage(b"x", attributes=wanted)])
+        assert dict(message.attributes) == wanted
+        assert not any(name.startswith(RESERVED_PREFIX) for name in message.attributes)
+
+    @promise(
+        "fidelity.times-are-true",
+        "`publish_time` is the producer's clock, given or set; `broker_time` is near it; both in UTC.",
+    )
+    async def test_times_are_true(self, harness: Harness) -> None:
+        given = datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC)
+        before = datetime.now(UTC)
+        sent = [OutboundMessage(b"given", publish_time=given), OutboundMessage(b"set")]
+        got = {message.data: message for message in await _round_trip(harness, sent)}
+        assert got[b"given"].publish_time == given
+        for message in got.values():
+            for moment in (message.publish_time, message.broker_time):
+                assert moment is None or moment.utcoffset() == timedelta(0)
+        told = got[b"set"].publish_time
+        assert told is not None
+        assert abs(told - before) < timedelta(minutes=1)
+
+    @promise(
+        "fidelity.forwarding-is-lossless",
+        "A message forwarded with `from_message` arrives with the same body, key, attributes, id and time.",
+    )
+    async def test_forwarding_is_lossless(self, harness: Harness) -> None:
+        bus, onward = await harness.bus(), await harness.topic()
+        sent = OutboundMessage(b"\x00body", key=b"\xffkey", attributes={"ä": "\x00", "b": ""}, id=unique("id"))
+        (first,) = await _round_trip(harness, [sent])
+        async with bus.messages(onward, subscription="readers") as inbox:
+            await bus.topic(onward).publish(OutboundMessage.from_message(first))
+            (second,) = await take(inbox, 1, harness.patience)
+        assert (second.id, second.key, second.data) == (sent.id, sent.key, sent.data)
+        assert dict(second.attributes) == dict(sent.attributes)
+        assert second.publish_time == first.publish_time
+
+    @promise(
+        "fidelity.portable-names",
+        "Every portable name is a usable topic and subscription name, from 3 to 200 characters.",
+    )
+    async def test_portable_names(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        longest = unique("long") + "x" * 200
+        for topic in (f"T{unique('t')[-2:]}", longest[:200], f"{unique('a')}._-.B-_", f"{unique('a')}.."):
+            await harness.create_topic(topic)
+            for subscription in ("abc", "A.b_c-d..", "s" * 200):
+                async with bus.messages(topic, subscription=subscription) as inbox:
+                    await bus.topic(topic).publish(b"x")
+                    await (await take(inbox, 1, harness.patience))[0].ack()
+            assert topic in await bus.admin.topics()
+            assert set(await bus.admin.subscriptions(topic)) == {"abc", "A.b_c-d..", "s" * 200}
+
+    @promise(
+        "fidelity.unportable-names-are-refused",
+        "A name that is not portable is refused with InvalidName before any I/O.",
+    )
+    async def test_unportable_names_are_refused(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        for name in ("", "ab", "1abc", "a b c", "äöü", "a/b", "a*b", "abc>", "x" * 201, "abc\n"):
+            with pytest.raises(InvalidName):
+                bus.topic(name)
+            with pytest.raises(InvalidName):
+                bus.messages(topic, subscription=name)
+
+
+class Limits(ConformanceCase):
+    """The largest that is taken, and one byte more."""
+
+    @requires("publish.limits.body")
+    @promise(
+        "limits.largest-body",
+        "The largest body arrives whole; one byte more raises MessageTooLarge, and nothing is sent.",
+    )
+    async def test_largest_body(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.body
+        assert limit is not None
+        body = bytes(range(256)) * (limit // 256) + bytes(limit % 256)
+        await _largest_and_more(harness, OutboundMessage(body), OutboundMessage(body + b"x"))
+
+    @requires("publish.limits.message")
+    @promise(
+        "limits.largest-message",
+        "The largest message, all told, arrives; one byte more raises MessageTooLarge.",
+    )
+    async def test_largest_message(self, harness: Harness) -> None:
+        limits = (await harness.bus()).capabilities.publish.limits
+        assert limits.message is not None
+        attributes = {"name": "value" * 20}
+        rest = len("key") + len("id-1") + len("name") + 100
+        size = limits.message - rest
+        largest = OutboundMessage(bytes(size), key="key", attributes=attributes, id="id-1")
+        more = OutboundMessage(bytes(size + 1), key="key", attributes=attributes, id="id-2")
+        await _largest_and_more(harness, largest, more)
+
+    @requires("publish.limits.key")
+    @promise("limits.largest-key", "The longest key arrives; one byte more raises MessageTooLarge.")
+    async def test_largest_key(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.key
+        assert limit is not None
+        await _largest_and_more(harness, OutboundMessage(b"x", b"k" * limit), OutboundMessage(b"x", b"k" * (limit + 1)))
+
+    @requires("publish.limits.id")
+    @promise("limits.largest-id", "The longest id arrives; one character more raises MessageTooLarge.")
+    async def test_largest_id(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.id
+        assert limit is not None
+        await _largest_and_more(
+            harness, OutboundMessage(b"x", id="i" * limit), OutboundMessage(b"x", id="i" * (limit + 1))
+        )
+
+    @requires("publish.limits.attribute_key")
+    @promise(
+        "limits.largest-attribute-name",
+        "The longest attribute name arrives, also in UTF-8; one byte more raises MessageTooLarge.",
+    )
+    async def test_largest_attribute_name(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.attribute_key
+        assert limit is not None
+        name = "ä" * (limit // 2) + "x" * (limit % 2)
+        await _largest_and_more(
+            harness, OutboundMessage(b"x", attributes={name: ""}), OutboundMessage(b"x", attributes={name + "x": ""})
+        )
+
+    @requires("publish.limits.attribute_value")
+    @promise(
+        "limits.largest-attribute-value",
+        "The longest attribute value arrives, also in UTF-8; one byte more raises MessageTooLarge.",
+    )
+    async def test_largest_attribute_value(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.attribute_value
+        assert limit is not None
+        value = "ä" * (limit // 2) + "x" * (limit % 2)
+        await _largest_and_more(
+            harness,
+            OutboundMessage(b"x", attributes={"a": value}),
+            OutboundMessage(b"x", attributes={"a": value + "x"}),
+        )
+
+    @requires("publish.limits.attributes")
+    @promise("limits.most-attributes", "The greatest number of attributes arrives; one more raises InvalidMessage.")
+    async def test_most_attributes(self, harness: Harness) -> None:
+        limit = (await harness.bus()).capabilities.publish.limits.attributes
+        assert limit is not None
+        most = {f"a{number}": str(number) for number in range(limit)}
+        await _largest_and_more(
+            harness, OutboundMessage(b"x", attributes=most), OutboundMessage(b"x", attributes={**most, "b": ""})
+        )
+
+    @promise(
+        "limits.wrong-types-are-refused",
+        "A field of a wrong type, a reserved or empty name, and text that is not UTF-8 are refused when the "
+        "message is made.",
+    )
+    async def test_wrong_types_are_refused(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        wrong: list[dict[str, Any]] = [
+            {"attributes": {"a": 1}},
+            {"attributes": {"a": None}},
+            {"attributes": {"a": b"bytes"}},
+            {"attributes": {1: "a"}},
+            {"attributes": {"": "a"}},
+            {"attributes": {"a": "\ud800"}},
+            {"attributes": {"\udfff": "a"}},
+            {"attributes": {f"{RESERVED_PREFIX}x": "a"}},
+            {"key": 1},
+            {"id": ""},
+            {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001
+            {"ttl": 0},
+            {"partition": -1},
+        ]
+        for fields in wrong:
+            with pytest.raises(InvalidMessage):
+                OutboundMessage(b"x", **fields)
+        untyped: Any = bus.topic(topic)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            for body in ("text", 1, ["list"], {"a": "dict"}):
+                with pytest.raises(InvalidMessage):
+                    await untyped.publish(body)
+            await nothing_more(inbox, harness.quiet)
+
+
+@dataclass
+class _Order:
+    number: int
+    note: str | None = None
+
+
+class Codecs(ConformanceCase):
+    """Typed payloads."""
+
+    @promise(
+        "codecs.json-comes-back-typed",
+        "A payload of `Json(T)` comes back as an equal T, byte for byte the JSON that was sent.",
+    )
+    async def test_json_comes_back_typed(self, harness: Harness) -> None:
+        bus, topic, codec = await harness.bus(), await harness.topic(), Json(_Order)
+        async with bus.messages(topic, subscription="readers", codec=codec) as inbox:
+            await bus.topic(topic, codec=codec).publish(_Order(7, "ä\x00😀"), key="k")
+            message = await inbox.next_message(harness.patience)
+            assert message is not None
+            assert message.payload == _Order(7, "ä\x00😀")
+            assert json.loads(message.data or b"") == {"number": 7, "note": "ä\x00😀"}
+
+    @promise("codecs.text-comes-back", "A payload of `Text` comes back as the same text.")
+    async def test_text_comes_back(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", codec=Text()) as inbox:
+            await bus.topic(topic, codec=Text()).publish_batch(list(HOSTILE))
+            seen: set[str] = set()
+            while len(seen) < len(HOSTILE):
+                message = await inbox.next_message(harness.patience)
+                assert message is not None
+                seen.add(message.payload)
+        assert seen == set(HOSTILE)
+
+    @promise("codecs.bytes-need-none", "Without a codec the payload is the body itself.")
+    async def test_bytes_need_none(self, harness: Harness) -> None:
+        (message,) = await _round_trip(harness, [OutboundMessage(b"\x00\xff")])
+        assert message.payload == message.data == b"\x00\xff"
+
+    @promise(
+        "codecs.what-cannot-be-encoded-is-refused",
+        "A payload that its codec cannot encode is refused, and nothing is sent.",
+    )
+    async def test_what_cannot_be_encoded_is_refused(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        typed: Any = bus.topic(topic, codec=Json(dict[str, Any]))
+        async with bus.messages(topic, subscription="readers") as inbox:
+            with pytest.raises(InvalidMessage):
+                await typed.publish({"a": object()})
+            await nothing_more(inbox, harness.quiet)
+
+
+async def _round_trip(harness: Harness, sent: list[OutboundMessage]) -> list[Message[bytes]]:
+    """Publish these to a topic of their own and take as many."""
+    bus, topic = await harness.bus(), await harness.topic()
+    async with bus.messages(topic, subscription="readers") as inbox:
+        await bus.topic(topic).publish_batch(sent)
+        messages = await take(inbox, len(sent), harness.patience)
+        for message in messages:
+            await message.ack()
+        return messages
+
+
+async def _largest_and_more(harness: Harness, largest: OutboundMessage, more: OutboundMessage) -> None:
+    bus, topic = await harness.bus(), await harness.topic()
+    async with bus.messages(topic, subscription="readers") as inbox:
+        with pytest.raises(InvalidMessage) as refused:
+            await bus.topic(topic).publish(more)
+        assert isinstance(refused.value, MessageTooLarge) or len(more.attributes) > len(largest.attributes)
+        await bus.topic(topic).publish(largest)
+        (message,) = await take(inbox, 1, harness.patience)
+        assert (message.data, message.key) == (largest.data, largest.key)
+        assert dict(message.attributes) == dict(largest.attributes)
+        if largest.id is not None:
+            assert message.id == largest.id
+        await message.ack()
+        await nothing_more(inbox, harness.quiet)

@@ -1,0 +1,170 @@
+"""What flow control promises: never more unsettled than allowed, and nobody sits on what others could do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import ConfigurationError
+from broker.hooks import Event, FlowBlocked
+from broker.messages import Message
+from broker.testing.case import ConformanceCase
+from broker.testing.faults import Faults
+from broker.testing.harness import Harness
+from broker.testing.promises import promise
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["Flow"]
+
+
+class Flow(ConformanceCase):
+    """The bounds on what is unsettled."""
+
+    @promise(
+        "flow.never-more-than-n-unsettled",
+        "With n messages unsettled no more are handed over; settling one lets one through.",
+    )
+    async def test_never_more_than_n_unsettled(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding=5) as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            held = await take(inbox, 5, harness.patience)
+            for _ in range(15):
+                await nothing_more(inbox, harness.quiet / 5)
+                await held.pop(0).ack()
+                held += await take(inbox, 1, harness.patience)
+
+    @promise(
+        "flow.bound-counts-the-buffer",
+        "What is fetched and not handed over counts too: others get all beyond the bound.",
+    )
+    async def test_bound_counts_the_buffer(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding=5, prefetch=5) as first:
+            await bus.topic(topic).publish_batch(numbered(20))
+            await take(first, 1, harness.patience)
+            async with bus.messages(topic, subscription="readers", max_outstanding=20, prefetch=20) as second:
+                await take(second, 15, harness.patience)
+
+    @promise("flow.bytes-are-bounded", "Unsettled bytes exceed `max_outstanding_bytes` by one message at most.")
+    async def test_bytes_are_bounded(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        body = bytes(1000)
+        async with bus.messages(
+            topic, subscription="readers", max_outstanding=100, max_outstanding_bytes=5000
+        ) as inbox:
+            await bus.topic(topic).publish_batch([body] * 20)
+            held: list[Message[bytes]] = []
+            while (
+                message := await inbox.next_message(harness.patience if len(held) < 4 else harness.quiet)
+            ) is not None:
+                held.append(message)
+            assert 4 <= len(held) <= 6, f"{len(held)} messages of 1000 bytes were held under a bound of 5000"
+            for message in held:
+                await message.ack()
+            await take(inbox, 4, harness.patience)
+
+    @promise("flow.one-large-message-passes", "A message larger than `max_outstanding_bytes` is handed over, alone.")
+    async def test_one_large_message_passes(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding_bytes=100) as inbox:
+            await bus.topic(topic).publish_batch([bytes(5000), bytes(5001)])
+            sizes: list[int] = []
+            for _ in range(2):
+                (message,) = await take(inbox, 1, harness.patience)
+                sizes.append(len(message.data or b""))
+                await nothing_more(inbox, harness.quiet)
+                await message.ack()
+            assert sorted(sizes) == [5000, 5001]
+
+    @promise(
+        "flow.batch-above-the-bound-is-an-error",
+        "Asking for a batch larger than `max_outstanding` is an error, at once.",
+    )
+    async def test_batch_above_the_bound_is_an_error(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding=5) as inbox:
+            with pytest.raises(ConfigurationError):
+                await inbox.next_batch(6, timeout=0)
+            assert len(await inbox.next_batch(5, timeout=0)) == 0
+
+    @promise(
+        "flow.forgotten-messages-are-named",
+        "A consumer blocked by messages forgotten unsettled warns, and names them.",
+        seconds=90,
+    )
+    async def test_forgotten_messages_are_named(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers", max_outstanding=2) as inbox:
+            await bus.topic(topic).publish_batch(numbered(5))
+            held = await take(inbox, 2, harness.patience)
+            await eventually(
+                lambda: any(isinstance(event, FlowBlocked) for event in events), 30.0, "the warning of blocked flow"
+            )
+            (blocked, *_) = [event for event in events if isinstance(event, FlowBlocked)]
+            assert {message.id for message in blocked.oldest} == {message.id for message in held}
+            assert blocked.outstanding == 2
+
+    @promise(
+        "flow.slow-consumer-hoards-nothing",
+        "A consumer that works on one message for long leaves the rest to others.",
+    )
+    async def test_slow_consumer_hoards_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as slow:
+            await bus.topic(topic).publish_batch(numbered(100))
+            await take(slow, 1, harness.patience)
+            async with bus.messages(topic, subscription="readers") as quick:
+                seen: list[Message[bytes]] = []
+                while (message := await quick.next_message(4 * harness.quiet)) is not None:
+                    await message.ack()
+                    seen.append(message)
+                assert len(seen) >= 95, f"The slow consumer holds {100 - len(seen)} messages, working on one"
+
+    @promise("flow.busy-consumer-keeps-up", "A consumer that settles at once gets thousands through a small bound.")
+    async def test_busy_consumer_keeps_up(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_outstanding=10) as inbox:
+            await bus.topic(topic).publish_batch(numbered(3000))
+            assert bodies(await until_seen(inbox, numbered(3000), harness.patience)) == once(numbered(3000))
+
+    @promise("flow.idle-consumer-does-not-spin", "An idle consumer asks its broker a few times a second at most.")
+    async def test_idle_consumer_does_not_spin(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+            before = faults.fetches
+            await nothing_more(inbox, 1.0)
+            assert faults.fetches - before <= 20
+
+    @promise(
+        "flow.handlers-within-the-bound",
+        "`receive` never has more messages in handlers than `max_outstanding`.",
+    )
+    async def test_handlers_within_the_bound(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running = peak = handled = 0
+        complete = asyncio.Event()
+
+        async def handle(_: Message[bytes]) -> None:
+            nonlocal running, peak, handled
+            running += 1
+            peak = max(peak, running)
+            await asyncio.sleep(0)
+            running -= 1
+            handled += 1
+            if handled == 100:
+                complete.set()
+
+        async with bus.messages(topic, subscription="readers", max_outstanding=3) as inbox:
+            await bus.topic(topic).publish_batch(numbered(100))
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=3))
+            async with asyncio.timeout(harness.patience):
+                await complete.wait()
+            await inbox.close()
+            await work
+        assert peak <= 3

@@ -1,0 +1,207 @@
+"""What leases promise: what is held stays ours while it is renewed, and the end of a lease is told, not hidden."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import LeaseLost
+from broker.hooks import Event, LeaseExpired
+from broker.messages import Message, SettleState
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import Inbox, bodies, eventually, let_pass, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["Leases"]
+
+
+class Leases(ConformanceCase):
+    """Renewal, extension, expiry and crash."""
+
+    @requires("messages.lease")
+    @promise("leases.held-is-renewed", "A message held for three leases goes to nobody else, and its ack counts.")
+    async def test_held_is_renewed(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers") as first,
+            bus.messages(topic, subscription="readers") as second,
+        ):
+            await bus.topic(topic).publish(b"x")
+            holder, other, message = await _first_of(first, second, harness.patience)
+            await nothing_more(other, 3 * harness.lease_seconds)
+            assert not message.lease_lost
+            await message.ack()
+            await nothing_more(holder, harness.quiet)
+
+    @requires("messages.lease")
+    @promise(
+        "leases.buffered-is-renewed",
+        "Messages that wait in the buffer for two leases are still ours, and come once.",
+    )
+    async def test_buffered_is_renewed(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", prefetch=20) as inbox:
+            await bus.topic(topic).publish_batch(numbered(40))
+            await _ack_some(inbox, 20, harness.patience)
+            await let_pass(2 * harness.lease_seconds)
+            rest = await take(inbox, 20, harness.patience)
+            assert {message.delivery_attempt for message in rest} <= {1, None}
+            for message in rest:
+                await message.ack()
+            await nothing_more(inbox, 1.5 * harness.lease_seconds)
+
+    @requires("messages.lease")
+    @promise("leases.handlers-are-covered", "A handler that runs for three leases has its message to itself, once.")
+    async def test_handlers_are_covered(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        calls: list[bytes | None] = []
+        finish = asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            calls.append(message.data)
+            await finish.wait()
+
+        async with (
+            bus.messages(topic, subscription="readers") as first,
+            bus.messages(topic, subscription="readers") as second,
+        ):
+            work = [asyncio.ensure_future(inbox.receive(handle, concurrency=2)) for inbox in (first, second)]
+            await bus.topic(topic).publish(b"x")
+            await asyncio.wait(work, timeout=3 * harness.lease_seconds)
+            finish.set()
+            for inbox in (first, second):
+                await inbox.close()
+            await asyncio.gather(*work)
+        assert calls == [b"x"]
+
+    @requires("messages.lease")
+    @promise(
+        "leases.max-lease-ends-it",
+        "After `max_lease` the message is lost: flag, event, a refused ack, and it comes again.",
+    )
+    async def test_max_lease_ends_it(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers", max_lease=0.5) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            (again,) = await take(inbox, 1, harness.patience)
+            assert again.id == message.id
+            assert message.lease_lost
+            assert message.state is SettleState.LOST
+            assert [event.message.id for event in events if isinstance(event, LeaseExpired)] == [message.id]
+            with pytest.raises(LeaseLost):
+                await message.ack()
+            with pytest.raises(LeaseLost):
+                await message.extend(1.0)
+            await again.ack()
+            await nothing_more(inbox, 1.5 * harness.lease_seconds)
+
+    @requires("messages.lease")
+    @promise("leases.max-lease-counts-from-hand-over", "Time in the buffer does not count against `max_lease`.")
+    async def test_max_lease_counts_from_hand_over(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_lease=0.6) as inbox:
+            await bus.topic(topic).publish_batch(numbered(2))
+            await (await take(inbox, 1, harness.patience))[0].ack()
+            await let_pass(1.0)
+            (message,) = await take(inbox, 1, harness.patience)
+            await message.ack()
+            assert message.state is not SettleState.LOST
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("messages.lease")
+    @promise(
+        "leases.extend-raises-the-bound",
+        "`extend(seconds)` keeps a message beyond `max_lease`, and its ack counts.",
+    )
+    async def test_extend_raises_the_bound(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_lease=0.4) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            await message.extend(2.5 * harness.lease_seconds)
+            await nothing_more(inbox, 1.8 * harness.lease_seconds)
+            assert not message.lease_lost
+            await message.ack()
+            await nothing_more(inbox, 1.2 * harness.lease_seconds)
+
+    @requires("messages.lease")
+    @promise(
+        "leases.expired-handler-hurts-nobody",
+        "A handler that outlives its lease settles nothing of the new holder's.",
+    )
+    async def test_expired_handler_hurts_nobody(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", max_lease=0.3) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (late,) = await take(inbox, 1, harness.patience)
+            (again,) = await take(inbox, 1, harness.patience)
+            with pytest.raises(LeaseLost):
+                await late.ack()
+            with pytest.raises(LeaseLost):
+                await late.nack(delay=0)
+            await again.nack(delay=0)
+            assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
+
+    @requires("messages.lease", "harness.crash")
+    @promise(
+        "leases.crash-gives-back",
+        "What a crashed consumer held comes again when its lease ends; what it acked does not.",
+    )
+    async def test_crash_gives_back(self, harness: Harness) -> None:
+        doomed, topic = await harness.connect(short_lease=True), await harness.topic()
+        inbox = doomed.messages(topic, subscription="readers")
+        await inbox.__aenter__()
+        await doomed.topic(topic).publish_batch(numbered(10))
+        held = await take(inbox, 10, harness.patience)
+        for message in held[:4]:
+            await message.ack()
+        await eventually(lambda: held[3].state is SettleState.SETTLED, harness.patience, "the acks")
+        await harness.crash(doomed)
+        bus = await harness.connect(short_lease=True)
+        async with bus.messages(topic, subscription="readers") as again:
+            rest = [message.data or b"" for message in held[4:]]
+            assert bodies(await until_seen(again, rest, harness.patience)) == once(rest)
+            await nothing_more(again, 1.5 * harness.lease_seconds)
+
+    @requires("messages.lease", "shared", "harness.worker")
+    @promise(
+        "leases.killed-process-gives-back",
+        "After SIGKILL of a consumer process every message it had not acked comes again.",
+    )
+    async def test_killed_process_gives_back(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers"):
+            pass
+        await bus.topic(topic).publish_batch(numbered(100))
+        worker = await harness.worker(topic, "readers", handle=30)
+        await worker.until_holding(3 * harness.patience)
+        await worker.kill()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            rest = [body for body in numbered(100) if body not in worker.handled]
+            seen = bodies(await until_seen(inbox, rest, harness.patience))
+            assert set(seen) >= set(rest)
+            # The last acks before the death may have been on their way.
+            assert len(set(seen) - set(rest)) <= 30
+
+
+async def _first_of(first: Inbox, second: Inbox, patience: float) -> tuple[Inbox, Inbox, Message[bytes]]:
+    """Which of two consumers got the only message, the other one, and the message."""
+    inboxes = (first, second)
+    waits = [asyncio.ensure_future(inbox.next_message(patience)) for inbox in inboxes]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    winner = 0 if waits[0].done() else 1
+    waits[1 - winner].cancel()
+    message = await waits[winner]
+    assert message is not None
+    return inboxes[winner], inboxes[1 - winner], message
+
+
+async def _ack_some(inbox: Inbox, count: int, patience: float) -> None:
+    """Take and ack so many."""
+    for message in await take(inbox, count, patience):
+        await message.ack()

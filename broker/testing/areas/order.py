@@ -1,0 +1,328 @@
+"""What order promises: keys run in parallel, each strictly in order, and no key can starve the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from broker.messages import Message, OutboundMessage
+from broker.retry import Retry
+from broker.testing.areas.retry import QUICK, handling
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import eventually, numbered, take, until_seen
+
+__all__ = ["Order"]
+
+
+class Order(ConformanceCase):
+    """Order per key."""
+
+    @requires("messages.ordered_delivery")
+    @promise(
+        "order.one-consumer-sees-publish-order",
+        "A single consumer without failures gets the messages of each key as published.",
+    )
+    async def test_one_consumer_sees_publish_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish_batch(_interleaved(16, 60))
+            seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+            for _ in range(16 * 60):
+                (message,) = await take(inbox, 1, harness.patience)
+                seen[message.key].append(message.data)
+                await message.ack()
+            assert all(bodies == numbered(60) for bodies in seen.values())
+            assert len(seen) == 16
+
+    @requires("messages.ordered_delivery")
+    @promise(
+        "order.keys-run-in-parallel-each-in-order",
+        "With `ordered_by_key` one handler per key runs at a time, in order; keys run in parallel.",
+    )
+    async def test_keys_run_in_parallel_each_in_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running: set[bytes | None] = set()
+        seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+        peak = 0
+
+        async def handle(message: Message[bytes]) -> None:
+            nonlocal peak
+            assert message.key not in running, f"Two handlers of key {message.key!r} at once"
+            running.add(message.key)
+            peak = max(peak, len(running))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            seen[message.key].append(message.data)
+            running.discard(message.key)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish_batch(_interleaved(8, 30))
+            await handling(
+                inbox.receive(handle, concurrency=8),
+                lambda: sum(map(len, seen.values())) >= 240,
+                inbox,
+                harness.patience,
+            )
+        assert all(bodies == numbered(30) for bodies in seen.values())
+        assert peak > 1, "Keys did not run in parallel"
+
+    @promise(
+        "order.blocked-key-blocks-only-itself",
+        "A key whose handler does not end holds up its own messages only.",
+    )
+    async def test_blocked_key_blocks_only_itself(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        done: list[bytes | None] = []
+        finish = asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            if message.key == b"stuck":
+                await finish.wait()
+            done.append(message.key)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            stuck = [OutboundMessage(body, key="stuck") for body in numbered(3)]
+            others = [OutboundMessage(b"x", key=f"other-{n}") for n in range(30)]
+            await bus.topic(topic).publish_batch([*stuck, *others])
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=4))
+            await eventually(lambda: len(done) == 30, harness.patience, "the end of all other keys")
+            assert b"stuck" not in done
+            finish.set()
+            await eventually(lambda: len(done) == 33, harness.patience, "the end of the stuck key")
+            await inbox.close()
+            await work
+
+    @promise(
+        "order.failed-head-is-retried-first",
+        "A failed message is retried before any later one of its key is handled.",
+    )
+    async def test_failed_head_is_retried_first(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+        failures: defaultdict[bytes | None, int] = defaultdict(int)
+
+        async def handle(message: Message[bytes]) -> None:
+            if message.data == b"m-000002" and failures[message.key] < 2:
+                failures[message.key] += 1
+                raise ValueError("raised by the test")
+            seen[message.key].append(message.data)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, retry=QUICK) as inbox:
+            # One publish at a time: the order of a batch is another promise.
+            for message in _interleaved(3, 6):
+                await bus.topic(topic).publish(message)
+            await handling(
+                inbox.receive(handle, concurrency=4),
+                lambda: sum(map(len, seen.values())) >= 18,
+                inbox,
+                harness.patience,
+            )
+        assert set(failures.values()) == {2}
+        for key, bodies in seen.items():
+            before = bodies.index(b"m-000002")
+            assert set(bodies[before + 1 :]) >= {b"m-000003", b"m-000004", b"m-000005"}, f"Key {key!r}: {bodies}"
+
+    @promise(
+        "order.dead-letter-releases-followers",
+        "Dead-lettering a message lets the next ones of its key through.",
+    )
+    async def test_dead_letter_releases_followers(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        seen: list[bytes | None] = []
+
+        async def handle(message: Message[bytes]) -> None:
+            if message.data == b"m-000000":
+                raise ValueError("raised by the test")
+            seen.append(message.data)
+
+        async with bus.messages(
+            topic, subscription="readers", ordered_by_key=True, retry=QUICK, dead_letter=dead
+        ) as inbox:
+            await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(5)])
+            await handling(inbox.receive(handle), lambda: len(seen) >= 4, inbox, harness.patience)
+        assert sorted(body or b"" for body in seen) == numbered(5)[1:]
+        async with bus.messages(dead, subscription="readers", start="earliest") as letters:
+            (letter,) = await take(letters, 1, harness.patience)
+            assert (letter.data, letter.key) == (b"m-000000", b"k")
+
+    @promise(
+        "order.hot-key-starves-nobody",
+        "Thousands of messages of one key do not keep other keys from being handled.",
+    )
+    async def test_hot_key_starves_nobody(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        done: list[bytes | None] = []
+        finish = asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            if message.key == b"hot":
+                await finish.wait()
+            done.append(message.key)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, max_outstanding=40) as inbox:
+            await bus.topic(topic).publish_batch([OutboundMessage(body, key="hot") for body in numbered(200)])
+            await bus.topic(topic).publish_batch([OutboundMessage(b"x", key=f"cold-{n}") for n in range(20)])
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=4))
+            await eventually(
+                lambda: len(done) == 20, 2 * harness.patience, "the handling of the cold keys behind 200 hot messages"
+            )
+            finish.set()
+            await inbox.close()
+            await work
+
+    @requires("messages.ordered_delivery")
+    @promise(
+        "order.hot-key-stays-in-order",
+        "A hot key whose messages had to be given back is still handled in order.",
+    )
+    async def test_hot_key_stays_in_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[bytes | None] = []
+
+        async def handle(message: Message[bytes]) -> None:
+            await asyncio.sleep(0)
+            seen.append(message.data)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, max_outstanding=16) as inbox:
+            await bus.topic(topic).publish_batch([OutboundMessage(body, key="hot") for body in numbered(100)])
+            await handling(inbox.receive(handle, concurrency=4), lambda: len(seen) >= 100, inbox, 2 * harness.patience)
+        assert seen == numbered(100)
+
+    @promise("order.no-key-no-order", "Messages without a key wait for nobody: several are handled at once.")
+    async def test_no_key_no_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running = 0
+        together = asyncio.Event()
+
+        async def handle(_: Message[bytes]) -> None:
+            nonlocal running
+            running += 1
+            if running == 4:
+                together.set()
+            await together.wait()
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish_batch(numbered(4))
+            await handling(inbox.receive(handle, concurrency=4), together.is_set, inbox, harness.patience)
+
+    @promise(
+        "order.empty-key-is-a-key",
+        "The empty key is a key of its own: its messages are handled one after the other.",
+    )
+    async def test_empty_key_is_a_key(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running = handled = 0
+
+        async def handle(message: Message[bytes]) -> None:
+            nonlocal running, handled
+            running += 1
+            assert running == 1, f"{message!r} was handled beside another of its key"
+            for _ in range(3):
+                await asyncio.sleep(0)
+            running -= 1
+            handled += 1
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish_batch([OutboundMessage(body, key=b"") for body in numbered(10)])
+            await handling(inbox.receive(handle, concurrency=4), lambda: handled >= 10, inbox, harness.patience)
+
+    @requires("messages.lease", "messages.ordered_delivery")
+    @promise(
+        "order.lost-head-gives-back-its-lane",
+        "When the lease of a key's first message ends, the rest of the key is given back with it.",
+    )
+    async def test_lost_head_gives_back_its_lane(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, max_lease=0.5) as inbox:
+            for body in numbered(4):
+                await bus.topic(topic).publish(body, key="k")
+            (head,) = await take(inbox, 1, harness.patience)
+            assert head.data == b"m-000000"
+            seen: list[bytes | None] = []
+            while len(seen) < 4:
+                (message,) = await take(inbox, 1, harness.patience)
+                await message.ack()
+                seen.append(message.data)
+            assert seen == numbered(4)
+            assert head.lease_lost
+
+    @requires("messages.ordered_delivery")
+    @promise("order.survives-a-close", "What a close gave back of a key comes again in the key's order.")
+    async def test_survives_a_close(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True):
+            pass
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(60)])
+        seen: list[bytes | None] = []
+        for _ in range(3):
+            async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+                for _ in range(20):
+                    (message,) = await take(inbox, 1, harness.patience)
+                    await message.ack()
+                    seen.append(message.data)
+        assert seen == numbered(60)
+
+    @requires("messages.key_affinity")
+    @promise(
+        "order.key-affinity-across-consumers",
+        "Two consumers never handle the same key at once, and each key stays in order.",
+    )
+    async def test_key_affinity_across_consumers(self, harness: Harness) -> None:
+        first, second, topic = await harness.bus(), await harness.connect(), await harness.topic()
+        running: set[bytes | None] = set()
+        seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+
+        async def handle(message: Message[bytes]) -> None:
+            assert message.key not in running, f"Key {message.key!r} was handled twice at once"
+            running.add(message.key)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            seen[message.key].append(message.data)
+            running.discard(message.key)
+
+        policy = Retry(max_attempts=1)
+        inboxes = [
+            bus.messages(topic, subscription="readers", ordered_by_key=True, retry=policy) for bus in (first, second)
+        ]
+        for inbox in inboxes:
+            await inbox.__aenter__()
+        work = [asyncio.ensure_future(inbox.receive(handle, concurrency=8)) for inbox in inboxes]
+        await first.topic(topic).publish_batch(_interleaved(16, 30))
+        await eventually(
+            lambda: sum(map(len, seen.values())) >= 480, 2 * harness.patience, "the handling of all messages"
+        )
+        for inbox in inboxes:
+            await inbox.close()
+        await asyncio.gather(*work)
+        assert all(bodies == numbered(30) for bodies in seen.values())
+
+    @promise(
+        "order.many-consumers-lose-nothing",
+        "Ten key-ordered consumers of one subscription together handle every message.",
+    )
+    async def test_many_consumers_lose_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        inboxes = [bus.messages(topic, subscription="readers", ordered_by_key=True) for _ in range(10)]
+        handled: list[bytes] = []
+
+        async def handle(message: Message[bytes]) -> None:
+            handled.append((message.key or b"") + (message.data or b""))
+
+        for inbox in inboxes:
+            await inbox.__aenter__()
+        work = [asyncio.ensure_future(inbox.receive(handle)) for inbox in inboxes]
+        await bus.topic(topic).publish_batch(_interleaved(16, 30))
+        await eventually(lambda: len(set(handled)) >= 480, 2 * harness.patience, "the handling of all messages")
+        for inbox in inboxes:
+            await inbox.close()
+        await asyncio.gather(*work)
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True) as inbox:
+            await bus.topic(topic).publish(b"last", key="last")
+            assert len(await until_seen(inbox, [b"last"], harness.patience)) == 1
+
+
+def _interleaved(keys: int, each: int) -> list[OutboundMessage]:
+    """`each` numbered messages of `keys` keys, taking turns."""
+    return [OutboundMessage(body, key=f"key-{key}") for body in numbered(each) for key in range(keys)]

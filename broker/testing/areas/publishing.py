@@ -1,0 +1,322 @@
+"""What publishing promises: a receipt means that the message is there, a failure means that it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from broker.errors import BackendError, BrokerError, Closed, PublishError, TopicNotFound, Unsupported
+from broker.messages import OutboundMessage, Receipt
+from broker.testing.case import ConformanceCase
+from broker.testing.faults import Faults
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, drain, let_pass, nothing_more, numbered, once, read, take, until_seen
+
+__all__ = ["Publishing"]
+
+
+class Publishing(ConformanceCase):
+    """Publishing one by one, in batches and through the pipeline."""
+
+    @promise("publishing.receipt-names-the-message", "A receipt carries the id that consumers see as `message.id`.")
+    async def test_receipt_names_the_message(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            receipts = await bus.topic(topic).publish_batch(numbered(5))
+            messages = await take(inbox, 5, harness.patience)
+            assert {receipt.id for receipt in receipts} == {message.id for message in messages}
+            assert len({message.id for message in messages}) == 5
+
+    @promise("publishing.id-is-kept", "An id given by the publisher is what consumers see.")
+    async def test_id_is_kept(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            given = unique("order 1/ä")
+            receipt = await bus.topic(topic).publish(OutboundMessage(b"x", id=given))
+            (message,) = await take(inbox, 1, harness.patience)
+            assert (receipt.id, message.id) == (given, given)
+
+    @promise("publishing.every-receipt-is-true", "What has a receipt arrives, from twenty publishers at once.")
+    async def test_every_receipt_is_true(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+
+            async def publish(number: int) -> None:
+                for body in numbered(25, f"p{number}"):
+                    await bus.topic(topic).publish(body)
+
+            await asyncio.gather(*(publish(number) for number in range(20)))
+            wanted = [body for number in range(20) for body in numbered(25, f"p{number}")]
+            assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
+
+    @promise("publishing.batch-has-a-receipt-each", "`publish_batch` returns one receipt per message, in its order.")
+    async def test_batch_has_a_receipt_each(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        messages = [OutboundMessage(body, id=f"id-{body.decode()}") for body in numbered(50)]
+        receipts = await bus.topic(topic).publish_batch(messages)
+        assert [receipt.id for receipt in receipts] == [message.id for message in messages]
+
+    @promise("publishing.empty-batch", "An empty batch is no error and publishes nothing.")
+    async def test_empty_batch(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert await bus.topic(topic).publish_batch([]) == []
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("records|messages.ordered_delivery")
+    @promise("publishing.batch-keeps-order", "A batch of one key arrives in the batch's order.")
+    async def test_batch_keeps_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        wanted = numbered(500)
+        if bus.capabilities.records:
+            await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in wanted])
+            async with bus.records(topic, group="readers") as log:
+                assert [record.data for record in await read(log, 500, harness.patience)] == wanted
+        else:
+            async with bus.messages(topic, subscription="readers") as inbox:
+                await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in wanted])
+                assert [message.data for message in await take(inbox, 500, harness.patience)] == wanted
+
+    @promise(
+        "publishing.partial-failure-tells-each-fate",
+        "A batch of which some fail raises PublishError with a receipt or an error per message; the rest arrive.",
+    )
+    async def test_partial_failure_tells_each_fate(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            faults.publish[topic].append(BackendError("refused by the test"))
+            with pytest.raises(PublishError) as raised:
+                await bus.topic(topic).publish_batch(numbered(4))
+            outcomes = raised.value.outcomes
+            assert len(outcomes) == 4
+            failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)]
+            assert len(failed) == 1
+            assert all(isinstance(outcome, Receipt) for index, outcome in enumerate(outcomes) if index not in failed)
+            wanted = [body for index, body in enumerate(numbered(4)) if index not in failed]
+            await until_seen(inbox, wanted, harness.patience)
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "publishing.failure-has-no-receipt",
+        "A publish that the broker did not take raises; it returns no receipt.",
+    )
+    async def test_failure_has_no_receipt(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        faults.publish[topic].append(BackendError("refused by the test"))
+        with pytest.raises(BackendError, match="refused by the test"):
+            await bus.topic(topic).publish(b"x")
+
+    @promise("publishing.enqueue-gives-receipts", "Each future of `enqueue` becomes the receipt of its own message.")
+    async def test_enqueue_gives_receipts(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        futures = [
+            await bus.topic(topic).enqueue(OutboundMessage(body, id=f"id-{body.decode()}")) for body in numbered(300)
+        ]
+        await bus.topic(topic).flush()
+        assert all(future.done() for future in futures)
+        assert [future.result().id for future in futures] == [f"id-{body.decode()}" for body in numbered(300)]
+
+    @requires("records|messages.ordered_delivery")
+    @promise("publishing.enqueue-keeps-order", "Messages of one key leave the pipeline in the order of the calls.")
+    async def test_enqueue_keeps_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        wanted = numbered(500)
+        for body in wanted:
+            await bus.topic(topic).enqueue(body, key="k")
+        await bus.topic(topic).flush()
+        if bus.capabilities.records:
+            async with bus.records(topic, group="readers") as log:
+                assert [record.data for record in await read(log, 500, harness.patience)] == wanted
+        else:
+            async with bus.messages(topic, subscription="readers") as inbox:
+                assert [message.data for message in await take(inbox, 500, harness.patience)] == wanted
+
+    @promise("publishing.close-flushes", "Closing right after the last `enqueue` loses none of the messages.")
+    async def test_close_flushes(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            other = await harness.connect()
+            for body in numbered(1000):
+                await other.topic(topic).enqueue(body)
+            await other.close()
+            assert bodies(await until_seen(inbox, numbered(1000), harness.patience)) == once(numbered(1000))
+
+    @promise(
+        "publishing.flush-raises-unseen-failures",
+        "A failure whose future nobody looked at is raised by `flush`.",
+    )
+    async def test_flush_raises_unseen_failures(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        faults.publish[topic].append(BackendError("refused by the test"))
+        await bus.topic(topic).enqueue(b"x")
+        with pytest.raises(PublishError, match="refused by the test"):
+            await bus.topic(topic).flush()
+
+    @promise("publishing.opening-is-lazy", "A topic opens without I/O; a missing one shows at the first publish.")
+    async def test_opening_is_lazy(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        topic = bus.topic(unique("missing"))
+        assert topic is bus.topic(topic.name)
+        with pytest.raises(TopicNotFound):
+            await topic.publish(b"x")
+
+    @promise(
+        "publishing.missing-topic-can-be-created",
+        "After a missing topic was created, the same handle publishes.",
+    )
+    async def test_missing_topic_can_be_created(self, harness: Harness) -> None:
+        bus, name = await harness.bus(), unique("late")
+        topic = bus.topic(name)
+        with pytest.raises(TopicNotFound):
+            await topic.publish(b"x")
+        await harness.create_topic(name)
+        assert (await topic.publish(b"x")).id
+
+    @promise("publishing.closed-bus-refuses", "Publishing after close raises Closed; closing twice is harmless.")
+    async def test_closed_bus_refuses(self, harness: Harness) -> None:
+        bus, name = await harness.connect(), await harness.topic()
+        topic = bus.topic(name)
+        await bus.close()
+        await bus.close()
+        with pytest.raises(Closed):
+            await topic.publish(b"x")
+        with pytest.raises(Closed):
+            await topic.publish_batch([b"x"])
+        with pytest.raises(Closed):
+            await topic.enqueue(b"x")
+
+    @promise(
+        "publishing.cancelled-call-disturbs-no-other",
+        "A cancelled publish leaves the others, and the topic, whole.",
+    )
+    async def test_cancelled_call_disturbs_no_other(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            calls = [asyncio.ensure_future(bus.topic(topic).publish(body)) for body in numbered(20)]
+            await asyncio.sleep(0)
+            for call in calls[::2]:
+                call.cancel()
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(outcome, (Receipt, asyncio.CancelledError)) for outcome in ended)
+            kept = [body for body, outcome in zip(numbered(20), ended, strict=True) if isinstance(outcome, Receipt)]
+            assert set(kept) >= set(numbered(20)[1::2])
+            await bus.topic(topic).publish(b"after")
+            await until_seen(inbox, [*kept, b"after"], harness.patience)
+
+    @promise("publishing.topics-never-mix", "Two topics of one connection never mix, however alike their names are.")
+    async def test_topics_never_mix(self, harness: Harness) -> None:
+        bus, base = await harness.bus(), unique("mix")
+        names = [f"{base}.a", f"{base}_a", f"{base}-a", f"{base}.A", f"{base}.a.b"]
+        for name in names:
+            await harness.create_topic(name)
+        for name in names:
+            await bus.topic(name).publish_batch([f"{name} {number}".encode() for number in range(5)])
+        for name in names:
+            async with bus.messages(name, subscription="readers", start="earliest") as inbox:
+                wanted = [f"{name} {number}".encode() for number in range(5)]
+                seen = await until_seen(inbox, wanted, harness.patience) + await drain(inbox, harness.quiet)
+                assert bodies(seen) == once(wanted)
+                assert {message.topic for message in seen} == {name}
+
+    @promise("publishing.many-topics-at-once", "Ten topics written and read at once are each complete.")
+    async def test_many_topics_at_once(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        names = [await harness.topic() for _ in range(10)]
+
+        async def exchange(name: str) -> None:
+            async with bus.messages(name, subscription="readers") as inbox:
+                await bus.topic(name).publish_batch(numbered(50, name))
+                assert bodies(await until_seen(inbox, numbered(50, name), harness.patience)) == once(numbered(50, name))
+
+        await asyncio.gather(*(exchange(name) for name in names))
+
+    @requires("publish.deduplication")
+    @promise(
+        "publishing.duplicates-are-dropped",
+        "A second message of the same id is dropped, and its receipt says so.",
+    )
+    async def test_duplicates_are_dropped(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            first = await bus.topic(topic).publish(OutboundMessage(b"x", id="same"))
+            second = await bus.topic(topic).publish(OutboundMessage(b"x", id="same"))
+            assert (first.duplicate, second.duplicate) == (False, True)
+            await bus.topic(topic).publish(b"last")
+            assert bodies(await until_seen(inbox, [b"x", b"last"], harness.patience)) == once([b"x", b"last"])
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("publish.deliver_at")
+    @promise("publishing.scheduled-is-not-early", "A message with `deliver_at` arrives, and not before that moment.")
+    async def test_scheduled_is_not_early(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            due = datetime.now(UTC) + timedelta(seconds=1.5)
+            await bus.topic(topic).publish(OutboundMessage(b"later", key="k", attributes={"a": "b"}, deliver_at=due))
+            await bus.topic(topic).publish(b"now")
+            (now,) = await take(inbox, 1, harness.patience)
+            assert now.data == b"now"
+            (later,) = await take(inbox, 1, harness.patience)
+            assert datetime.now(UTC) >= due - timedelta(milliseconds=20)
+            assert (later.data, later.key, dict(later.attributes)) == (b"later", b"k", {"a": "b"})
+
+    @requires("publish.ttl")
+    @promise("publishing.expired-is-not-delivered", "A message with `ttl` is not delivered after it.")
+    async def test_expired_is_not_delivered(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(
+            [OutboundMessage(b"brief", ttl=1.0), OutboundMessage(b"lasting", ttl=3600)]
+        )
+        await let_pass(1.5)
+        async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
+            await until_seen(inbox, [b"lasting"], harness.patience)
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("publish.partitions", "records")
+    @promise("publishing.partition-is-honoured", "A given partition is where the message goes; its receipt says so.")
+    async def test_partition_is_honoured(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=4)
+        receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"x", partition=n) for n in (3, 1, 0, 2)])
+        assert [receipt.partition for receipt in receipts] == [3, 1, 0, 2]
+        async with bus.records(topic, group="readers") as log:
+            assert sorted(record.partition for record in await read(log, 4, harness.patience)) == [0, 1, 2, 3]
+
+    @requires("publish.partitions", "records")
+    @promise(
+        "publishing.key-chooses-one-partition",
+        "All messages of a key go to one partition; keys spread over them.",
+    )
+    async def test_key_chooses_one_partition(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=4)
+        keys = [f"key-{number}" for number in range(40)]
+        chosen: dict[str, set[int | None]] = {key: set() for key in keys}
+        for _ in range(2):
+            for key in keys:
+                chosen[key].add((await bus.topic(topic).publish(b"x", key=key)).partition)
+        assert all(len(partitions) == 1 for partitions in chosen.values())
+        assert {partition for partitions in chosen.values() for partition in partitions} == {0, 1, 2, 3}
+
+    @promise(
+        "publishing.unsupported-is-refused",
+        "A feature that the backend lacks raises Unsupported; nothing is sent.",
+    )
+    async def test_unsupported_is_refused(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        can = bus.capabilities.publish
+        asked = {
+            "deliver_at": OutboundMessage(b"x", deliver_at=datetime.now(UTC) + timedelta(seconds=60)),
+            "ttl": OutboundMessage(b"x", ttl=60.0),
+            "partitions": OutboundMessage(b"x", partition=0),
+            "tombstones": OutboundMessage(None),
+        }
+        async with bus.messages(topic, subscription="readers") as inbox:
+            for feature, message in asked.items():
+                if not getattr(can, feature):
+                    with pytest.raises(Unsupported):
+                        await bus.topic(topic).publish(message)
+            await nothing_more(inbox, harness.quiet)

@@ -1,0 +1,244 @@
+"""What reconnecting promises: a server that goes and comes back loses nothing that it confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from broker.bus import Bus
+from broker.errors import BrokerError
+from broker.hooks import Connected, Disconnected, Event
+from broker.messages import Message
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, eventually, numbered, once, read, take, until_seen
+
+__all__ = ["Reconnecting"]
+
+PACE = 0.002
+"""Seconds between two messages of one publisher."""
+
+
+class Reconnecting(ConformanceCase):
+    """Restart, kill and pause of the server under load."""
+
+    async def _through(self, harness: Harness, disturb: Callable[[], Awaitable[None]]) -> None:
+        """Publish and consume while the server is disturbed twice; all that was confirmed arrives."""
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        confirmed: set[bytes] = set()
+        seen: set[bytes | None] = set()
+        enough, all_sent = asyncio.Event(), asyncio.Event()
+
+        async def publish(prefix: str) -> None:
+            number = 0
+            while not enough.is_set():
+                number += 1
+                body = f"{prefix}-{number}".encode()
+                try:
+                    await bus.topic(topic).publish(body)
+                except BrokerError as error:
+                    _check_retriable(error)
+                else:
+                    confirmed.add(body)
+                await asyncio.sleep(PACE)
+
+        async def consume() -> None:
+            async with bus.messages(topic, subscription="readers") as inbox:
+                while not (all_sent.is_set() and seen >= confirmed):
+                    message = await inbox.next_message(timeout=harness.quiet)
+                    if message is not None:
+                        seen.add(message.data)
+                        async with message:
+                            pass
+
+        consuming = asyncio.ensure_future(consume())
+        publishing = [asyncio.ensure_future(publish(f"p{number}")) for number in range(8)]
+        for _ in range(2):
+            await _grow(confirmed, harness)
+            await disturb()
+        await _grow(confirmed, harness)
+        enough.set()
+        await asyncio.gather(*publishing)
+        all_sent.set()
+        async with asyncio.timeout(6 * harness.patience):
+            await consuming
+        assert seen >= confirmed
+
+    @requires("harness.restart", "durable")
+    @promise(
+        "reconnect.restart-loses-nothing",
+        "Over two restarts of the server under load, all that has a receipt arrives.",
+        seconds=120,
+    )
+    async def test_restart_loses_nothing(self, harness: Harness) -> None:
+        await self._through(harness, harness.restart)
+
+    @requires("harness.kill", "durable")
+    @promise(
+        "reconnect.kill-loses-nothing",
+        "Over two SIGKILLs of the server under load, all that has a receipt arrives.",
+        seconds=120,
+    )
+    async def test_kill_loses_nothing(self, harness: Harness) -> None:
+        await self._through(harness, harness.kill)
+
+    @requires("harness.pause")
+    @promise(
+        "reconnect.pause-loses-nothing",
+        "A server that stands still for longer than a lease loses nothing.",
+        seconds=120,
+    )
+    async def test_pause_loses_nothing(self, harness: Harness) -> None:
+        await self._through(harness, lambda: harness.pause(1.5 * harness.lease_seconds))
+
+    @requires("harness.restart", "durable")
+    @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.")
+    async def test_breaks_are_events(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"before")
+            await until_seen(inbox, [b"before"], harness.patience)
+            await harness.restart()
+            await eventually(
+                lambda: any(isinstance(event, Connected) and event.again for event in events),
+                3 * harness.patience,
+                "the news of the new connection",
+            )
+            assert any(isinstance(event, Disconnected) for event in events)
+            await _publish_soon(bus, topic, b"after", harness.patience)
+            await until_seen(inbox, [b"after"], 3 * harness.patience)
+
+    @requires("harness.restart", "durable")
+    @promise(
+        "reconnect.acks-survive",
+        "What was acked before a restart does not come again; what was not does.",
+        seconds=90,
+    )
+    async def test_acks_survive(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            messages = await take(inbox, 20, harness.patience)
+            for message in messages[:10]:
+                await message.ack()
+
+            async def acked() -> bool:
+                return (await bus.admin.lag(topic, "readers")).unsettled in (10, None)
+
+            await eventually(acked, harness.patience, "ten acks at the server")
+        await harness.restart()
+        bus = await harness.connect(short_lease=True)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            rest = [message.data or b"" for message in messages[10:]]
+            seen = await until_seen(inbox, rest, 3 * harness.patience)
+            assert set(bodies(seen)) == set(rest)
+
+    @requires("harness.restart", "durable")
+    @promise(
+        "reconnect.idle-consumer-wakes",
+        "A consumer that waited through a restart gets the next message.",
+        seconds=90,
+    )
+    async def test_idle_consumer_wakes(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            waiting: asyncio.Future[Message[bytes] | None] = asyncio.ensure_future(inbox.next_message())
+            await asyncio.wait({waiting}, timeout=harness.quiet)
+            await harness.restart()
+            await _publish_soon(bus, topic, b"x", harness.patience)
+            async with asyncio.timeout(3 * harness.patience):
+                message = await waiting
+            assert message is not None
+            assert message.data == b"x"
+
+    @requires("harness.restart", "durable", "records")
+    @promise(
+        "reconnect.positions-survive",
+        "Committed positions survive a restart; the group reads on there, in order.",
+        seconds=90,
+    )
+    async def test_positions_survive(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.records(topic, group="readers") as log:
+            await (await read(log, 8, harness.patience))[-1].commit()
+        await harness.restart()
+        bus = await harness.connect()
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 12, 3 * harness.patience)] == numbered(20)[8:]
+
+    @requires("harness.restart", "durable", "records")
+    @promise(
+        "reconnect.records-go-on",
+        "A record consumer reads on after a restart, every record at least once and in order.",
+        seconds=90,
+    )
+    async def test_records_go_on(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20, "a"))
+        async with bus.records(topic, group="readers") as log:
+            first = await read(log, 20, harness.patience)
+            await first[-1].commit()
+            await harness.restart()
+            for body in numbered(20, "b"):
+                await _publish_soon(bus, topic, body, harness.patience)
+            seen: list[bytes | None] = []
+            while b"b-000019" not in seen:
+                record = await log.next_record(timeout=3 * harness.patience)
+                assert record is not None, f"Reading ended at {seen[-1:]}"
+                seen.append(record.data)
+            fresh = list(dict.fromkeys(body for body in seen if body in numbered(20, "b")))
+            assert fresh == numbered(20, "b")
+
+    @requires("harness.restart", "durable")
+    @promise(
+        "reconnect.pipeline-goes-on",
+        "What waits in the publishing pipeline during a restart is published once the server is back.",
+        seconds=90,
+    )
+    async def test_pipeline_goes_on(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(), await harness.topic()
+        futures = [await bus.topic(topic).enqueue(body) for body in numbered(100)]
+        restarting = asyncio.ensure_future(harness.restart())
+        futures += [await bus.topic(topic).enqueue(body) for body in numbered(100, "n")]
+        await restarting
+        async with asyncio.timeout(4 * harness.patience):
+            ended = await asyncio.gather(*futures, return_exceptions=True)
+        sent = [*numbered(100), *numbered(100, "n")]
+        certain = [body for body, outcome in zip(sent, ended, strict=True) if not isinstance(outcome, BaseException)]
+        unknown = [outcome for outcome in ended if isinstance(outcome, BaseException)]
+        assert all(isinstance(outcome, BrokerError) and outcome.retriable for outcome in unknown)
+        bus = await harness.connect()
+        async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
+            counts = bodies(await until_seen(inbox, certain, 2 * harness.patience))
+            assert (
+                {body: counts[body] for body in certain} == once(certain)
+                if bus.capabilities.publish.deduplication
+                else True
+            )
+
+
+async def _grow(confirmed: set[bytes], harness: Harness) -> None:
+    wanted = len(confirmed) + 200
+    await eventually(lambda: len(confirmed) >= wanted, 4 * harness.patience, f"{wanted} receipts")
+
+
+def _check_retriable(error: BrokerError) -> None:
+    assert error.retriable, f"A break of the connection was told as {error!r}"
+
+
+async def _publish_soon(bus: Bus, topic: str, body: bytes, patience: float) -> None:
+    """Publish, trying again while the connection is coming back."""
+
+    async def published() -> bool:
+        try:
+            await bus.topic(topic).publish(body)
+        except BrokerError as error:
+            _check_retriable(error)
+            return False
+        return True
+
+    await eventually(published, 3 * patience, "a publish after the restart")

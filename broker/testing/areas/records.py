@@ -1,0 +1,408 @@
+"""What records promise: an ordered log per partition, commits that settle what lies below, positions that persist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from broker.codecs import Json
+from broker.errors import Closed, DecodeError, OffsetOutOfRange, TopicNotFound
+from broker.messages import OutboundMessage, Record
+from broker.names import ephemeral
+from broker.spi import TopicPartition
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, numbered, once, read, take
+
+__all__ = ["Records"]
+
+
+class Records(ConformanceCase):
+    """One member of a group."""
+
+    @requires("records")
+    @promise(
+        "records.arrive-equal",
+        "Records come back with the key, body, attributes and id they were sent with, and growing offsets.",
+    )
+    async def test_records_arrive_equal(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        sent = [
+            OutboundMessage(body, key=b"k\x00" + body, attributes={"n": body.decode()}, id=f"id-{n}")
+            for n, body in enumerate(numbered(50))
+        ]
+        receipts = await bus.topic(topic).publish_batch(sent)
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 50, harness.patience)
+        by_id = {record.id: record for record in records}
+        for message, receipt in zip(sent, receipts, strict=True):
+            record = by_id[message.id or ""]
+            assert (record.topic, record.key, record.data) == (topic, message.key, message.data)
+            assert dict(record.attributes) == dict(message.attributes)
+            assert (record.partition, record.offset) == (receipt.partition, receipt.offset)
+            assert record.native is not None
+
+    @requires("records")
+    @promise(
+        "records.in-order-within-a-partition",
+        "Within a partition records come in the order of their offsets, each once.",
+    )
+    async def test_in_order_within_a_partition(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=3)
+        messages = [OutboundMessage(body, key=f"key-{n % 17}") for n, body in enumerate(numbered(600))]
+        await bus.topic(topic).publish_batch(messages)
+        by_partition: defaultdict[int, list[int]] = defaultdict(list)
+        by_key: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+        async with bus.records(topic, group="readers") as log:
+            for record in await read(log, 600, harness.patience):
+                by_partition[record.partition].append(record.offset)
+                by_key[record.key].append(record.data)
+        assert all(offsets == sorted(set(offsets)) for offsets in by_partition.values())
+        assert all(seen == sorted(seen, key=lambda body: body or b"") for seen in by_key.values())
+
+    @requires("records")
+    @promise(
+        "records.nothing-is-committed-unasked",
+        "Reading and closing commit nothing: the next member reads the same again.",
+    )
+    async def test_nothing_is_committed_unasked(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(20)])
+        for _ in range(2):
+            async with bus.records(topic, group="readers") as log:
+                assert [record.data for record in await read(log, 20, harness.patience)] == numbered(20)
+                assert set((await log.committed()).values()) == {None}
+
+    @requires("records")
+    @promise(
+        "records.commit-is-the-next-position",
+        "Committing a record stores its offset + 1, at once; the next member goes on there.",
+    )
+    async def test_commit_is_the_next_position(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(5))
+        async with bus.records(topic, group="readers") as log:
+            for record in (await read(log, 5, harness.patience))[:3]:
+                await record.commit()
+                at = TopicPartition(topic, record.partition)
+                assert (await log.committed([at]))[at] == record.offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 2, harness.patience)] == numbered(5)[3:]
+
+    @requires("records")
+    @promise(
+        "records.commit-settles-lower-offsets",
+        "Committing one record settles every lower offset of its partition, and no other partition.",
+    )
+    async def test_commit_settles_lower_offsets(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=2)
+        messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40))]
+        await bus.topic(topic).publish_batch(messages)
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 40, harness.patience)
+            one = [record for record in records if record.partition == 0]
+            await one[-1].commit()
+        rest = [record.data or b"" for record in records if record.partition != 0]
+        async with bus.records(topic, group="readers") as log:
+            assert bodies(await read(log, len(rest), harness.patience)) == once(rest)
+
+    @requires("records")
+    @promise(
+        "records.batch-commit-covers-all-partitions",
+        "`batch.commit()` settles the batch in every partition and topic it spans.",
+    )
+    async def test_batch_commit_covers_all_partitions(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=2) for _ in range(2)]
+        for topic in topics:
+            messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40, topic))]
+            await bus.topic(topic).publish_batch(messages)
+        seen = 0
+        async with bus.records(topics, group="readers") as log:
+            while seen < 80:
+                batch = await log.next_batch(30, timeout=harness.patience)
+                assert 1 <= len(batch) <= 30
+                seen += len(batch)
+                await batch.commit()
+        async with bus.records(topics, group="readers") as log:
+            assert await log.next_record(timeout=2 * harness.quiet) is None
+
+    @requires("records")
+    @promise(
+        "records.uncommitted-batch-comes-again",
+        "A batch that was not committed comes again, whole; a committed one does not.",
+    )
+    async def test_uncommitted_batch_comes_again(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(30))
+        async with bus.records(topic, group="readers") as log:
+            first = await log.next_batch(10, timeout=harness.patience)
+            await first.commit()
+            second = await log.next_batch(10, timeout=harness.patience)
+        async with bus.records(topic, group="readers") as log:
+            again = await read(log, len(second), harness.patience)
+            assert [record.data for record in again] == [record.data for record in second]
+
+    @requires("records")
+    @promise(
+        "records.commit-never-rewinds",
+        "Committing an older record after a newer one leaves the newer position.",
+    )
+    async def test_commit_never_rewinds(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(5))
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 5, harness.patience)
+            await records[3].commit()
+            await records[1].commit()
+            at = TopicPartition(topic, records[0].partition)
+            assert (await log.committed([at]))[at] == records[3].offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 1, harness.patience)] == numbered(5)[4:]
+
+    @requires("records")
+    @promise(
+        "records.consumer-commit-covers-what-was-handed-over",
+        "`log.commit()` settles everything handed over, and nothing that waits in the buffer.",
+    )
+    async def test_consumer_commit_covers_what_was_handed_over(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.records(topic, group="readers") as log:
+            await read(log, 7, harness.patience)
+            await log.commit()
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 13, harness.patience)] == numbered(20)[7:]
+
+    @requires("records")
+    @promise("records.each-group-gets-all", "Two groups each read everything, and commit for themselves.")
+    async def test_each_group_gets_all(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(50))
+        for group in ("first", "second"):
+            async with bus.records(topic, group=group) as log:
+                assert bodies(await read(log, 50, harness.patience)) == once(numbered(50))
+                await log.commit()
+
+    @requires("records")
+    @promise(
+        "records.latest-skips-history",
+        "A new group that starts at the latest reads only what is appended after it joined.",
+    )
+    async def test_group_latest_skips_history(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(10, "old"))
+        async with bus.records(topic, group="readers", start="latest") as log:
+            assert await log.next_record(timeout=harness.quiet) is None
+            await bus.topic(topic).publish_batch(numbered(5, "new"))
+            assert bodies(await read(log, 5, harness.patience)) == once(numbered(5, "new"))
+
+    @requires("records.start_time")
+    @promise("records.start-at-a-time", "A new group that starts at a time reads what the broker took from then on.")
+    async def test_group_starts_at_a_time(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(5, "old"))
+        await bus.topic(topic).publish_batch(numbered(5, "new"))
+        async with bus.records(topic, group="clock") as log:
+            records = await read(log, 10, harness.patience)
+        boundary = records[5].broker_time
+        assert boundary is not None
+        wanted = [r.data or b"" for r in records if r.broker_time is not None and r.broker_time >= boundary]
+        async with bus.records(topic, group="readers", start=boundary) as log:
+            assert bodies(await read(log, len(wanted), harness.patience)) == once(wanted)
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @requires("records.seek")
+    @promise(
+        "records.seek-goes-back-and-forth",
+        "`seek` reads on from a position, from the committed one, and refuses what the log does not hold.",
+    )
+    async def test_seek_goes_back_and_forth(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 10, harness.patience)
+            at = TopicPartition(topic, records[0].partition)
+            await records[4].commit()
+            await log.seek({at: records[2].offset})
+            assert [record.data for record in await read(log, 5, harness.patience)] == numbered(20)[2:7]
+            await log.seek({at: None})
+            assert [record.data for record in await read(log, 5, harness.patience)] == numbered(20)[5:10]
+            await log.seek({at: records[9].offset + 1})
+            assert [record.data for record in await read(log, 10, harness.patience)] == numbered(20)[10:]
+            with pytest.raises(OffsetOutOfRange):
+                await log.seek({at: records[0].offset + 1_000_000})
+
+    @requires("records")
+    @promise(
+        "records.pause-holds-back",
+        "A paused partition hands over nothing, loses nothing, and goes on when resumed.",
+    )
+    async def test_pause_holds_back(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=2)
+        async with bus.records(topic, group="readers") as log:
+            messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40))]
+            receipts = await bus.topic(topic).publish_batch(messages)
+            open_ones = sum(receipt.partition == 1 for receipt in receipts)
+            (first,) = await read(log, 1, harness.patience)
+            log.pause([TopicPartition(topic, 0)])
+            seen: list[Record[bytes]] = [first]
+            while (record := await log.next_record(timeout=2 * harness.quiet)) is not None:
+                seen.append(record)
+            assert {record.partition for record in seen[1:]} == {1}
+            assert sum(record.partition == 1 for record in seen) == open_ones
+            log.resume([TopicPartition(topic, 0)])
+            seen += await read(log, 40 - len(seen), harness.patience)
+            assert bodies(seen) == once(numbered(40))
+
+    @requires("records")
+    @promise(
+        "records.idle-closed-and-cancelled-differ",
+        "Idle is None or empty, closed raises Closed, cancelled is cancelled; none loses a record.",
+    )
+    async def test_idle_closed_and_cancelled_differ(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.records(topic, group="readers") as log:
+            assert await log.next_record(timeout=harness.quiet) is None
+            assert len(await log.next_batch(timeout=0)) == 0
+            waiting = asyncio.ensure_future(log.next_record())
+            await asyncio.wait({waiting}, timeout=harness.quiet)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await bus.topic(topic).publish_batch(numbered(10))
+            assert bodies(await read(log, 10, harness.patience)) == once(numbered(10))
+            blocked = asyncio.ensure_future(log.next_record())
+            await asyncio.wait({blocked}, timeout=harness.quiet)
+            await log.close()
+            with pytest.raises(Closed):
+                await blocked
+            with pytest.raises(Closed):
+                await log.next_batch(timeout=0)
+            assert [record async for record in log] == []
+
+    @requires("records")
+    @promise(
+        "records.cancelled-reads-lose-nothing",
+        "Reads cancelled again and again while records arrive lose none of them.",
+    )
+    async def test_cancelled_reads_lose_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        seen: list[bytes | None] = []
+        async with bus.records(topic, group="readers") as log:
+            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(numbered(100)))
+            for turns in range(100):
+                call = asyncio.ensure_future(log.next_record())
+                for _ in range(turns % 4):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait({call})
+                if not call.cancelled() and (record := call.result()) is not None:
+                    seen.append(record.data)
+            await publishing
+            seen += [record.data for record in await read(log, 100 - len(seen), harness.patience)]
+        assert seen == numbered(100)
+
+    @requires("records")
+    @promise(
+        "records.shapes-agree",
+        "`next_record`, `next_batch`, `async for` and `batches()` continue one another; `break` loses nothing.",
+    )
+    async def test_shapes_agree(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(100))
+        seen: list[bytes | None] = []
+        async with asyncio.timeout(2 * harness.patience):
+            async with bus.records(topic, group="readers", stop_when_idle=2 * harness.quiet) as log:
+                seen += [record.data for record in await read(log, 10, harness.patience)]
+                seen += [record.data for record in await log.next_batch(10, timeout=harness.patience)]
+                async for record in log:
+                    seen.append(record.data)
+                    if len(seen) >= 40:
+                        break
+                async for batch in log.batches(15):
+                    seen += [record.data for record in batch]
+                    break
+                async for record in log:
+                    seen.append(record.data)
+        assert seen == numbered(100)
+
+    @requires("records")
+    @promise(
+        "records.decode-error-is-raised-in-place",
+        "An undecodable record raises DecodeError in its place; the ones around it are read.",
+    )
+    async def test_decode_error_is_raised_in_place(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch([b"1", b"2", b"{broken", b"4"])
+        seen: list[int] = []
+        errors = 0
+        async with bus.records(topic, group="readers", codec=Json(int)) as log:
+            while len(seen) + errors < 4:
+                try:
+                    record = await log.next_record(timeout=harness.patience)
+                except DecodeError:
+                    errors += 1
+                    assert seen == [1, 2]
+                else:
+                    assert record is not None
+                    seen.append(record.payload)
+        assert (seen, errors) == ([1, 2, 4], 1)
+
+    @requires("records")
+    @promise(
+        "records.decode-error-to-dead-letters",
+        "With a dead-letter topic an undecodable record goes there with its reason; reading goes on.",
+    )
+    async def test_decode_error_to_dead_letters(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(partitions=1), await harness.topic()
+        await bus.topic(topic).publish_batch([OutboundMessage(b, key="k") for b in (b"1", b"{broken", b"3")])
+        async with bus.records(topic, group="readers", codec=Json(int), on_decode_error=dead) as log:
+            seen: list[int] = []
+            while len(seen) < 2:
+                record = await log.next_record(timeout=harness.patience)
+                assert record is not None
+                seen.append(record.payload)
+            assert seen == [1, 3]
+        async with bus.messages(dead, subscription="readers", start="earliest") as letters:
+            (letter,) = await take(letters, 1, harness.patience)
+            assert (letter.data, letter.key) == (b"{broken", b"k")
+            assert letter.attributes["dead-letter-topic"] == topic
+
+    @requires("records")
+    @promise("records.missing-topic-is-told", "Joining a group on a topic that does not exist raises TopicNotFound.")
+    async def test_joining_a_missing_topic_is_told(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        with pytest.raises(TopicNotFound):
+            async with bus.records(unique("missing"), group="readers"):
+                pass
+
+    @requires("records", "messages.ephemeral")
+    @promise("records.ephemeral-group-is-ones-own", "Members of ephemeral groups each read everything.")
+    async def test_ephemeral_group_is_ones_own(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(10))
+        async with (
+            bus.records(topic, group=ephemeral(), start="earliest") as first,
+            bus.records(topic, group=ephemeral(), start="earliest") as second,
+        ):
+            for log in (first, second):
+                assert bodies(await read(log, 10, harness.patience)) == once(numbered(10))
+
+    @requires("records")
+    @promise(
+        "records.families-share-a-topic",
+        "A message subscription and a record group read the same topic and do not disturb each other.",
+    )
+    async def test_families_share_a_topic(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
+            await bus.topic(topic).publish_batch(numbered(20))
+            assert bodies(await read(log, 20, harness.patience)) == once(numbered(20))
+            await log.commit()
+            messages = await take(inbox, 20, harness.patience)
+            assert bodies(messages) == once(numbered(20))
+            for message in messages:
+                await message.ack()

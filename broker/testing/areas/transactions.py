@@ -1,0 +1,183 @@
+"""What transactions promise: all or nothing, for what is published and for the positions that ride along."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import TransactionFatal, Unsupported
+from broker.messages import OutboundMessage
+from broker.spi import TopicPartition
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness, unique
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, numbered, once, read
+
+__all__ = ["Transactions"]
+
+
+class Transactions(ConformanceCase):
+    """Transactional publishing."""
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.commit-shows-all",
+        "What a committed transaction published is read, in every topic it wrote to.",
+    )
+    async def test_commit_shows_all(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(), await harness.topic()]
+        async with bus.transactional_publisher(unique("tx")) as publisher, publisher.transaction() as tx:
+            await tx.publish(topics[0], b"single", key="k", attributes={"a": "b"})
+            await tx.publish_batch(topics[1], numbered(10))
+        async with bus.records(topics, group="readers") as log:
+            records = await read(log, 11, harness.patience)
+            assert bodies(records) == once([b"single", *numbered(10)])
+            (single,) = [record for record in records if record.data == b"single"]
+            assert (single.key, dict(single.attributes)) == (b"k", {"a": "b"})
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.open-is-not-seen",
+        "Readers of committed data see nothing of an open transaction, without an error.",
+    )
+    async def test_open_is_not_seen(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        async with (
+            bus.transactional_publisher(unique("tx")) as publisher,
+            bus.records(topic, group="committed") as committed,
+            bus.records(topic, group="uncommitted", isolation="read_uncommitted") as uncommitted,
+        ):
+            async with publisher.transaction() as tx:
+                await tx.publish_batch(topic, numbered(2))
+                assert len(await read(uncommitted, 2, harness.patience)) == 2
+                assert await committed.next_record(timeout=2 * harness.quiet) is None
+            assert bodies(await read(committed, 2, harness.patience)) == once(numbered(2))
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise("transactions.abort-hides-all", "What an aborted transaction published is never read; what follows is.")
+    async def test_abort_hides_all(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        async with bus.transactional_publisher(unique("tx")) as publisher:
+            with pytest.raises(ZeroDivisionError):
+                async with publisher.transaction() as tx:
+                    await tx.publish_batch(topic, numbered(5, "aborted"))
+                    raise ZeroDivisionError
+            async with publisher.transaction() as tx:
+                await tx.publish_batch(topic, numbered(5, "committed"))
+        async with bus.records(topic, group="readers") as log:
+            assert bodies(await read(log, 5, harness.patience)) == once(numbered(5, "committed"))
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise("transactions.cancelled-is-aborted", "A transaction whose block is cancelled publishes nothing.")
+    async def test_cancelled_is_aborted(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        written = asyncio.Event()
+        async with bus.transactional_publisher(unique("tx")) as publisher:
+
+            async def work() -> None:
+                async with publisher.transaction() as tx:
+                    await tx.publish(topic, b"cancelled")
+                    written.set()
+                    await asyncio.Event().wait()
+
+            task = asyncio.ensure_future(work())
+            await written.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            async with publisher.transaction() as tx:
+                await tx.publish(topic, b"next")
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 1, harness.patience)] == [b"next"]
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @requires("publish.transactions")
+    @promise("transactions.empty-is-fine", "A transaction in which nothing happened commits without an error.")
+    async def test_empty_is_fine(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        async with bus.transactional_publisher(unique("tx")) as publisher:
+            for _ in range(3):
+                async with publisher.transaction():
+                    pass
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.positions-ride-along",
+        "Consume-process-produce: the positions of the records read are committed with what was written.",
+    )
+    async def test_positions_ride_along(self, harness: Harness) -> None:
+        bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
+        await bus.topic(source).publish_batch(numbered(20))
+        async with (
+            bus.transactional_publisher(unique("tx")) as publisher,
+            bus.records(source, group="copier") as log,
+        ):
+            done = 0
+            while done < 20:
+                async with publisher.transaction(log) as tx:
+                    batch = await log.next_batch(5, timeout=harness.patience)
+                    await tx.publish_batch(sink, [OutboundMessage.from_message(record) for record in batch])
+                    done += len(batch)
+        async with bus.records(source, group="copier") as log:
+            assert await log.next_record(timeout=2 * harness.quiet) is None
+        async with bus.records(sink, group="readers") as log:
+            assert [record.data for record in await read(log, 20, harness.patience)] == numbered(20)
+
+    @requires("publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.abort-rewinds",
+        "After an abort the consumer is back at its committed positions, and the work can be done again, exactly once.",
+    )
+    async def test_abort_rewinds(self, harness: Harness) -> None:
+        bus, source, sink = await harness.bus(), await harness.topic(partitions=1), await harness.topic(partitions=1)
+        await bus.topic(source).publish_batch(numbered(10))
+        async with (
+            bus.transactional_publisher(unique("tx")) as publisher,
+            bus.records(source, group="copier") as log,
+        ):
+            for attempt in range(2):
+                try:
+                    async with publisher.transaction(log) as tx:
+                        records = await read(log, 10, harness.patience)
+                        assert [record.data for record in records] == numbered(10)
+                        await tx.publish_batch(sink, [OutboundMessage.from_message(record) for record in records])
+                        if attempt == 0:
+                            raise ZeroDivisionError
+                except ZeroDivisionError:
+                    at = TopicPartition(source, 0)
+                    assert (await log.committed([at]))[at] is None
+        async with bus.records(sink, group="readers") as log:
+            assert [record.data for record in await read(log, 10, harness.patience)] == numbered(10)
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @requires("publish.transactions")
+    @promise(
+        "transactions.newer-publisher-fences-older",
+        "A second publisher of the same id fences the first, whose next commit raises TransactionFatal.",
+    )
+    async def test_newer_publisher_fences_older(self, harness: Harness) -> None:
+        bus, topic, name = await harness.bus(), await harness.topic(partitions=1), unique("tx")
+        async with bus.transactional_publisher(name) as older:
+            with pytest.raises(TransactionFatal):
+                async with older.transaction() as tx:
+                    await tx.publish(topic, b"older")
+                    async with bus.transactional_publisher(name) as newer, newer.transaction() as other:
+                        await other.publish(topic, b"newer")
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 1, harness.patience)] == [b"newer"]
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @promise(
+        "transactions.absent-ones-are-refused",
+        "Where the broker has no transactions, asking for a transactional publisher raises Unsupported.",
+    )
+    async def test_absent_ones_are_refused(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        if bus.capabilities.publish.transactions:
+            async with bus.transactional_publisher(unique("tx")):
+                return
+        with pytest.raises(Unsupported):
+            async with bus.transactional_publisher(unique("tx")):
+                pass

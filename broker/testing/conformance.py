@@ -1,0 +1,104 @@
+"""All conformance tests in one class, and each area by itself, for backend authors to subclass."""
+
+from __future__ import annotations
+
+from broker.testing.areas.admin import Administration
+from broker.testing.areas.as_messages import AsMessages
+from broker.testing.areas.closing import Cancelling, Closing
+from broker.testing.areas.dead_letters import DeadLetters
+from broker.testing.areas.errors import Errors
+from broker.testing.areas.fidelity import Codecs, Fidelity, Limits
+from broker.testing.areas.flow import Flow
+from broker.testing.areas.groups import Groups
+from broker.testing.areas.leases import Leases
+from broker.testing.areas.log_reader import LogReading
+from broker.testing.areas.order import Order
+from broker.testing.areas.outcomes import Outcomes
+from broker.testing.areas.publishing import Publishing
+from broker.testing.areas.receiving import Delivery, Settling, Shapes
+from broker.testing.areas.reconnect import Reconnecting
+from broker.testing.areas.records import Records
+from broker.testing.areas.retry import Retrying
+from broker.testing.areas.transactions import Transactions
+
+__all__ = [
+    "AREAS",
+    "Administration",
+    "AsMessages",
+    "Cancelling",
+    "Closing",
+    "Codecs",
+    "Conformance",
+    "DeadLetters",
+    "Delivery",
+    "Errors",
+    "Fidelity",
+    "Flow",
+    "Groups",
+    "Leases",
+    "Limits",
+    "LogReading",
+    "Order",
+    "Outcomes",
+    "Publishing",
+    "Reconnecting",
+    "Records",
+    "Retrying",
+    "Settling",
+    "Shapes",
+    "Transactions",
+]
+
+AREAS = (
+    Publishing,
+    Delivery,
+    Settling,
+    Shapes,
+    Outcomes,
+    Flow,
+    Leases,
+    Retrying,
+    DeadLetters,
+    Order,
+    Closing,
+    Cancelling,
+    Fidelity,
+    Limits,
+    Codecs,
+    Records,
+    Groups,
+    LogReading,
+    Transactions,
+    AsMessages,
+    Administration,
+    Reconnecting,
+    Errors,
+)
+
+
+class Conformance(
+    Publishing,
+    Delivery,
+    Settling,
+    Shapes,
+    Outcomes,
+    Flow,
+    Leases,
+    Retrying,
+    DeadLetters,
+    Order,
+    Closing,
+    Cancelling,
+    Fidelity,
+    Limits,
+    Codecs,
+    Records,
+    Groups,
+    LogReading,
+    Transactions,
+    AsMessages,
+    Administration,
+    Reconnecting,
+    Errors,
+):
+    """Every conformance test: what a backend's test module subclasses."""

@@ -1,0 +1,117 @@
+"""Faults between the facade and any backend, for promises of the facade that a healthy server never puts to the test.
+
+`Faults` wraps a backend (`harness.connect(wrap=faults)`). Errors put into it are used up one per call, in order; a
+call that fails here does not reach the backend, so nothing is lost by the fault itself. For one event loop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import BrokerError
+from broker.messages import Message, OutboundMessage, Receipt
+from broker.spi import (
+    Backend,
+    MessageSource,
+    MessageSubscription,
+    PublishTarget,
+    Settlement,
+    SourceListener,
+)
+
+__all__ = ["Faults", "FaultySource", "FaultyTarget", "Wrapped"]
+
+
+class Wrapped:
+    """Passes everything on; subclasses override what they change."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Faults:
+    """What is to go wrong, and what the facade was seen to ask for.
+
+    :ivar fetch: errors that the next fetches raise.
+    :ivar settle: errors for the next settlements, one per message.
+    :ivar publish: errors for the next messages published to a topic, by topic.
+    :ivar fetches: how many fetches were asked for.
+    :ivar settled: every settlement that reached the backend.
+    """
+
+    def __init__(self) -> None:
+        self.fetch: deque[BrokerError] = deque()
+        self.settle: deque[BrokerError] = deque()
+        self.publish: defaultdict[str, deque[BrokerError]] = defaultdict(deque)
+        self.fetches = 0
+        self.settled: list[Settlement] = []
+        self.sources: list[FaultySource] = []
+
+    def __call__(self, backend: Backend) -> Backend:
+        return _FaultyBackend(backend, self)  # pyright: ignore[reportReturnType]
+
+    def fail_fetch(self, error: BrokerError) -> None:
+        """Have the next fetch raise, at once if one is waiting."""
+        self.fetch.append(error)
+        for source in self.sources:
+            source.interrupt()
+
+
+class _FaultyBackend(Wrapped):
+    def __init__(self, inner: Backend, faults: Faults) -> None:
+        super().__init__(inner)
+        self.faults = faults
+
+    def publish_target(self, topic: str) -> PublishTarget:
+        return FaultyTarget(self.inner.publish_target(topic), topic, self.faults)  # pyright: ignore[reportReturnType]
+
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
+        source = FaultySource(await self.inner.subscribe(subscription, listener), self.faults)
+        self.faults.sources.append(source)
+        return source  # pyright: ignore[reportReturnType]
+
+
+class FaultyTarget(Wrapped):
+    """Fails single messages."""
+
+    def __init__(self, inner: PublishTarget, topic: str, faults: Faults) -> None:
+        super().__init__(inner)
+        self.topic = topic
+        self.faults = faults
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        errors = self.faults.publish[self.topic]
+        failed = {index: errors.popleft() for index in range(len(messages)) if errors}
+        rest = [message for index, message in enumerate(messages) if index not in failed]
+        receipts = iter(await self.inner.publish(rest) if rest else ())
+        return [failed[index] if index in failed else next(receipts) for index in range(len(messages))]
+
+
+class FaultySource(Wrapped):
+    """Fails fetches and single settlements."""
+
+    def __init__(self, inner: MessageSource, faults: Faults) -> None:
+        super().__init__(inner)
+        self.faults = faults
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self.faults.fetches += 1
+        if self.faults.fetch:
+            raise self.faults.fetch.popleft()
+        messages = await self.inner.fetch(max_messages, max_bytes, wait)
+        if not messages and self.faults.fetch:
+            raise self.faults.fetch.popleft()
+        return messages
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        errors = self.faults.settle
+        failed = {index: errors.popleft() for index in range(len(settlements)) if errors}
+        rest = [settlement for index, settlement in enumerate(settlements) if index not in failed]
+        self.faults.settled.extend(rest)
+        results = iter(await self.inner.settle(rest) if rest else ())
+        return [failed[index] if index in failed else next(results) for index in range(len(settlements))]

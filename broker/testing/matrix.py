@@ -1,0 +1,171 @@
+"""The pytest plugin that turns a run of the kit into the matrix promise × backend.
+
+    pytest -p broker.testing.matrix --conformance-write=docs/conformance.md tests/conformance
+
+Results travel as user properties of the reports, so that the file is the same with and without xdist; only the
+controlling process writes it. A matrix with an empty cell is not written, and fails the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.testing.promises import Promise
+
+__all__ = ["Matrix", "pytest_addoption", "pytest_configure"]
+
+OK = "ok"
+FAILED = "FAILED"
+_HEAD = """\
+# Conformance
+
+Every promise of the facade is a test of the conformance kit (`broker.testing`), and every backend runs all of them.
+This page is written by `make conformance`; do not edit it.
+
+- `ok`: the test passed on this backend.
+- `n/a: needs capability X`: the backend or its test harness does not claim X, so the promise is not made.
+"""
+
+
+@dataclass
+class Matrix:
+    """What was seen of each promise on each backend.
+
+    :ivar cells: by promise and backend.
+    :ivar variants: by name, of each broken variant: what is broken in it, and the promise whose test caught it.
+    """
+
+    path: Path | None = None
+    cells: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    variants: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == "conformance":
+                backend, promise = _pair(value)
+                cell = _cell(report)
+                if cell is not None and self.cells.get((promise, backend)) != FAILED:
+                    self.cells[(promise, backend)] = cell
+            elif name == "broken_variant" and report.when == "call" and report.passed:
+                variant, description, promise = value  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+                self.variants[str(variant)] = (str(description), str(promise))  # pyright: ignore[reportUnknownArgumentType]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.path is None or not self.cells:
+            return
+        missing = self.missing()
+        if missing or FAILED in self.cells.values() or session.exitstatus:
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            return
+        self.path.write_text(self.render(), encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.cells:
+            return
+        terminalreporter.section("conformance")
+        for backend in self.backends():
+            counts = Counter(cell.partition(":")[0] for (_, other), cell in self.cells.items() if other == backend)
+            told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), reverse=True))
+            terminalreporter.write_line(f"{backend}: {told}")
+        if self.path is not None:
+            missing = self.missing()
+            broken = sorted({promise for (promise, _), cell in self.cells.items() if cell == FAILED})
+            if missing or broken:
+                terminalreporter.write_line(
+                    f"{self.path} was not written: {_first(broken, 'failed') or _first(missing, 'did not run')}"
+                )
+            else:
+                terminalreporter.write_line(f"wrote {self.path}")
+
+    def backends(self) -> list[str]:
+        """The columns, sorted."""
+        return sorted({backend for _, backend in self.cells})
+
+    def missing(self) -> list[str]:
+        """Promises without a result on some backend."""
+        return [
+            f"{promise.name} on {backend}"
+            for _, promises in areas()
+            for promise in promises
+            for backend in self.backends()
+            if (promise.name, backend) not in self.cells
+        ]
+
+    def render(self) -> str:
+        """The whole page."""
+        backends = self.backends()
+        lines = [_HEAD]
+        for title, promises in areas():
+            lines += [f"## {title}", "", _row("promise", "in words", *backends), _row(*["---"] * (2 + len(backends)))]
+            for promise in promises:
+                cells = [self.cells[(promise.name, backend)] for backend in backends]
+                lines.append(_row(f"`{promise.name}`", promise.text, *cells))
+            lines.append("")
+        if self.variants:
+            lines += [
+                "## What the kit catches",
+                "",
+                "Each of these deliberately broken in-memory brokers must fail the named promise, and does:",
+                "see `tests/broken_variants`.",
+                "",
+                _row("broken variant", "what is broken", "caught by"),
+                _row("---", "---", "---"),
+            ]
+            lines += [_row(name, text, f"`{caught}`") for name, (text, caught) in sorted(self.variants.items())]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def areas() -> list[tuple[str, list[Promise]]]:
+    """The rows, by area in the order of `broker.testing.conformance.AREAS`: title and promises."""
+    from broker.testing.conformance import AREAS
+    from broker.testing.promises import promises_of
+
+    found: list[tuple[str, list[Promise]]] = []
+    for area in AREAS:
+        title = (area.__doc__ or area.__name__).strip().partition("\n")[0].rstrip(".")
+        found.append((f"{_spaced(area.__name__)}: {title[0].lower()}{title[1:]}", [p for _, p in promises_of(area)]))
+    return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--conformance-write`."""
+    parser.addoption("--conformance-write", metavar="PATH", help="write the matrix promise × backend to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect in the controlling process only."""
+    if not hasattr(config, "workerinput"):
+        path: str | None = config.getoption("--conformance-write")
+        config.pluginmanager.register(Matrix(Path(path) if path else None), "broker-conformance-matrix")
+
+
+def _cell(report: pytest.TestReport) -> str | None:
+    if report.failed:
+        return FAILED
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        return f"n/a: {reason.removeprefix('Skipped: ')}"
+    return OK if report.when == "call" else None
+
+
+def _pair(value: object) -> tuple[str, str]:
+    backend, promise = value  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+    return str(backend), str(promise)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _spaced(name: str) -> str:
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip().capitalize()
+
+
+def _first(names: list[str], what: str) -> str:
+    return f"{len(names)} {what}, first {names[0]}" if names else ""

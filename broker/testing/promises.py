@@ -1,0 +1,98 @@
+"""What a conformance test promises, and what it needs of a backend.
+
+Two decorators that only attach data, so that the tests run under pytest, under `broker.testing.runner` and
+in a backend author's own tooling alike. Pure functions; safe from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode
+
+if TYPE_CHECKING:
+    from broker.testing.harness import Harness
+
+__all__ = ["Promise", "missing_capability", "promise", "promises_of", "requires"]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One promise of the facade.
+
+    :ivar name: `area.what-it-says`, the row of the matrix.
+    :ivar text: the promise as one sentence.
+    """
+
+    name: str
+    text: str
+
+
+def promise(
+    name: str, text: str, *, seconds: float = 60.0
+) -> Callable[[Callable[Concatenate[S, P], Awaitable[None]]], Callable[Concatenate[S, P], Awaitable[None]]]:
+    """Name what a test proves.
+
+    :param seconds: the test fails when it takes longer, so that a hang is told as the promise that broke.
+    """
+
+    def decorate(test: Callable[Concatenate[S, P], Awaitable[None]]) -> Callable[Concatenate[S, P], Awaitable[None]]:
+        @functools.wraps(test)
+        async def within(self: S, *args: P.args, **kwargs: P.kwargs) -> None:
+            async with asyncio.timeout(seconds):
+                await test(self, *args, **kwargs)
+
+        within.__promise__ = Promise(name, text)  # pyright: ignore[reportAttributeAccessIssue]
+        return within
+
+    return decorate
+
+
+def requires(*capabilities: str) -> Callable[[F], F]:
+    """Run the test only where the backend and its harness have all of these.
+
+    :param capabilities: dotted names below `Capabilities` (`messages.key_affinity`, `publish.limits.body`, or a
+        whole family: `records`), of harness operations (`harness.restart`), or alternatives
+        (`records|messages.ordered_delivery`).
+    """
+
+    def decorate(test: F) -> F:
+        test.__requires__ = capabilities  # pyright: ignore[reportFunctionMemberAccess]
+        return test
+
+    return decorate
+
+
+def promises_of(case: type) -> Iterator[tuple[str, Promise]]:
+    """The tests of a conformance class with their promises, sorted by promise."""
+    found: list[tuple[str, Promise]] = []
+    for name in dir(case):
+        declared = getattr(getattr(case, name), "__promise__", None)
+        if name.startswith("test_") and isinstance(declared, Promise):
+            found.append((name, declared))
+    return iter(sorted(found, key=lambda item: (item[1].name, item[0])))
+
+
+def missing_capability(test: object, capabilities: Capabilities, harness: Harness) -> str | None:
+    """The first thing that the test requires and that is not there, or None."""
+    for wanted in cast("tuple[str, ...]", getattr(test, "__requires__", ())):
+        if not any(_has(alternative, capabilities, harness) for alternative in wanted.split("|")):
+            return wanted.replace("|", " or ")
+    return None
+
+
+def _has(wanted: str, capabilities: Capabilities, harness: Harness) -> bool:
+    if wanted.startswith("harness."):
+        return harness.can(wanted.removeprefix("harness."))
+    value: object = capabilities
+    for part in wanted.split("."):
+        value = getattr(value, part, None)
+    return bool(value) and value is not LeaseMode.NONE and value is not ConfirmedAck.NEVER

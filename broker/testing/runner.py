@@ -1,0 +1,60 @@
+"""Runs conformance tests without pytest: to try single promises, and to prove that the kit sees what it should.
+
+One harness per test, tests one after the other on the loop of the caller. Cancelling stops the harness of the running
+test. An error of the test itself is its outcome; an error of the harness is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.testing.conformance import Conformance
+from broker.testing.harness import Harness
+from broker.testing.promises import missing_capability, promises_of
+
+__all__ = ["Outcome", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one promise.
+
+    :ivar detail: the first line of the failure, or the missing capability.
+    """
+
+    status: Literal["kept", "broken", "needs"]
+    detail: str = ""
+
+
+async def check(make_harness: Callable[[], Harness], promises: Iterable[str]) -> dict[str, Outcome]:
+    """Put these promises to the test.
+
+    :param make_harness: makes a new harness, not started, for each test.
+    :raises KeyError: the kit has no such promise.
+    """
+    tests = {promise.name: name for name, promise in promises_of(Conformance)}
+    return {promise: await _check_one(make_harness(), tests[promise]) for promise in promises}
+
+
+async def _check_one(harness: Harness, name: str) -> Outcome:
+    case = Conformance()
+    test = getattr(case, name)
+    try:
+        await harness.start()
+        missing = missing_capability(test, (await harness.bus()).capabilities, harness)
+        if missing is not None:
+            return Outcome("needs", missing)
+        await test(harness)
+    except Exception as error:
+        text = str(error) or repr(error)
+        return Outcome("broken", f"{type(error).__name__}: {text}".splitlines()[0])
+    except BaseException as failed:
+        # pytest.fail and pytest.raises raise outside Exception.
+        if type(failed).__module__.startswith("_pytest"):
+            return Outcome("broken", str(failed).splitlines()[0])
+        raise
+    finally:
+        await harness.stop()
+    return Outcome("kept")
