@@ -42,22 +42,32 @@ class InmemSettings(BackendSettings):
     model_config = SettingsConfigDict(arbitrary_types_allowed=True)
     schemes: ClassVar[tuple[str, ...]] = ("inmem", "memory")
 
-    name: str = Field("default", description="Name of the server within this process", min_length=1)
-    broker: Broker | None = Field(None, description="The server itself, for tests that make their own")
+    name: str = Field(default="default", description="Name of the server within this process", min_length=1)
+    broker: Broker | None = Field(default=None, description="The server itself, for tests that make their own")
     lease_seconds: float | None = Field(
-        None, gt=0, description="How long a message is this connection's without renewal; the server's default if none"
+        default=None,
+        gt=0,
+        description="How long a message is this connection's without renewal; the server's default if none",
     )
-    seed: int | None = Field(None, description="What the order between keys is drawn from; drawn itself if none")
-    shuffle: int | None = Field(None, ge=0, description="Window within which keys are mixed; 0 keeps the order")
-    partitions: int | None = Field(None, ge=1, description="Partitions of a topic made without saying how many")
-    native_delay: float | None = Field(None, ge=0, description="Longest delay of a nack that the server keeps, seconds")
-    dedup_seconds: float | None = Field(None, ge=0, description="How long ids are remembered to drop duplicates")
-    session_seconds: float | None = Field(None, gt=0, description="Silence after which a group member is out")
-    rebalance_seconds: float | None = Field(None, gt=0, description="Time to give up partitions in")
-    transaction_seconds: float | None = Field(None, gt=0, description="Time after which a transaction is aborted")
-    retention_seconds: float | None = Field(None, gt=0, description="Age at which records leave the log")
-    retention_messages: int | None = Field(None, ge=1, description="Most records of a partition's log")
-    max_body: int | None = Field(None, ge=1, description="Largest body, bytes")
+    seed: int | None = Field(
+        default=None, description="What the order between keys is drawn from; drawn itself if none"
+    )
+    shuffle: int | None = Field(default=None, ge=0, description="Window within which keys are mixed; 0 keeps the order")
+    partitions: int | None = Field(default=None, ge=1, description="Partitions of a topic made without saying how many")
+    native_delay: float | None = Field(
+        default=None, ge=0, description="Longest delay of a nack that the server keeps, seconds"
+    )
+    dedup_seconds: float | None = Field(
+        default=None, ge=0, description="How long ids are remembered to drop duplicates"
+    )
+    session_seconds: float | None = Field(default=None, gt=0, description="Silence after which a group member is out")
+    rebalance_seconds: float | None = Field(default=None, gt=0, description="Time to give up partitions in")
+    transaction_seconds: float | None = Field(
+        default=None, gt=0, description="Time after which a transaction is aborted"
+    )
+    retention_seconds: float | None = Field(default=None, gt=0, description="Age at which records leave the log")
+    retention_messages: int | None = Field(default=None, ge=1, description="Most records of a partition's log")
+    max_body: int | None = Field(default=None, ge=1, description="Largest body, bytes")
 
     @field_validator("broker", mode="before")
     @classmethod

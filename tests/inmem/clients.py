@@ -91,6 +91,17 @@ class Client:
         return await self.backend.join(wanted, listener or PartitionListener())
 
 
+async def published(
+    client: Client, messages: Iterable[OutboundMessage | bytes | str], topic: str = "orders"
+) -> list[Receipt]:
+    """Publish, and have a receipt for each."""
+    receipts: list[Receipt] = []
+    for outcome in await client.publish(messages, topic):
+        assert isinstance(outcome, Receipt), outcome
+        receipts.append(outcome)
+    return receipts
+
+
 def _message(message: OutboundMessage | bytes | str) -> OutboundMessage:
     if isinstance(message, OutboundMessage):
         return message
