@@ -21,7 +21,7 @@ from broker.capabilities import (
 )
 from broker.errors import ConnectionFailed, Unsupported
 from broker.hooks import Hooks
-from broker.names import Ephemeral
+from broker.names import Ephemeral, NativeName
 from broker.settings import BackendSettings
 from broker.spi import (
     AdminSpi,
@@ -40,9 +40,11 @@ from broker_jetstream.admin import JetStreamAdmin
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.layout import Layouts
+from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
 from broker_jetstream.names import consumer_name
 from broker_jetstream.publishing import JetStreamTarget
+from broker_jetstream.records import JetStreamRecordSource
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 
@@ -63,7 +65,7 @@ class JetStreamBackend:
         self._connection = Connection(settings, hooks)
         self._layouts = Layouts(self._connection)
         self._server = EmbeddedServer(settings.embedded) if settings.embedded is not None else None
-        self._sources: list[JetStreamMessageSource | RecordSource] = []
+        self._sources: list[JetStreamMessageSource | JetStreamRecordSource] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,7 +115,7 @@ class JetStreamBackend:
             raise
 
     async def _locate(self) -> None:
-        assert self._server is not None  # noqa: S101  # only set for embedded servers
+        assert self._server is not None  # only set for embedded servers
         place = await self._server.ensure()
         self._connection.servers = (place.url,)
         self._connection.token = place.token
@@ -164,7 +166,18 @@ class JetStreamBackend:
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        raise Unsupported("not yet")
+        ephemeral = isinstance(subscription.group, Ephemeral)
+        group = NativeName(f"+{token_hex(8)}") if isinstance(subscription.group, Ephemeral) else subscription.group
+        source = JetStreamRecordSource(
+            self._connection, self._layouts, group, subscription.start, listener, ephemeral=ephemeral
+        )
+        self._sources.append(source)
+        try:
+            await source.open(subscription.topics)
+        except BaseException:
+            await source.close()
+            raise
+        return source
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
         raise Unsupported(
@@ -173,7 +186,7 @@ class JetStreamBackend:
         )
 
     def log_reader(self) -> LogReaderSpi:
-        raise Unsupported("not yet")
+        return JetStreamLogReader(self._connection, self._layouts)
 
     def admin(self) -> AdminSpi:
         return JetStreamAdmin(self._connection, self._layouts)

@@ -90,8 +90,10 @@ class FastClient:
         self.client: Client = self._raw
 
     async def listen(self, subject: str, handler: RawHandler) -> Any:
-        subscription = await self._raw.subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
-        self._raw.raw_handlers[subscription._id] = handler  # pyright: ignore[reportPrivateUsage]
+        # nats-py drops messages beyond its limits; the credit of the pulls is the bound.
+        subscribe: Any = self._raw.subscribe  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        subscription = await subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
+        self._raw.raw_handlers[subscription._id] = handler
         return subscription
 
     async def unlisten(self, listening: Any) -> None:
@@ -139,7 +141,8 @@ class PublicClient:
         async def deliver(message: Msg) -> None:
             handler(message.subject.encode(), message.reply.encode(), message.data, _block(message.headers))
 
-        return await self.client.subscribe(subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0)
+        subscribe: Any = self.client.subscribe  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return await subscribe(subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0)
 
     async def unlisten(self, listening: Any) -> None:
         if self.client.is_closed:

@@ -1,0 +1,181 @@
+"""Reads of a topic's log without a group, by direct gets: no consumer is made, nothing is left on the server.
+
+An offset is the sequence in the stream: it grows over all partitions, so within one it has gaps. Calls may run at
+once; a read that is cancelled leaves nothing behind. Retention that overtakes a read is an error and never a gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from broker.errors import BackendError, ConnectionFailed, OffsetOutOfRange, OperationTimeout, TopicNotFound, Unsupported
+from broker.messages import Record
+from broker.spi import Bounds
+from broker_jetstream.connection import Connection
+from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.headers import NULL, SEQUENCE, SUBJECT, LogView, NativeMessage, header, key_of, status_of
+from broker_jetstream.layout import Layout, Layouts
+
+__all__ = ["JetStreamLogReader"]
+
+VIEW: Final = LogView()
+BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class JetStreamLogReader:
+    """Reads logs over one connection."""
+
+    def __init__(self, connection: Connection, layouts: Layouts) -> None:
+        self._connection = connection
+        self._layouts = layouts
+
+    async def partitions(self, topic: str) -> Sequence[int]:
+        return range((await self._layouts.find(topic, fresh=True)).partitions)
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        layout, first, following = await self._state(topic)
+        found: dict[int, Bounds] = {}
+        for number in range(layout.partitions):
+            earliest = await self._get(layout, {"seq": max(first, 1), "next_by_subj": layout.partition_filter(number)})
+            if not earliest:
+                # An empty partition begins where the next record of the stream will be.
+                found[number] = Bounds(following, following)
+                continue
+            latest = await self._get(layout, {"last_by_subj": layout.partition_filter(number)})
+            found[number] = Bounds(_offset(earliest[0]), _offset((latest or earliest)[0]) + 1)
+        return found
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        layout, _, following = await self._state(topic)
+        moment = time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        found: dict[int, int] = {}
+        for number in range(layout.partitions):
+            subject = layout.partition_filter(number)
+            first = await self._get(layout, {"start_time": moment, "next_by_subj": subject, "batch": 1})
+            if first:
+                found[number] = _offset(first[0])
+            else:
+                latest = await self._get(layout, {"last_by_subj": subject})
+                found[number] = _offset(latest[0]) + 1 if latest else following
+        return found
+
+    async def read(
+        self, topic: str, partition: int, start: int, stop: int, max_records: int
+    ) -> AsyncIterator[Sequence[Record[Any]]]:
+        layout, first, following = await self._state(topic)
+        if not 0 <= partition < layout.partitions:
+            raise OffsetOutOfRange(
+                f"Topic {topic!r} has no partition {partition}", advice=f"It has 0 to {layout.partitions - 1}"
+            )
+        if stop > following:
+            raise OffsetOutOfRange(f"Topic {topic!r} ends at {following}, and {stop} lies beyond")
+        position = start
+        while position < stop:
+            _check_start(layout, position, first)
+            subject = layout.partition_filter(partition)
+            request = {"seq": max(position, 1), "next_by_subj": subject, "batch": max_records, "max_bytes": BATCH_BYTES}
+            raws = await self._get(layout, request)
+            # Retention may have removed records while the answer was under way.
+            _, first, _ = await self._state(topic)
+            _check_start(layout, position, first)
+            records = [record for raw in raws if (record := _record(layout, partition, raw)).offset < stop]
+            if records:
+                position = records[-1].offset + 1
+                yield records
+            if len(records) < len(raws) or not raws:
+                return
+
+    async def _state(self, topic: str) -> tuple[Layout, int, int]:
+        """The layout, the first sequence that the stream has, and the one after its last."""
+        info = await self._layouts.info(topic)
+        layout = await self._layouts.find(topic)
+        if not info["config"].get("allow_direct"):
+            raise Unsupported(f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on it")
+        state = info["state"]
+        return layout, int(state.get("first_seq") or 0), int(state.get("last_seq") or 0) + 1
+
+    async def _get(self, layout: Layout, request: dict[str, Any]) -> list[NativeMessage]:
+        """Ask for messages by a direct get, again if the connection broke."""
+        deadline = time.monotonic() + self._connection.settings.request_timeout
+        while True:
+            await self._connection.wait_connected(deadline - time.monotonic())
+            answer = _Answer(single="batch" not in request)
+            listening = await self._connection.listen(self._connection.pull_inbox(), answer.arrived)
+            epoch = self._connection.epoch
+            subject = self._connection.api_subject(f"DIRECT.GET.{layout.stream}").encode()
+            try:
+                await self._connection.send(
+                    (Outgoing(subject, listening.subject.encode(), b"", msgspec.json.encode(request)),)
+                )
+                while not answer.done.is_set() and epoch == self._connection.epoch and time.monotonic() < deadline:
+                    seen = len(answer.messages)
+                    await answer.wait(min(1.0, deadline - time.monotonic()))
+                    if len(answer.messages) > seen:
+                        deadline = time.monotonic() + self._connection.settings.request_timeout
+            except ConnectionFailed:
+                continue
+            finally:
+                await listening.close()
+            if answer.done.is_set():
+                if answer.error is not None:
+                    await self._explain(layout, answer.error)
+                return answer.messages
+            if time.monotonic() >= deadline:
+                raise OperationTimeout(f"No answer to a read of topic {layout.topic!r}")
+
+    async def _explain(self, layout: Layout, error: tuple[int, str]) -> None:
+        code, text = error
+        if code == 503 and not await self._layouts.exists(layout.topic):
+            raise TopicNotFound(f"Topic {layout.topic!r} does not exist any more")
+        raise BackendError(f"Reading topic {layout.topic!r}: {code} {text}", retriable=code >= 500)
+
+
+class _Answer:
+    """The messages that one direct get brings."""
+
+    def __init__(self, *, single: bool) -> None:
+        self.messages: list[NativeMessage] = []
+        self.done = asyncio.Event()
+        self.error: tuple[int, str] | None = None
+        self._single = single
+
+    def arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
+        if not data and block[8:9] == b" ":
+            code, text = status_of(block)
+            # 204 ends a batch, 404 is an empty one.
+            if code not in {204, 404}:
+                self.error = (code, text)
+            self.done.set()
+            return
+        self.messages.append(NativeMessage(header(block, SUBJECT) or b"", b"", data, block))
+        if self._single:
+            self.done.set()
+
+    async def wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(seconds, 0)):
+                await self.done.wait()
+        except TimeoutError:
+            return
+
+
+def _offset(raw: NativeMessage) -> int:
+    return int(header(raw.block, SEQUENCE) or 0)
+
+
+def _record(layout: Layout, partition: int, raw: NativeMessage) -> Record[Any]:
+    data = None if not raw.data and NULL in raw.block else raw.data
+    size = len(raw.data) + len(raw.block)
+    return Record(layout.topic, partition, _offset(raw), key_of(raw.block), data, raw, VIEW, size)
+
+
+def _check_start(layout: Layout, position: int, first: int) -> None:
+    """Sequences below the stream's first are gone, whichever partition they were of."""
+    if position < first and first > 1:
+        raise OffsetOutOfRange(f"Topic {layout.topic!r} begins at {first}: retention removed what followed {position}")

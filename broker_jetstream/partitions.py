@@ -1,0 +1,534 @@
+"""One partition of a record group: owned by one member at a time, read in order, committed by its floor.
+
+The durable of the partition is pinned by the server to one client. A member that is pinned resets the durable to
+its committed position before it hands anything over, so that what a dead member had in its hands comes first and in
+order. A pin is proven by the server's answers to keep-alive pulls; records are handed over, and commits sent, only
+while the last proof is younger than `owner_timeout`, or after asking again: a member that was frozen meanwhile finds
+out first. All runs on the event loop; callbacks of the connection neither raise nor block; `verify`, `commit` and
+`seek` are serialised by a lock and may run during a fetch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, SettleError
+from broker.messages import Record
+from broker_jetstream import consumers
+from broker_jetstream.connection import Connection, Listening
+from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.headers import NULL, PENDING, PIN, MessageView, NativeMessage, header, key_of, status_of
+from broker_jetstream.layout import Layout
+
+__all__ = ["GROUP", "POSITION_KEY", "Partition", "committed_of", "partition_config"]
+
+logger = logging.getLogger("broker")
+VIEW: Final = MessageView()
+GROUP: Final = "owner"
+"""The priority group that every pull of ours names."""
+POSITION_KEY: Final = "anybroker-position"
+"""Metadata of a durable whose committed position is not its floor: it starts, or was sought, somewhere else."""
+COMMIT_SECONDS: Final = 1.0
+_FOREVER: Final = 3650 * 86_400 * NANOSECONDS
+
+
+def partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
+    """The durable of one partition of a group."""
+    # Every durable can go everywhere: one that began at a later message refuses to be reset before it.
+    return {
+        "ack_policy": "all",
+        "ack_wait": _FOREVER,
+        "max_deliver": -1,
+        "max_ack_pending": -1,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "filter_subject": layout.partition_filter(partition),
+        "priority_groups": [GROUP],
+        "priority_policy": "pinned_client",
+        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
+        "metadata": {POSITION_KEY: str(position)} if position > 1 else {},
+    }
+
+
+def committed_of(info: dict[str, Any]) -> int | None:
+    """The committed position that a durable's state tells; None if there is none."""
+    position = _metadata(info).get(POSITION_KEY, "")
+    if position.isdecimal():
+        return int(position)
+    acked: dict[str, Any] = info.get("ack_floor") or {}
+    floor = int(acked.get("stream_seq") or 0)
+    return floor + 1 if floor else None
+
+
+class Partition:
+    """One partition that this member claims."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        layout: Layout,
+        number: int,
+        consumer: str,
+        wake: Callable[[], None],
+        lost: Callable[[Partition], None],
+    ) -> None:
+        self.layout = layout
+        self.number = number
+        self.paused = False
+        self.claimed = False
+        self.position: int | None = None
+        """The next offset to hand over; None until it was read from the server."""
+        self.failure: BrokerError | None = None
+        self._connection = connection
+        self._consumer = consumer
+        self._wake = wake
+        self._lost = lost
+        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
+        self._path = f"{layout.stream}.{consumer}"
+        self._lock = asyncio.Lock()
+        self._buffer: deque[tuple[int, NativeMessage]] = deque()
+        self._listening: Listening | None = None
+        self._inbox = b""
+        self._numbers = count(1)
+        self._credit = 0
+        self._heard = 0.0
+        self._pin = b""
+        self._epoch = -1
+        self._proven_until = 0.0
+        self._asked: dict[bytes, float] = {}
+        self._sequence = 0
+        self._offsets: list[int] = []
+        self._base = 0
+        self._committed: int | None = None
+        self._marked = False
+        self._reply: tuple[bytes, bytes] = (b"", b"")
+        self._busy = self._taking = False
+        self._quiet = False
+        """Nothing is delivered and unacknowledged, so the next record pins the durable by itself."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def what(self) -> str:
+        """The partition in words."""
+        return f"Partition {self.number} of topic {self.layout.topic!r}"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the server said that it is ours, however long ago."""
+        return bool(self._pin)
+
+    @property
+    def proven(self) -> bool:
+        """Whether it is certainly ours at this moment."""
+        return bool(self._pin) and time.monotonic() < self._proven_until and self._epoch == self._connection.epoch
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    # Reading.
+
+    async def claim(self) -> None:
+        """Begin to ask for it; it is ours as soon as the server pins it to us."""
+        self.claimed = True
+        self._epoch = self._connection.epoch
+        self._heard = time.monotonic()
+        await self._stir()
+        await self.request(1, 0)
+
+    async def _stir(self) -> None:
+        """What the former owner had and did not commit pins nobody: put the durable back as soon as nobody holds it."""
+        if self._quiet or self._pin or self._busy or not self._connection.connected:
+            return
+        self._busy = True
+        try:
+            async with self._lock:
+                info = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
+                if _owner(info):
+                    return
+                if info.get("num_ack_pending"):
+                    await self._reset()
+                self._quiet = True
+        except NotFound as error:
+            self.failure = error
+            self._drop()
+        except BrokerError as error:
+            logger.debug("%s: waiting for it: %s", self.what, error)
+        finally:
+            self._busy = False
+
+    async def request(self, number: int, max_bytes: int) -> None:
+        """Have so many records on their way, at most."""
+        connection = self._connection
+        if not self.claimed or not connection.connected or self._busy or self._taking:
+            return
+        if self._epoch != connection.epoch:
+            # Pulls and records of the broken connection are gone.
+            self._epoch = connection.epoch
+            self._credit = 0
+            self._quiet = False
+            if self._pin:
+                self._pinned(self._pin)
+                return
+        wanted = number - len(self._buffer) - self._credit if self._pin else 1 - self._credit
+        if wanted <= 0 or (self._pin and self._credit * 2 > number):
+            return
+        if self._listening is None:
+            self._inbox = connection.pull_inbox().encode()
+            self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
+        settings = connection.settings
+        body: dict[str, Any] = {
+            "batch": wanted,
+            "expires": round(settings.pull_expires * NANOSECONDS),
+            "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
+            "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
+        }
+        self._credit += wanted
+        await self._pull(body, b"p%d" % next(self._numbers))
+
+    async def _pull(self, body: dict[str, Any], token: bytes) -> None:
+        body["group"] = GROUP
+        if self._pin:
+            body["id"] = self._pin.decode()
+        try:
+            await self._connection.send(
+                (Outgoing(self._next, b"%b.%b" % (self._inbox, token), b"", msgspec.json.encode(body)),)
+            )
+        except ConnectionFailed:
+            self._credit = 0
+
+    def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
+        if not data and block[8:9] == b" ":
+            self._status(subject, block)
+            return
+        if not self.claimed:
+            return
+        self._credit -= 1
+        self._heard = time.monotonic()
+        pin = header(block, PIN) or b""
+        if pin != self._pin:
+            self._pinned(pin)
+            return
+        fields = reply.split(b".")
+        at = 4 if len(fields) == 9 else 6
+        offset, sequence = int(fields[at + 1]), int(fields[at + 2])
+        if sequence != self._sequence + 1:
+            # Somebody reset the durable, or something got lost on the way: begin again at the committed position.
+            self._pinned(pin)
+            return
+        if sequence == 1:
+            self._reply = (b".".join(fields[:at]), b".".join((b"0", b"0", *fields[at + 5 :])))
+        self._sequence = sequence
+        self._offsets.append(offset)
+        if self.position is None or offset >= self.position:
+            self._buffer.append((offset, NativeMessage(subject, reply, data, block)))
+            if len(self._buffer) == 1:
+                self._wake()
+
+    def _status(self, subject: bytes, block: bytes) -> None:
+        code, text = status_of(block)
+        if not subject.startswith(self._inbox):
+            return
+        self._heard = now = time.monotonic()
+        token = subject[len(self._inbox) + 1 :]
+        if code == 423:
+            self._credit = 0
+            self._spawn(self._look())
+        elif token.startswith(b"k"):
+            asked = self._asked.pop(token, 0.0)
+            # An answer proves the pin only if the pin had not run out when it came; see `verify` for the rest.
+            if code in {404, 408, 409} and now < self._proven_until:
+                self._proven_until = max(self._proven_until, asked + self._connection.settings.owner_timeout)
+        elif code == 409 and "deleted" in text.lower():
+            self.failure = LeaseLost(f"{self.what} lost its durable: it was deleted")
+            self._drop()
+        elif code != 100:
+            unused = header(block, PENDING)
+            self._credit = max(0, self._credit - int(unused)) if unused is not None and unused.isdigit() else 0
+            self._wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _pinned(self, pin: bytes) -> None:
+        """The server pinned the durable to us, or something got lost: take over before anything is handed over."""
+        if not self._taking:
+            self._taking = True
+            self._spawn(self._take_over(pin))
+
+    async def _take_over(self, pin: bytes) -> None:
+        begin, epoch = time.monotonic(), self._connection.epoch
+        try:
+            async with self._lock:
+                await self._start_over()
+                owner = _owner(await self._reset())
+                if owner == pin:
+                    self._pin, self._epoch = pin, epoch
+                    self._proven_until = begin + self._connection.settings.owner_timeout
+                elif owner:
+                    self._drop()
+        except NotFound as error:
+            self.failure = error
+            self._drop()
+        except BrokerError as error:
+            # The pin runs out by itself if this goes on; the next record begins it again.
+            logger.debug("%s: taking over: %s", self.what, error)
+        finally:
+            self._taking = False
+            self._wake()
+
+    async def _look(self) -> None:
+        """A pull was refused for its pin: somebody else is pinned, or nobody is any more."""
+        try:
+            owner = await self._owner()
+        except BrokerError as error:
+            logger.debug("%s: looking for its owner: %s", self.what, error)
+        else:
+            if not owner:
+                self._pin = b""
+                self._quiet = False
+            elif owner != self._pin:
+                self._drop()
+        finally:
+            self._wake()
+
+    async def _owner(self) -> bytes:
+        """The pin of the moment; empty if nobody is pinned."""
+        return _owner(await consumers.info(self._connection, self.layout.stream, self._consumer, self.what))
+
+    async def _reset(self) -> dict[str, Any]:
+        """Put the durable back to its committed position, or to where we are if that lies elsewhere by a seek."""
+        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
+        self._marked = POSITION_KEY in _metadata(found)
+        self._committed = committed_of(found)
+        start: dict[str, Any] = {"seq": self._committed} if self._marked else {}
+        if self.position is not None and (self._committed is None or self.position < self._committed):
+            start = {"seq": self.position}
+        return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self.what)
+
+    async def _start_over(self) -> None:
+        """Forget what was pulled; the next record that comes is the first after a reset."""
+        listening, self._listening = self._listening, None
+        self._inbox = b"-"
+        self._credit = 0
+        self._buffer.clear()
+        self._offsets.clear()
+        self._base = self._sequence = 0
+        self._asked.clear()
+        self._pin = b""
+        if listening is not None:
+            await listening.close()
+
+    def _drop(self) -> None:
+        """It is somebody else's."""
+        had = self.claimed
+        self.claimed = False
+        self._pin = b""
+        self._proven_until = 0.0
+        self._buffer.clear()
+        self._credit = 0
+        if had:
+            self._lost(self)
+
+    async def keep(self) -> None:
+        """Keep the pin alive; called several times within `owner_timeout`."""
+        if not self.claimed or not self._connection.connected or self._busy or self._taking:
+            return
+        now = time.monotonic()
+        if self._credit and now - self._heard > self._connection.settings.pull_heartbeat * 2.5 and not self._buffer:
+            # Two heartbeats were missed: the pulls are gone.
+            self._credit = 0
+            self._heard = now
+            self._wake()
+        if not self._pin:
+            await self._stir()
+        elif self._listening is not None:
+            token = b"k%d" % next(self._numbers)
+            self._asked[token] = now
+            # One byte never takes a message: this pull only says that we are there.
+            await self._pull({"batch": 1, "max_bytes": 1, "no_wait": True}, token)
+
+    async def verify(self) -> bool:
+        """Whether it is ours, asking the server where the last proof is too old. Tells the loss if it is not."""
+        if self.proven:
+            return True
+        if not self._pin or not self.claimed:
+            return False
+        async with self._lock:
+            if self.proven:
+                return True
+            begin = time.monotonic()
+            await self.keep()
+            owner = await self._owner()
+            if self._epoch != self._connection.epoch or not self._pin:
+                return False
+            if owner == self._pin:
+                self._proven_until = begin + self._connection.settings.owner_timeout
+                return True
+            if owner:
+                self._drop()
+            else:
+                # It ran out and nobody was quicker: the next record pins it to somebody.
+                await self._start_over()
+                self._quiet = False
+                self._wake()
+            return False
+
+    def take(self, most: int, max_bytes: int, into: list[Record[Any]]) -> int:
+        """Hand over what is there, as far as it fits; the bytes that were taken."""
+        topic, number, buffer, view = self.layout.topic, self.number, self._buffer, VIEW
+        taken = 0
+        offset = -1
+        while buffer and most > 0:
+            raw = buffer[0][1]
+            size = len(raw.data) + len(raw.block)
+            if taken + size > max_bytes and into:
+                break
+            offset, _ = buffer.popleft()
+            data = None if not raw.data and NULL in raw.block else raw.data
+            into.append(Record(topic, number, offset, key_of(raw.block), data, raw, view, size))
+            taken += size
+            most -= 1
+        if offset >= 0:
+            self.position = offset + 1
+        return taken
+
+    # Positions.
+
+    async def commit(self, position: int) -> None:
+        """Store the next position to read.
+
+        :raises LeaseLost: it is not ours any more.
+        :raises SettleError: the server did not confirm.
+        """
+        connection = self._connection
+        deadline = time.monotonic() + connection.settings.settle_timeout
+        confirmed = True
+        while self.claimed and (left := deadline - time.monotonic()) > 0:
+            await connection.wait_connected(left)
+            if not self.proven and (owner := await self._owner()) not in {b"", self._pin}:
+                logger.debug("%s is pinned to %r", self.what, owner)
+                self._drop()
+                break
+            async with self._lock:
+                confirmed = await self._commit(position, by_ack=confirmed)
+            if confirmed:
+                return
+            # Not answered: the connection broke, or the durable was reset and does not know what was acked.
+            self._proven_until = 0.0
+        if not self.claimed:
+            raise LeaseLost(
+                f"{self.what} belongs to another member now", advice="Its new owner reads what was not committed again"
+            )
+        raise SettleError(f"{self.what}: the server did not confirm the commit of {position}", retriable=True)
+
+    async def _commit(self, position: int, *, by_ack: bool) -> bool:
+        if self._committed == position and not self._marked:
+            return True
+        index = bisect_left(self._offsets, position)
+        if not by_ack or index == 0 or (self._committed is not None and position < self._committed):
+            # Nothing that was delivered since the last reset lies below: the position is written down instead.
+            await self._mark(position)
+            self._committed = position
+            return True
+        sequence = self._base + index
+        offset = self._offsets[index - 1]
+        head, tail = self._reply
+        reply = b"%b.1.%d.%d.%b" % (head, offset, sequence, tail)
+        replies = self._connection.inbox.expect(1, frozenset((reply,)))
+        try:
+            await self._connection.send((Outgoing(reply, replies.subject(0), b"", b"+ACK"),))
+            if not await replies.wait(COMMIT_SECONDS):
+                return False
+        except ConnectionFailed:
+            return False
+        finally:
+            replies.close()
+        # The last one stays, so that its position can be committed once more.
+        del self._offsets[: index - 1]
+        self._base += index - 1
+        self._committed = position
+        if self._marked:
+            await self._mark(None)
+        return True
+
+    async def _mark(self, position: int | None) -> None:
+        """Write the committed position down beside the durable, or remove the mark."""
+        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
+        config: dict[str, Any] = found["config"]
+        metadata = {name: value for name, value in _metadata(found).items() if name != POSITION_KEY}
+        if position is not None:
+            metadata[POSITION_KEY] = str(position)
+        name = config["name"]
+        body = {"stream_name": self.layout.stream, "config": {**config, "metadata": metadata}, "action": "update"}
+        await self._connection.api(
+            f"CONSUMER.CREATE.{self.layout.stream}.{name}.{self.layout.partition_filter(self.number)}",
+            body,
+            what=self.what,
+        )
+        self._marked = position is not None
+
+    async def committed(self) -> int | None:
+        """The committed position."""
+        return committed_of(await consumers.info(self._connection, self.layout.stream, self._consumer, self.what))
+
+    async def seek(self, position: int | None) -> None:
+        """Read on from `position`, or from the committed one."""
+        async with self._lock:
+            self._busy = True
+            try:
+                await self._seek(position)
+            finally:
+                self._busy = False
+        self._wake()
+
+    async def _seek(self, position: int | None) -> None:
+        pin = self._pin
+        await self._start_over()
+        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
+        self._committed = committed_of(found)
+        committed = self._committed or 1
+        target = committed if position is None else max(position, 1)
+        self._marked = POSITION_KEY in _metadata(found)
+        if target != committed and not self._marked:
+            # The reset moves the floor; what was committed must outlive a crash before the next commit.
+            await self._mark(committed)
+        await self._connection.api(f"CONSUMER.RESET.{self._path}", {"seq": target}, what=self.what)
+        self.position = target
+        self._pin = pin
+
+    # The end.
+
+    async def release(self) -> None:
+        """Let it go at once, so that another member need not wait for the pin to run out."""
+        pinned, self.claimed = self.proven, False
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+        await self._start_over()
+        self._proven_until = 0.0
+        if pinned:
+            try:
+                await self._connection.api(f"CONSUMER.UNPIN.{self._path}", {"group": GROUP}, what=self.what)
+            except BrokerError as error:
+                logger.debug("%s: letting go: %s", self.what, error)
+
+
+def _owner(info: dict[str, Any]) -> bytes:
+    groups: list[dict[str, Any]] = info.get("priority_groups") or []
+    return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
+
+
+def _metadata(info: dict[str, Any]) -> dict[str, str]:
+    return info["config"].get("metadata") or {}

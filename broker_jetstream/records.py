@@ -1,0 +1,373 @@
+"""The Record family: a group whose members own partitions, one each at a time.
+
+A ticker keeps pins alive, listens to the other members and moves partitions between them; everything else happens in
+`fetch`. Records of a partition are handed over only while it is certainly ours. `fetch` is ended by `interrupt`; what
+had arrived is the next fetch's, unless the partition goes first: then its new owner reads it. Commits are confirmed by
+the server. After a reconnect each partition is read on from its position if it is still ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from broker.errors import BrokerError, Closed, LeaseLost, NotFound
+from broker.messages import Record
+from broker.spi import RecordListener, Start, TopicPartition
+from broker_jetstream import consumers
+from broker_jetstream.connection import Connection
+from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.log_reader import JetStreamLogReader
+from broker_jetstream.membership import Membership, plan
+from broker_jetstream.names import group_consumer
+from broker_jetstream.partitions import Partition, committed_of, partition_config
+
+__all__ = ["JetStreamRecordSource"]
+
+logger = logging.getLogger("broker")
+CLOSE_SECONDS: Final = 2.0
+HELLO_SECONDS: Final = 0.05
+"""How long a new member listens before it claims anything."""
+REVOKE_SECONDS: Final = 5.0
+
+
+class _Topic:
+    """The partitions of one topic that this member has, and the membership they are shared in."""
+
+    def __init__(self, layout: Layout, membership: Membership) -> None:
+        self.layout = layout
+        self.membership = membership
+        self.owned: dict[int, Partition] = {}
+
+
+class JetStreamRecordSource:
+    """One member of a record group."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        layouts: Layouts,
+        group: str,
+        start: Start,
+        listener: RecordListener,
+        *,
+        ephemeral: bool,
+    ) -> None:
+        self._connection = connection
+        self._layouts = layouts
+        self._group = group
+        self._start = start
+        self._listener = listener
+        self._ephemeral = ephemeral
+        self._log = JetStreamLogReader(connection, layouts)
+        self._topics: dict[str, _Topic] = {}
+        self._paused: set[TopicPartition] = set()
+        self._waiter: asyncio.Future[None] | None = None
+        self._fetching = self._interrupted = self._closed = False
+        self._failure: BrokerError | None = None
+        self._turn = 0
+        self._ticker: asyncio.Task[None] | None = None
+        self._nudge = asyncio.Event()
+        self._remove_callback = connection.on_connected(self._reconnected)
+
+    async def open(self, topics: Sequence[str]) -> None:
+        """Make the durables that are missing, meet the other members, and claim a share.
+
+        :raises TopicNotFound: one of the topics does not exist.
+        """
+        for name in dict.fromkeys(topics):
+            layout = await self._layouts.find(name, fresh=True)
+            await self._ensure(layout, range(layout.partitions))
+            encoded = group_consumer(self._group, 0)[:-2]
+            membership = Membership(self._connection, layout.stream, encoded, self._nudge.set)
+            self._topics[name] = _Topic(layout, membership)
+            await membership.join()
+        try:
+            # Peers answer a hello at once, so a short silence means that there are none.
+            async with asyncio.timeout(HELLO_SECONDS):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            pass
+        await self._rebalance()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
+
+    async def _ensure(self, layout: Layout, numbers: range) -> None:
+        positions: Mapping[int, int] | None = None
+        for number in numbers:
+            name, what = group_consumer(self._group, number), f"Group {self._group!r} on topic {layout.topic!r}"
+            try:
+                await consumers.info(self._connection, layout.stream, name, what)
+            except NotFound:
+                if positions is None:
+                    positions = await self._positions(layout)
+                config = partition_config(self._connection, layout, number, positions.get(number, 1))
+                if self._ephemeral:
+                    config["inactive_threshold"] = consumers.EPHEMERAL_SECONDS * consumers.NANOSECONDS
+                await consumers.create(self._connection, layout, name, config, what=what)
+
+    async def _positions(self, layout: Layout) -> Mapping[int, int]:
+        if isinstance(self._start, datetime):
+            return await self._log.position_at(layout.topic, self._start)
+        if self._start == "latest":
+            return {number: bounds.next for number, bounds in (await self._log.bounds(layout.topic)).items()}
+        return {}
+
+    # Fetching.
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        self._check_open()
+        self._fetching = True
+        deadline = time.monotonic() + wait
+        try:
+            while True:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                taken = await self._take(max_records, max_bytes)
+                if taken or self._interrupted:
+                    return taken
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    if not self._connection.connected:
+                        raise self._connection.broken()
+                    return taken
+                await self._wait(left)
+                self._check_open()
+        finally:
+            self._fetching = self._interrupted = False
+
+    async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
+        taken: list[Record[Any]] = []
+        active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
+        if not active:
+            return taken
+        share = max(1, max_records // len(active))
+        for partition in active:
+            await partition.request(share, max_bytes // len(active))
+        self._turn += 1
+        first = self._turn % len(active)
+        room, left = max_bytes, max_records
+        # Another partition begins each time, so that a full one does not starve the rest.
+        for partition in active[first:] + active[:first]:
+            if left <= 0 or (taken and room <= 0):
+                break
+            if not partition.buffered or not await partition.verify() or partition.paused:
+                continue
+            before = len(taken)
+            room -= partition.take(left, room, taken)
+            left -= len(taken) - before
+        return taken
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            if any(partition.buffered for partition in self._partitions() if not partition.paused and partition.pinned):
+                # It came between the look and the wait.
+                self._wake()
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._wake()
+
+    def _partitions(self) -> list[Partition]:
+        return [partition for topic in self._topics.values() for partition in topic.owned.values()]
+
+    def _find(self, place: TopicPartition) -> Partition | None:
+        topic = self._topics.get(place.topic)
+        partition = topic.owned.get(place.partition) if topic is not None else None
+        return partition if partition is not None and partition.claimed else None
+
+    # The group.
+
+    async def _tick(self) -> None:
+        pause = self._connection.settings.owner_timeout / 4
+        due = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._nudge.wait()
+            except TimeoutError:
+                pass
+            self._nudge.clear()
+            regular = time.monotonic() >= due
+            if regular:
+                due = time.monotonic() + pause
+            if not self._connection.connected:
+                continue
+            try:
+                if regular:
+                    await self._keep()
+                await self._rebalance()
+                for topic in self._topics.values():
+                    if regular or topic.membership.take_question():
+                        await topic.membership.tell()
+            except BrokerError as error:
+                logger.debug("Group %r: %s", self._group, error)
+            self._wake()
+
+    async def _keep(self) -> None:
+        for partition in self._partitions():
+            await partition.keep()
+
+    def _reconnected(self) -> None:
+        for topic in self._topics.values():
+            topic.membership.forgive()
+        self._nudge.set()
+        self._wake()
+
+    async def _rebalance(self) -> None:
+        for name, topic in self._topics.items():
+            membership, owned, layout = topic.membership, topic.owned, topic.layout
+            for number in membership.contested(owned, [number for number, each in owned.items() if each.pinned]):
+                self._lost(owned[number])
+            step = plan(membership.id, owned, membership.others(), layout.partitions, name)
+            if step.release:
+                await self._release([TopicPartition(name, number) for number in step.release])
+            if step.claim:
+                for number in step.claim:
+                    partition = Partition(
+                        self._connection, layout, number, group_consumer(self._group, number), self._wake, self._lost
+                    )
+                    partition.paused = TopicPartition(name, number) in self._paused
+                    owned[number] = partition
+                    await partition.claim()
+                self._listener.assigned([TopicPartition(name, number) for number in step.claim])
+                self._wake()
+            await membership.update(tuple(owned), [number for number, each in owned.items() if each.pinned])
+
+    async def _release(self, places: Sequence[TopicPartition]) -> None:
+        """Let partitions go in order: nothing more is handed over, the core commits, then others may have them."""
+        going = [partition for place in places if (partition := self._find(place)) is not None]
+        for partition in going:
+            partition.paused = True
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(REVOKE_SECONDS):
+                await self._listener.revoking(places, loop.time() + REVOKE_SECONDS)
+        except TimeoutError:
+            logger.debug("Group %r: letting partitions go took too long", self._group)
+        for place in places:
+            self._topics[place.topic].owned.pop(place.partition, None)
+        for partition in going:
+            await partition.release()
+
+    def _lost(self, partition: Partition) -> None:
+        """It is somebody else's already."""
+        topic = self._topics[partition.layout.topic]
+        if topic.owned.get(partition.number) is partition:
+            del topic.owned[partition.number]
+            partition.claimed = False
+            if isinstance(partition.failure, NotFound):
+                self._failure = partition.failure
+            self._listener.lost([TopicPartition(partition.layout.topic, partition.number)])
+            self._nudge.set()
+            self._wake()
+
+    # Positions.
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
+        self._check_open()
+        places = list(positions)
+        results = await asyncio.gather(*(self._commit(place, positions[place]) for place in places))
+        return dict(zip(places, results, strict=True))
+
+    async def _commit(self, place: TopicPartition, position: int) -> BrokerError | None:
+        partition = self._find(place)
+        if partition is None:
+            return LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not ours")
+        try:
+            await partition.commit(position)
+        except BrokerError as error:
+            return error
+        return None
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        self._check_open()
+        found: dict[TopicPartition, int | None] = {}
+        for place in partitions:
+            layout = await self._layouts.find(place.topic)
+            name, what = group_consumer(self._group, place.partition), f"Group {self._group!r} on topic {place.topic!r}"
+            found[place] = committed_of(await consumers.info(self._connection, layout.stream, name, what))
+        return found
+
+    async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        self._check_open()
+        for place, position in positions.items():
+            partition = self._find(place)
+            if partition is None:
+                raise LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not ours")
+            await partition.seek(position)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.update(partitions)
+        self._set_paused(partitions, paused=True)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.difference_update(partitions)
+        self._set_paused(partitions, paused=False)
+        self._wake()
+
+    def _set_paused(self, places: Sequence[TopicPartition], *, paused: bool) -> None:
+        for place in places:
+            partition = self._find(place)
+            if partition is not None:
+                partition.paused = paused
+
+    def assignment(self) -> Sequence[TopicPartition]:
+        return sorted(TopicPartition(name, number) for name, topic in self._topics.items() for number in topic.owned)
+
+    # The end.
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._remove_callback()
+        self._wake()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.wait((self._ticker,))
+        if self._connection.closed:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._leave()
+        except (BrokerError, TimeoutError) as error:
+            logger.debug("Leaving group %r: %s", self._group, error)
+
+    async def _leave(self) -> None:
+        for topic in self._topics.values():
+            for partition in list(topic.owned.values()):
+                await partition.release()
+            topic.owned.clear()
+            await topic.membership.update((), ())
+            await topic.membership.leave()
+            if self._ephemeral:
+                for number in range(topic.layout.partitions):
+                    await consumers.delete(
+                        self._connection,
+                        topic.layout.stream,
+                        group_consumer(self._group, number),
+                        f"Group {self._group!r}",
+                    )
+        if self._connection.connected:
+            await self._connection.flush()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"The member of group {self._group!r} was closed")
+        self._connection.check_open()
