@@ -331,6 +331,7 @@ class Bus:
             max_buffered=max_buffered,
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
+            make_messages=self._make_over,
         )
         self._remember(consumer)
         return consumer
@@ -357,6 +358,11 @@ class Bus:
         if family is None:
             raise self._unsupported("the Record family", "records")
         return family
+
+    def _make_over(self, *sources: Any, **options: Any) -> MessageConsumer[Any]:
+        consumer = self._consumer_factory.make_over(*sources, **options)
+        self._remember(consumer)
+        return consumer
 
     def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
         self._consumers = [*(earlier for earlier in self._consumers if not earlier.closed), consumer]

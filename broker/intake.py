@@ -269,6 +269,10 @@ class Intake:
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         """These are no longer ours (`SourceListener`)."""
+        replaced = {id(message.raw) for message in messages if message not in self.held}
+        if replaced:
+            # The source knows the originals; what waits for its next try in memory is a copy of one.
+            messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:

@@ -17,11 +17,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final, Generic, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
+from broker.as_messages import message_capabilities
 from broker.assignments import Assignments
+from broker.consumer_options import ConsumerOptions
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.group_member import GroupMember, OnRevoking
 from broker.hooks import Hooks
@@ -29,7 +31,13 @@ from broker.messages import Record, RecordBatch
 from broker.protocols import Codec
 from broker.record_decoding import RecordDecoder
 from broker.record_pump import RecordPump
+from broker.record_serving import MakeMessages, opener
+from broker.record_streams import Steps
+from broker.retry import Drop, Retry
 from broker.spi import Backend, RecordSubscription, TopicPartition
+
+if TYPE_CHECKING:
+    from broker.consumer import MessageConsumer
 
 __all__ = ["RecordConsumer"]
 
@@ -75,9 +83,14 @@ class RecordConsumer(Generic[T]):
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
         on_revoking: OnRevoking | None = None,
+        make_messages: MakeMessages | None = None,
     ) -> None:
         if max_buffered < 1 or max_buffered_bytes < 1:
             raise ConfigurationError("A record consumer needs room for at least one record and one byte")
+        if on_decode_error in subscription.topics:
+            raise ConfigurationError(
+                f"on_decode_error {on_decode_error!r} is one of the consumed topics", advice="Name another topic"
+            )
         self._backend = backend
         self._subscription = subscription
         self._hooks = hooks
@@ -88,6 +101,7 @@ class RecordConsumer(Generic[T]):
         self._stop_when_idle = stop_when_idle
         self._close_timeout = close_timeout
         self._on_revoking = on_revoking
+        self._make_messages = make_messages
         self._state = _State.NEW
         self._assignments = Assignments()
         self._error_raised = False
@@ -119,6 +133,9 @@ class RecordConsumer(Generic[T]):
             max_records=self._max_buffered,
             max_bytes=self._max_buffered_bytes,
         )
+        if self._on_decode_error != "raise":
+            # That letters cannot be written is better known before the first record is read.
+            await self._backend.admin().describe_topic(self._on_decode_error)
         if self._codec is not None:
             self._decoder = RecordDecoder(
                 self._codec,
@@ -182,6 +199,69 @@ class RecordConsumer(Generic[T]):
             self._pump.abandon()
             self._pump.clear()
 
+    def as_messages(
+        self,
+        *,
+        retry: Retry | None = None,
+        dead_letter: str | Drop | None = None,
+        ordered_by_key: bool = False,
+        max_outstanding: int = 1000,
+        max_outstanding_bytes: int = 64 * 1024 * 1024,
+        prefetch: int | None = None,
+        max_gap: int = 10_000,
+        commit_every: int = 1000,
+        commit_interval: float = 1.0,
+        stop_when_idle: float | None = None,
+        close_timeout: float | None = None,
+    ) -> MessageConsumer[T]:
+        """Serve the records as messages that are settled one by one; it takes the place of this consumer.
+
+        A record that was acked or rejected is finished. Of each partition the highest contiguous finished offset is
+        committed, and nothing else, so that a crash repeats what is above it. The options are those of `bus.messages`,
+        and these:
+
+        :param max_gap: the most records of a partition finished above one that is not; then the partition is paused.
+        :param commit_every: commit after so many finished records, …
+        :param commit_interval: … and after so many seconds.
+        :raises ConfigurationError: the options contradict each other, or `on_decode_error` names a topic: here
+            undecodable records go to `dead_letter`.
+        :raises Closed: this consumer was opened or closed before.
+        """
+        if self._state is not _State.NEW:
+            raise Closed(
+                "as_messages() comes before the record consumer is opened", advice="Call it instead of opening"
+            )
+        if self._on_decode_error != "raise":
+            raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
+        if self._make_messages is None:
+            raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
+        open_source = opener(
+            self._backend,
+            self._subscription,
+            self._hooks,
+            max_gap=max_gap,
+            commit_every=commit_every,
+            commit_interval=commit_interval,
+        )
+        consumer = self._make_messages(
+            [(", ".join(self._subscription.topics), open_source)],
+            message_capabilities(self._backend.capabilities),
+            ConsumerOptions(
+                max_outstanding=max_outstanding,
+                max_outstanding_bytes=max_outstanding_bytes,
+                prefetch=prefetch,
+                ordered_by_key=ordered_by_key,
+                stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
+                close_timeout=self._close_timeout if close_timeout is None else close_timeout,
+            ),
+            retry=retry or Retry(),
+            dead_letter=dead_letter,
+            codec=self._codec,
+            subscription=str(self._subscription.group),
+        )
+        self._state = _State.CLOSED
+        return consumer
+
     @property
     def closed(self) -> bool:
         """Whether it was closed, or ended by an error."""
@@ -227,13 +307,13 @@ class RecordConsumer(Generic[T]):
         """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
         none.
         """
-        return _Records(self)
+        return Steps(self.next_record, lambda: self.closed)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
         """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
         none.
         """
-        return _Batches(self, max_records)
+        return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
     async def _yield(self) -> None:
         # A consumer that finds its buffer full never suspends: let the intake and everybody else have their turn.
@@ -361,50 +441,3 @@ class RecordConsumer(Generic[T]):
 
 def _nothing(partitions: Sequence[TopicPartition]) -> None:
     return
-
-
-class _Records(Generic[T]):
-    """Iterates; holds nothing, so that it can be dropped at any moment."""
-
-    __slots__ = ("_consumer",)
-
-    def __init__(self, consumer: RecordConsumer[T]) -> None:
-        self._consumer = consumer
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Record[T]:
-        try:
-            record = await self._consumer.next_record()
-        except Closed:
-            if self._consumer.closed:
-                raise StopAsyncIteration from None
-            raise
-        if record is None:
-            raise StopAsyncIteration
-        return record
-
-
-class _Batches(Generic[T]):
-    """Iterates over batches; holds nothing."""
-
-    __slots__ = ("_consumer", "_max_records")
-
-    def __init__(self, consumer: RecordConsumer[T], max_records: int) -> None:
-        self._consumer = consumer
-        self._max_records = max_records
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RecordBatch[T]:
-        try:
-            batch = await self._consumer.next_batch(self._max_records)
-        except Closed:
-            if self._consumer.closed:
-                raise StopAsyncIteration from None
-            raise
-        if not batch:
-            raise StopAsyncIteration
-        return batch

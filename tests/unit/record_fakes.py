@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
-from broker.errors import BrokerError, Closed, LeaseLost
+from broker.errors import BrokerError, Closed, LeaseLost, TopicNotFound
 from broker.messages import OutboundMessage, Receipt, Record
-from broker.spi import RecordListener, RecordSubscription, TopicPartition
+from broker.spi import RecordListener, RecordSubscription, TopicInfo, TopicPartition
 
 WRITTEN = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 
@@ -232,6 +232,7 @@ class FakeBackend:
             records=RecordCapabilities(rebalance=True) if records is None else records,
         )
         self.targets: dict[str, FakeTarget] = {}
+        self.missing: set[str] = set()
         self.joining: Callable[[], Awaitable[None]] | None = None
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> FakeSource:
@@ -241,6 +242,14 @@ class FakeBackend:
         for key in self.source.initial:
             self.source.assign(key.partition)
         return self.source
+
+    def admin(self) -> FakeBackend:
+        return self
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        if name in self.missing:
+            raise TopicNotFound(f"Topic {name!r} does not exist")
+        return TopicInfo(name=name)
 
     def publish_target(self, topic: str) -> FakeTarget:
         return self.targets.setdefault(topic, FakeTarget())

@@ -715,6 +715,17 @@ async def test_an_undecodable_record_goes_to_the_dead_letters_and_counts_as_done
         assert b.source.stored == {P0: 4}, "what was skipped behind it is done as well"
 
 
+async def test_a_dead_letter_topic_that_cannot_be_is_told_before_the_first_record() -> None:
+    backend: Any = FakeBackend()
+    backend.missing.add("orders.dead")
+    subscription = RecordSubscription(topics=["orders"], group="g")
+    consumer = RecordConsumer(backend, subscription, hooks=Hooks(), codec=Json(int), on_decode_error="orders.dead")
+    with pytest.raises(TopicNotFound):
+        await consumer.__aenter__()
+    with pytest.raises(ConfigurationError, match="one of the consumed"):
+        RecordConsumer(backend, subscription, hooks=Hooks(), on_decode_error="orders")
+
+
 async def test_skipped_records_alone_are_committed_with_the_next_commit() -> None:
     async with bench(0, 1, codec=Json(int), on_decode_error="orders.dead") as b:
         b.source.append(1, data=b"{")

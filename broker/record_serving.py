@@ -1,0 +1,65 @@
+"""How a record consumer becomes a message consumer: the pieces between the two, which do not know each other.
+
+Pure but for what the opener does when it is awaited, which is to join the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from broker.as_messages import RecordsAsMessages
+from broker.capabilities import MessageCapabilities
+from broker.consumer_options import ConsumerOptions
+from broker.errors import ConfigurationError
+from broker.hooks import Hooks
+from broker.protocols import Codec
+from broker.retry import Drop, Retry
+from broker.spi import Backend, RecordSubscription, SourceListener
+
+if TYPE_CHECKING:
+    from broker.consumer import MessageConsumer
+    from broker.engine import OpenSource
+
+__all__ = ["MakeMessages", "opener"]
+
+
+class MakeMessages(Protocol):
+    """Makes a message consumer over any sources, each given with the topic it is named after."""
+
+    def __call__(
+        self,
+        sources: Sequence[tuple[str, OpenSource]],
+        family: MessageCapabilities,
+        options: ConsumerOptions,
+        *,
+        retry: Retry,
+        dead_letter: str | Drop | None,
+        codec: Codec[Any] | None,
+        subscription: str,
+    ) -> MessageConsumer[Any]: ...
+
+
+def opener(
+    backend: Backend,
+    subscription: RecordSubscription,
+    hooks: Hooks,
+    *,
+    max_gap: int,
+    commit_every: int,
+    commit_interval: float,
+) -> OpenSource:
+    """What opens the source of the messages when the message consumer is entered.
+
+    :raises ConfigurationError: a bound is not above 0.
+    """
+    if max_gap < 1 or commit_every < 1 or not commit_interval > 0:
+        raise ConfigurationError("max_gap, commit_every and commit_interval must be above 0")
+
+    async def open_source(listener: SourceListener) -> RecordsAsMessages:
+        source = RecordsAsMessages(
+            listener, hooks=hooks, max_gap=max_gap, commit_every=commit_every, commit_interval=commit_interval
+        )
+        return await source.join(backend, subscription)
+
+    return open_source
