@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from broker.capabilities import MessageCapabilities
@@ -30,7 +31,6 @@ __all__ = ["Engine", "OpenSource", "intake_of"]
 
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
-_SPILL_DELAY = 0.5
 _OPEN = SettleState.OPEN
 
 
@@ -104,6 +104,10 @@ class Engine:
         return not self._ended
 
     @property
+    def concurrency(self) -> int:
+        return max(1, len(self.workers))
+
+    @property
     def single(self) -> Intake | None:
         """The only intake, where there is one."""
         return self._intakes[0] if len(self._intakes) == 1 else None
@@ -128,8 +132,9 @@ class Engine:
             if message.state is _OPEN and self._admit(message):
                 message.lease_ends = lease_ends
                 batch.append(message)
-        for intake in self._intakes:
-            intake.handed_over(len(batch))
+        if batch:
+            for intake in self._intakes:
+                intake.handed_over(len(batch))
         return batch
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
@@ -152,7 +157,8 @@ class Engine:
             self.wanted -= wanted
             if timer is not None:
                 timer.cancel()
-            if not waiter.done() or waiter.cancelled() or waiter.exception() is not None:
+            # A wake takes waiters out, also those that turn out to be cancelled.
+            with suppress(ValueError):
                 self._waiters.remove(waiter)
         return True
 
@@ -175,8 +181,8 @@ class Engine:
         """Take in what an intake fetched."""
         self._active_at = self._loop.time()
         refused = self.ready.put_all(messages)
-        if refused:
-            intake.release(refused, min(_SPILL_DELAY, intake.native_delay))
+        for message, delay in refused:
+            intake.release((message,), min(delay, intake.native_delay))
         if self._waiters:
             self._wake(len(messages) - len(refused))
 

@@ -70,6 +70,11 @@ class Host(Protocol):
         """How many messages are being waited for."""
         ...
 
+    @property
+    def concurrency(self) -> int:
+        """How many messages are worked on at once, as far as is known; at least 1."""
+        ...
+
     def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None: ...
     def deliver_again(self, message: Message[Any]) -> None: ...
     def settled(self) -> None: ...
@@ -311,7 +316,7 @@ class Intake:
 
     def handed_over(self, count: int) -> None:
         """The consumer took so many; it may be time to fetch."""
-        self._prefetch.requested(count)
+        self._prefetch.requested(count, self.engine.concurrency)
         self._refill()
 
     def _refill(self) -> None:

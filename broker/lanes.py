@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, Final
 
 from broker.messages import Message
@@ -17,19 +18,44 @@ from broker.messages import Message
 __all__ = ["Lanes"]
 
 _GONE_AFTER: Final = 60.0
+_SHORTEST: Final = 0.02
+_LONGEST: Final = 5.0
+
+
+class _Spilled:
+    """A message that was given back and must come again before what follows it."""
+
+    __slots__ = ("number", "seen")
+
+    def __init__(self, number: int, seen: float) -> None:
+        self.number = number
+        self.seen = seen
 
 
 class _Lane:
-    __slots__ = ("head", "spilled", "waiting")
+    __slots__ = ("began", "head", "numbers", "pace", "spilled", "waiting")
 
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
         self.waiting: deque[Message[Any]] = deque()
-        self.spilled: OrderedDict[str, float] = OrderedDict()
+        self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
+        self.numbers = count()
+        self.began = 0.0
+        self.pace = 0.0
 
     @property
     def held(self) -> int:
         return len(self.waiting) + (self.head is not None)
+
+    def spill(self, message_id: str, now: float) -> float:
+        """Note it as given back; the seconds after which its turn should have come."""
+        spilled = self.spilled.get(message_id)
+        if spilled is None:
+            spilled = self.spilled[message_id] = _Spilled(next(self.numbers), now)
+        spilled.seen = now
+        first = next(iter(self.spilled.values()))
+        ahead = self.held + spilled.number - first.number
+        return min(_LONGEST, max(_SHORTEST, ahead * self.pace))
 
 
 class Lanes:
@@ -47,27 +73,26 @@ class Lanes:
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
 
-    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[Message[Any]]:
-        return [message for message in messages if not self._put(message)]
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        return [(message, delay) for message in messages if (delay := self._put(message)) is not None]
 
-    def _put(self, message: Message[Any]) -> bool:
+    def _put(self, message: Message[Any]) -> float | None:
         key = message.key
         if key is None:
             self._ready.append(message)
-            return True
+            return None
         lane = self._lanes.get((message.topic, key))
         if lane is None:
             lane = self._lanes[(message.topic, key)] = _Lane()
         if lane.spilled:
             if not self._next_of_spilled(lane, message.id):
-                return False
+                return lane.spill(message.id, self._clock())
         elif self._share is not None and lane.held >= self._share:
-            lane.spilled[message.id] = self._clock()
-            return False
+            return lane.spill(message.id, self._clock())
         lane.waiting.append(message)
         if lane.head is None and len(lane.waiting) == 1:
             self._ready.append(lane)
-        return True
+        return None
 
     def put_again(self, message: Message[Any]) -> None:
         lane = self._lane(message)
@@ -90,6 +115,7 @@ class Lanes:
                 return entry
             if entry.head is None and entry.waiting:
                 entry.head = entry.waiting.popleft()
+                entry.began = self._clock()
                 return entry.head
         return None
 
@@ -98,6 +124,8 @@ class Lanes:
         if lane is None or lane.head is not message:
             return
         lane.head = None
+        took = self._clock() - lane.began
+        lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
         if lane.waiting:
             self._ready.append(lane)
         else:
@@ -117,9 +145,10 @@ class Lanes:
         lane.waiting.clear()
         now = self._clock()
         # The broker delivers the whole lane again: it is let in only from its first message on.
-        again = OrderedDict.fromkeys([message.id, *(follower.id for follower in followers)], now)
-        again.update(lane.spilled)
-        lane.spilled = again
+        earlier, lane.spilled = lane.spilled, OrderedDict()
+        lane.numbers = count()
+        for message_id in (message.id, *(follower.id for follower in followers), *earlier):
+            lane.spill(message_id, now)
         return followers
 
     def drain(self) -> list[Message[Any]]:
@@ -138,22 +167,19 @@ class Lanes:
         return None if key is None else self._lanes.get((message.topic, key))
 
     def _next_of_spilled(self, lane: _Lane, message_id: str) -> bool:
-        """Whether this is the message that must follow now; notes it as spilled otherwise."""
+        """Whether this is the message that must follow now, and there is room for it."""
         now = self._clock()
         while lane.spilled:
-            first, seen = next(iter(lane.spilled.items()))
+            first, spilled = next(iter(lane.spilled.items()))
             if first == message_id:
                 if self._share is not None and lane.held >= self._share:
-                    break
+                    return False
                 del lane.spilled[first]
                 return True
-            if now - seen < _GONE_AFTER:
-                break
+            if now - spilled.seen < _GONE_AFTER:
+                return False
             del lane.spilled[first]
-        if not lane.spilled:
-            return True
-        lane.spilled[message_id] = now
-        return False
+        return self._share is None or lane.held < self._share
 
     def _forget_if_idle(self, message: Message[Any], lane: _Lane) -> None:
         if not lane.spilled and message.key is not None:

@@ -21,24 +21,31 @@ class Prefetch:
     is off the consumer's hands. The first requests of idle workers show nothing and are not counted.
     """
 
-    __slots__ = ("_count", "_rate", "_started", "limit", "target")
+    __slots__ = ("_count", "_fresh", "_idle_workers", "_rate", "_started", "limit", "target")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.target = 1
         self._count = 0
+        self._fresh = False
+        self._idle_workers: int | None = None
         self._started: float | None = None
         self._rate = 0.0
 
-    def requested(self, count: int = 1) -> None:
-        """The consumer came back for so many messages."""
-        self._count += count
+    def requested(self, count: int, workers: int) -> None:
+        """The consumer, which works on `workers` messages at once, was given so many."""
+        if self._idle_workers is None:
+            self._idle_workers = max(count, workers)
+        known = min(count, self._idle_workers)
+        self._idle_workers -= known
+        if count > known:
+            self._count += count - known
+            self._fresh = True
 
     def update(self, now: float) -> int:
         """The number of messages that should be ready, as of now; called before each fetch."""
         if self._started is None:
             self._started = now
-            self._count = 0
             return self.target
         elapsed = now - self._started
         if elapsed > 0:
@@ -50,6 +57,8 @@ class Prefetch:
             else:
                 # Within a window the last one's rate still counts for the part that has not passed yet.
                 measured += self._rate * (1 - elapsed / _WINDOW)
-            wanted = int(measured * _SECONDS)
-            self.target = max(1, min(self.limit, wanted, 2 * self.target))
+            # Without a request since the last look there is nothing to grow by.
+            most = 2 * self.target if self._fresh else self.target
+            self._fresh = False
+            self.target = max(1, min(self.limit, int(measured * _SECONDS), most))
         return self.target

@@ -14,8 +14,8 @@ __all__ = ["ArrivalOrder", "Ready"]
 class Ready(Protocol):
     """Decides which message is handed over next."""
 
-    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[Message[Any]]:
-        """Keep these; those that must be given back to the broker instead."""
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        """Keep these; those that must be given back to the broker instead, and for how many seconds."""
         ...
 
     def put_again(self, message: Message[Any]) -> None:
@@ -55,7 +55,7 @@ class ArrivalOrder:
     def __init__(self) -> None:
         self._messages: deque[Message[Any]] = deque()
 
-    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[Message[Any]]:
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
         self._messages.extend(messages)
         return ()
 

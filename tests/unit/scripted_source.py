@@ -108,7 +108,10 @@ class ScriptedSource:
                 return []
         if self.errors:
             raise self.errors.pop(0)
-        batch, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
+        batch: list[Message[Any]] = []
+        while self.waiting and len(batch) < max_messages and max_bytes > 0:
+            batch.append(self.waiting.pop(0))
+            max_bytes -= batch[-1].size
         self.fetched += len(batch)
         self.largest_fetch = max(self.largest_fetch, len(batch))
         return batch

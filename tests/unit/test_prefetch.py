@@ -11,7 +11,7 @@ def drive(rate: float, seconds: float, limit: int = 10_000) -> Prefetch:
     now = 0.0
     while now < seconds:
         now += max(1 / rate, 0.01)
-        prefetch.requested(max(1, round(0.01 * rate)))
+        prefetch.requested(max(1, round(0.01 * rate)), 1)
         prefetch.update(now)
     return prefetch
 
@@ -30,11 +30,23 @@ def test_the_limit_holds() -> None:
 
 def test_it_starts_at_one_and_at_most_doubles() -> None:
     prefetch = Prefetch(1000)
-    prefetch.requested(1000)
     assert prefetch.update(0.0) == 1
-    prefetch.requested(1000)
+    prefetch.requested(1, 1)
+    prefetch.requested(1000, 1)
     assert prefetch.update(0.001) == 2
-    assert prefetch.update(0.002) == 4
+    assert prefetch.update(0.002) == 2
+    prefetch.requested(1, 1)
+    assert prefetch.update(0.003) == 4
+
+
+def test_the_first_messages_of_idle_workers_prove_nothing() -> None:
+    prefetch = Prefetch(1000)
+    prefetch.update(0.0)
+    for _ in range(8):
+        prefetch.requested(1, 8)
+        assert prefetch.update(0.001) == 1
+    prefetch.requested(1, 8)
+    assert prefetch.update(0.002) == 2
 
 
 def test_it_shrinks_when_the_consumer_slows_down() -> None:
@@ -42,6 +54,6 @@ def test_it_shrinks_when_the_consumer_slows_down() -> None:
     now = 5.0
     for _ in range(10):
         now += 1.0
-        prefetch.requested(2)
+        prefetch.requested(2, 1)
         prefetch.update(now)
     assert prefetch.target <= 8
