@@ -58,10 +58,14 @@ class Held:
         """Whether something was handed over, or skipped, that is not committed."""
         return self.handed is not None and self.handed > self.committed
 
-    def rewind(self) -> None:
-        """Forget how far it was handed over and committed: its position was set anew."""
-        self.handed = None
-        self.committed = -1
+    def sought(self, position: int | None) -> None:
+        """It is read on from here, None being the committed position; what was handed over below it still counts."""
+        if position is None or self.handed is None or min(self.handed, position) <= self.committed:
+            self.handed = None
+        else:
+            self.handed = min(self.handed, position)
+        if position is None or position < self.committed:
+            self.committed = -1
         self.skipped_after = self.skipped_to = -1
 
 

@@ -137,9 +137,9 @@ class GroupMember:
             await self._source.seek(positions)
             self._pump.drop(positions)
             self._forget(list(positions))
-            for partition in positions:
+            for partition, position in positions.items():
                 if (held := self._assignments.get(partition)) is not None:
-                    held.rewind()
+                    held.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Hand over nothing of these."""

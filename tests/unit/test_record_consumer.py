@@ -626,6 +626,23 @@ async def test_a_seek_is_the_one_way_to_take_a_position_back() -> None:
         assert b.source.stored == {P0: 2}
 
 
+async def test_what_was_handed_over_below_a_sought_position_can_still_be_committed() -> None:
+    async with bench() as b:
+        b.source.append(*range(6))
+        await b.buffered(6)
+        await b.consumer.next_batch(4)
+        await b.consumer.seek({P0: 2})
+        await b.consumer.commit()
+        assert b.source.stored == {P0: 2}, "2 and 3 are to be read again"
+        await b.consumer.seek({P0: 1})
+        await b.consumer.commit()
+        assert b.source.stored == {P0: 2}, "nothing was handed over since the commit"
+        await b.consumer.next_batch(1, timeout=5)
+        await b.consumer.seek({P0: 5})
+        await b.consumer.commit()
+        assert b.source.stored == {P0: 2}, "what a seek jumped over was not handed over"
+
+
 async def test_a_seek_that_cannot_be_is_refused() -> None:
     async with bench() as b:
         with pytest.raises(LeaseLost, match="not assigned"):
