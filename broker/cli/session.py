@@ -231,14 +231,20 @@ class Session:
                     loop.remove_signal_handler(number)
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, Disconnected):
-            self.note("broker: the connection broke; reconnecting")
-        elif isinstance(event, Connected) and event.again:
-            self.note("broker: connected again")
-        elif isinstance(event, FetchFailed):
-            self.note(f"broker: {event.error}; trying again")
-        elif isinstance(event, Warned):
-            self.note(f"broker: {event.text}")
+        """Tell what an operator should know while a command goes on."""
+        match event:
+            case Disconnected():
+                text = "the connection broke; reconnecting"
+            case Connected(again=True):
+                text = "connected again"
+            case FetchFailed(error=error):
+                text = f"{error}; trying again"
+            case Warned(text=warning):
+                text = warning
+            case _:
+                return
+        kind = type(event).__name__
+        self.note(json_text({"event": kind, "message": text}) if self.as_json else f"broker: {text}")
 
 
 def _log(debug: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command line on two brokers: real processes on an embedded nats-server, and in this process on memory."""
+"""The command line on memory and on an embedded nats-server, in this process and in processes of its own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ProcessCli(Cli):
         return {**os.environ, "BROKER_URL": self.url}
 
 
-class MemoryCli(Cli):
+class InnerCli(Cli):
     """`main()` in this process, with streams in memory."""
 
     def run(self, arguments: tuple[str, ...], stdin: bytes) -> Result:
@@ -112,18 +112,24 @@ def process(embedded_url: str) -> ProcessCli:
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryCli]:
+def memory() -> Iterator[InnerCli]:
     """This process on a broker in memory."""
     from broker_inmem.options import BrokerOptions
     from broker_inmem.server import Broker
 
     # Messages without a key come in any order by default; these tests look at the order of the input.
     server = Broker(BrokerOptions(shuffle=0), name=f"cli-{os.getpid()}-{next(_numbers)}")
-    yield MemoryCli(server.url)
+    yield InnerCli(server.url)
     del server
 
 
-@pytest.fixture(params=["memory", "process"])
+@pytest.fixture
+def embedded(embedded_url: str) -> InnerCli:
+    """This process on the embedded server."""
+    return InnerCli(embedded_url)
+
+
+@pytest.fixture(params=["memory", "embedded"])
 def cli(request: pytest.FixtureRequest) -> Cli:
-    """Both, one after the other."""
+    """In this process, on both brokers one after the other."""
     return request.getfixturevalue(request.param)

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -18,7 +17,7 @@ from broker.cli import main
 
 
 def rest(process, topic, subscription="s-1") -> list[str]:
-    result = process("consume", topic, "-s", subscription, "--stop-when-idle", "1", "--json")
+    result = process("consume", topic, "-s", subscription, "--stop-when-idle", "3", "--json")
     return [line["data"] for line in result.lines]
 
 
@@ -37,11 +36,8 @@ def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number
     assert err == b""
     printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
     assert 0 < len(printed) < 1000
-    # What was printed was acked, the rest comes at once, not after a lease.
-    started = time.monotonic()
-    remaining = rest(process, topic)
-    assert time.monotonic() - started < 15
-    assert sorted(printed + remaining) == sent
+    # What was printed was acked, and the rest comes at once: after a lease, this reader would be gone.
+    assert sorted(printed + rest(process, topic)) == sent
 
 
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path, process):
@@ -72,7 +68,7 @@ def test_a_closed_pipe_gives_back_what_was_not_printed(process):
     # A pipe holds what nobody read: that is printed and lost to the reader, as with every command.
     assert first not in remaining
     assert len(remaining) > 350
-    assert remaining == sent[-len(remaining) :] or sorted(remaining) == sorted(set(remaining))
+    assert sorted(remaining) == sent[-len(remaining) :]
 
 
 def test_an_idle_consume_notices_that_its_reader_is_gone(process):

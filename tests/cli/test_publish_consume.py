@@ -97,16 +97,18 @@ def test_keep_going_publishes_what_is_good_and_reports_the_rest(cli):
     assert bodies(consume(cli, topic)) == ["1", "3"]
 
 
-def test_a_message_that_the_broker_refuses_is_told_with_its_line(process):
-    topic = process.topic()
+def test_a_message_that_the_broker_refuses_is_told_with_its_line(cli):
+    topic = cli.topic()
     big = b"x" * 9_000_000
-    result = process("publish", topic, stdin=b"ok\n" + big + b"\nmore", code=6)
+    result = cli("publish", topic, stdin=b"ok\n" + big + b"\nmore", code=6)
     assert "Line 2" in result.err
     assert "Published 1 message" in result.err
     assert len(result.err) < 1000
 
 
-def test_a_thousand_lines_in_order(cli):
+@pytest.mark.parametrize("name", ["memory", "process"])
+def test_a_thousand_lines_in_order(name, request):
+    cli = request.getfixturevalue(name)
     topic = cli.topic()
     wanted = [f"line {number}" for number in range(1000)]
     result = cli("publish", topic, "-k", "k", "--json", stdin="\n".join(wanted))
