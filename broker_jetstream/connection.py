@@ -15,11 +15,13 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
 import nats.errors
+import nkeys
 from nats.aio.client import Client, Server
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
@@ -166,8 +168,6 @@ class Connection:
             await self._discard(client)
             if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
                 raise reason from None
-            if isinstance(reason, FileNotFoundError | PermissionError | IsADirectoryError):
-                raise InvalidSetting(f"A credentials file cannot be read: {reason}", native=reason) from reason
             raise connect_error(reason, shown, tls=tls is not None or self._demands_tls(client)) from reason
         connecting = False
         self.max_payload = client.max_payload
@@ -177,13 +177,25 @@ class Connection:
 
     def _credentials(self) -> dict[str, Any]:
         settings = self.settings
+        seed = settings.nkey_seed.get_secret_value() if settings.nkey_seed else None
+        if settings.nkey_seed_file is not None:
+            seed = _read(settings.nkey_seed_file, "nkey_seed_file").strip()
+        if seed is not None:
+            _check_seed(seed, "nkey_seed" if settings.nkey_seed else "nkey_seed_file")
+        if settings.creds_file is not None:
+            text = _read(settings.creds_file, "creds_file")
+            # nats-py reads a file without these lines for ever.
+            if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
+                raise InvalidSetting(
+                    f"Setting 'creds_file' {str(settings.creds_file)!r} is no credentials file",
+                    advice="Name a file with the user's JWT and NKey seed, as `nsc generate creds` writes it",
+                )
         found: dict[str, Any] = {
             "user": settings.user,
             "password": settings.password.get_secret_value() if settings.password else None,
             "token": self.token,
             "user_credentials": str(settings.creds_file) if settings.creds_file else None,
-            "nkeys_seed": str(settings.nkey_seed_file) if settings.nkey_seed_file else None,
-            "nkeys_seed_str": settings.nkey_seed.get_secret_value() if settings.nkey_seed else None,
+            "nkeys_seed_str": seed,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -454,3 +466,21 @@ class Connection:
                 waiter.set_result(None)
         self._waiting.clear()
         self.inbox.wake_all()
+
+
+def _read(path: Path, setting: str) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetting(
+            f"Setting {setting!r} {str(path)!r} cannot be read: {error}", native=error, advice="Name a readable file"
+        ) from error
+
+
+def _check_seed(seed: str, setting: str) -> None:
+    try:
+        nkeys.from_seed(bytearray(seed.encode())).wipe()
+    except Exception as error:  # the library raises what base32 and libsodium raise, too
+        raise InvalidSetting(
+            f"Setting {setting!r} is no NKey seed", native=error, advice="A seed begins with 'SU'"
+        ) from None

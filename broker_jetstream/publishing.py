@@ -98,29 +98,25 @@ class JetStreamTarget:
             raise Closed(f"Topic {self._topic!r} was closed")
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)
         deadline = time.monotonic() + self._connection.settings.publish_timeout
-        pending = list(range(len(messages)))
-        layout = await self._layouts.find(self._topic)
         ids = [b"%b%d" % (self._id_prefix, next(self._numbers)) if message.id is None else b"" for message in messages]
+        pending: Sequence[int] = range(len(messages))
         while pending:
-            again = await self._attempt(messages, ids, pending, outcomes, layout, deadline)
-            if not again:
-                break
-            # Nobody answered for the stream: it is gone, or not ready yet after a start of the server.
-            self._layouts.forget(self._topic)
             try:
-                layout = await self._layouts.find(self._topic)
+                pending = await self._attempt(messages, ids, pending, outcomes, deadline)
             except TopicNotFound as error:
-                if len(again) == len(messages):
+                if len(pending) == len(messages):
                     raise
-                for index in again:
+                for index in pending:
                     outcomes[index] = error
                 break
-            pending = again
-            if time.monotonic() > deadline:
-                for index in again:
-                    outcomes[index] = ConnectionFailed(f"Nobody answered for topic {self._topic!r}")
-                break
-            await asyncio.sleep(0.05)
+            if pending:
+                # Nobody answered for the stream: it is gone, or not ready yet after a start of the server.
+                self._layouts.forget(self._topic)
+                if time.monotonic() > deadline:
+                    for index in pending:
+                        outcomes[index] = ConnectionFailed(f"Nobody answered for topic {self._topic!r}")
+                    break
+                await asyncio.sleep(0.05)
         return outcomes  # pyright: ignore[reportReturnType]  # every entry has been filled
 
     async def close(self) -> None:
@@ -130,29 +126,36 @@ class JetStreamTarget:
         self,
         messages: Sequence[OutboundMessage],
         ids: list[bytes],
-        indexes: list[int],
+        indexes: Sequence[int],
         outcomes: list[Receipt | BrokerError | None],
-        layout: Layout,
         deadline: float,
     ) -> list[int]:
         """Publish these once; the indexes of those that found nobody."""
         replies = self._connection.inbox.expect(len(indexes))
+        batch: _Batch | None = None
         try:
-            batch, sent = self._encode(messages, ids, indexes, outcomes, layout, replies)
-            if not batch.items:
-                return []
-            replies.missing = len(batch.items)
-            replies.subjects = frozenset(item.subject for item in batch.items)
-            await self._write_and_wait(batch, deadline)
+            # Held from before the look-up until all is written, so that calls are written in their order.
+            async with self._writing:
+                layout = await self._layouts.find(self._topic)
+                batch, sent = self._encode(messages, ids, indexes, outcomes, layout, replies)
+                if not batch.items:
+                    return []
+                replies.missing = len(batch.items)
+                replies.subjects = frozenset(item.subject for item in batch.items)
+                self._in_flight[batch] = None
+                await self._write(batch, deadline)
+            await self._wait(batch, deadline)
             return self._read(batch, sent, messages, ids, outcomes)
         finally:
             replies.close()
+            if batch is not None:
+                self._in_flight.pop(batch, None)
 
     def _encode(
         self,
         messages: Sequence[OutboundMessage],
         ids: list[bytes],
-        indexes: list[int],
+        indexes: Sequence[int],
         outcomes: list[Receipt | BrokerError | None],
         layout: Layout,
         replies: Replies,
@@ -238,29 +241,12 @@ class JetStreamTarget:
         place = layout.schedule(f"{token_hex(4)}{next(self._numbers)}")
         return place, encode_headers(message, message_id, now, extra), -1 - partition
 
-    async def _write_and_wait(self, batch: _Batch, deadline: float) -> None:
-        """Write a batch, chunk by chunk, and wait for its answers; returns at the deadline with what has come."""
-        settings = self._connection.settings
-        self._in_flight[batch] = None
-        try:
-            await self._write(batch, deadline)
-            while batch.replies.missing:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return
-                await batch.replies.wait(min(left, settings.publish_resend))
-                self._connection.check_open()
-                if batch.replies.missing:
-                    await self._repeat(batch, deadline)
-        except (ConnectionFailed, OperationTimeout):
-            return
-        finally:
-            del self._in_flight[batch]
-
     async def _write(self, batch: _Batch, deadline: float) -> None:
+        """Write a batch, chunk by chunk, as far as the window and the connection let it until the deadline."""
         connection, window = self._connection, self._connection.settings.publish_window
-        async with self._writing:
+        try:
             for chunk in _chunks(batch.items, min(CHUNK, window)):
+                await self._catch_up(deadline)
                 while sum(each.unanswered for each in self._in_flight) + len(chunk) > window:
                     left = deadline - time.monotonic()
                     if left <= 0:
@@ -268,17 +254,32 @@ class JetStreamTarget:
                     await connection.inbox.next_answer(min(left, 1.0))
                     connection.check_open()
                     await self._catch_up(deadline)
-                await self._catch_up(deadline)
-                await connection.send(chunk)
+                while not await self._send(chunk):
+                    await self._catch_up(deadline)
                 batch.sent += len(chunk)
                 batch.sent_at = time.monotonic()
+        except ConnectionFailed:
+            return
+
+    async def _wait(self, batch: _Batch, deadline: float) -> None:
+        """Wait for the answers to what was written; returns at the deadline with what has come."""
+        replies, resend = batch.replies, self._connection.settings.publish_resend
+        unwritten = len(batch.items) - batch.sent
+        try:
+            while replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
+                await replies.wait(min(left, resend))
+                self._connection.check_open()
+                if replies.missing > unwritten:
+                    async with self._writing:
+                        await self._repeat(batch, deadline)
+        except ConnectionFailed:
+            return
 
     async def _repeat(self, batch: _Batch, deadline: float) -> None:
-        async with self._writing:
-            if self._connection.epoch != self._epoch or not self._connection.connected:
-                await self._catch_up(deadline)
-            elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
-                await self._send_again(batch)
+        if self._connection.epoch != self._epoch or not self._connection.connected:
+            await self._catch_up(deadline)
+        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
+            await self._send_again(batch)
 
     async def _catch_up(self, deadline: float) -> None:
         """Wait for the connection, and send again what a broken one may have swallowed, oldest first."""
@@ -286,17 +287,23 @@ class JetStreamTarget:
         while self._epoch != connection.epoch or not connection.connected:
             await connection.wait_connected(deadline - time.monotonic())
             epoch = connection.epoch
-            for batch in tuple(self._in_flight):
-                await self._send_again(batch)
-            self._epoch = epoch
+            if all([await self._send_again(batch) for batch in tuple(self._in_flight)]):
+                self._epoch = epoch
 
-    async def _send_again(self, batch: _Batch) -> None:
+    async def _send_again(self, batch: _Batch) -> bool:
         answers = batch.replies.answers
         batch.again = True
         batch.sent_at = time.monotonic()
         lost = [item for item, answer in zip(batch.items[: batch.sent], answers, strict=False) if answer is None]
-        for chunk in _chunks(lost, CHUNK):
+        return all([await self._send(chunk) for chunk in _chunks(lost, CHUNK)])
+
+    async def _send(self, chunk: list[Outgoing]) -> bool:
+        """Write; False if the connection broke first."""
+        try:
             await self._connection.send(chunk)
+        except ConnectionFailed:
+            return False
+        return True
 
     def _read(
         self,

@@ -1,0 +1,1 @@
+"""The JetStream backend against a real nats-server."""

@@ -1,0 +1,83 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.hooks import Event
+from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record
+from broker.spi import MessageSource, MessageSubscription, RecordSource, Settlement, TopicPartition
+from broker_jetstream.backend import JetStreamBackend
+
+
+class Listener:
+    """Notes everything that a source tells."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.gone: list[Any] = []
+        self.given: list[TopicPartition] = []
+        self.revoked: list[TopicPartition] = []
+        self.on_revoke: Callable[[Sequence[TopicPartition]], Any] | None = None
+
+    def lost(self, items: Sequence[Any]) -> None:
+        self.gone.extend(items)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.given.extend(partitions)
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        self.revoked.extend(partitions)
+        if self.on_revoke is not None:
+            await self.on_revoke(partitions)
+
+
+async def make_topic(backend: JetStreamBackend, name: str, partitions: int = 1, **options: Any) -> None:
+    retention = options.pop("retention", None)
+    await backend.admin().ensure_topic(name, partitions=partitions, retention=retention, options=options)
+
+
+async def publish(backend: JetStreamBackend, topic: str, *messages: OutboundMessage) -> list[Receipt]:
+    outcomes = await backend.publish_target(topic).publish(messages)
+    for outcome in outcomes:
+        assert isinstance(outcome, Receipt), outcome
+    return list(outcomes)  # pyright: ignore[reportReturnType]
+
+
+async def subscribe(backend: JetStreamBackend, topic: str, name: str = "billing", **options: Any) -> MessageSource:
+    listener = options.pop("listener", None) or Listener()
+    return await backend.subscribe(MessageSubscription(topic=topic, subscription=name, **options), listener)
+
+
+async def receive(source: MessageSource, number: int, seconds: float = 5.0) -> list[Message[Any]]:
+    """So many messages, or those that came within the time."""
+    found: list[Message[Any]] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < number and (left := deadline - time.monotonic()) > 0:
+        found.extend(await source.fetch(number - len(found), 1 << 24, left))
+    return found
+
+
+async def read(source: RecordSource, number: int, seconds: float = 5.0) -> list[Record[Any]]:
+    found: list[Record[Any]] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < number and (left := deadline - time.monotonic()) > 0:
+        found.extend(await source.fetch(number - len(found), 1 << 24, left))
+    return found
+
+
+def settle_all(messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None = None) -> list[Settlement]:
+    return [Settlement(message, outcome, delay) for message in messages]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a state that no event tells of."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

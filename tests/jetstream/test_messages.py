@@ -1,0 +1,286 @@
+"""The Message family: fetch, settle, leases, pulls, subscriptions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.errors import Closed, LeaseLost, NotFound, SubscriptionNotFound, TopicNotFound, Unsupported
+from broker.messages import OutboundMessage, Outcome
+from broker.names import EPHEMERAL, native_name
+from broker.spi import Settlement
+from broker_jetstream.backend import JetStreamBackend
+from tests.jetstream.conftest import Open
+from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
+
+
+def bodies(*texts: str) -> list[OutboundMessage]:
+    return [OutboundMessage(text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+async def test_acked_messages_are_gone(both_ways: JetStreamBackend, topic: str, confirm: bool) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *bodies("a", "b", "c"))
+    source = await subscribe(both_ways, topic, confirm_acks=confirm)
+    found = await receive(source, 3)
+    assert [message.data for message in found] == [b"a", b"b", b"c"]
+    assert [message.delivery_attempt for message in found] == [1, 1, 1]
+    assert await source.settle(settle_all(found, Outcome.ACK)) == [None] * 3
+    await both_ways.check_health()
+    lag = await both_ways.admin().lag(topic, "billing")
+    assert (lag.waiting, lag.unsettled) == (0, 0)
+
+
+async def test_nack_with_and_without_delay(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *bodies("now", "later"))
+    source = await subscribe(both_ways, topic)
+    now, later = await receive(source, 2)
+    begin = time.monotonic()
+    await source.settle([Settlement(now, Outcome.NACK), Settlement(later, Outcome.NACK, 0.5)])
+    (first,) = await receive(source, 1)
+    assert (first.data, first.delivery_attempt, first.id) == (b"now", 2, now.id)
+    assert time.monotonic() - begin < 0.4
+    (second,) = await receive(source, 1)
+    assert (second.data, second.delivery_attempt) == (b"later", 2)
+    assert time.monotonic() - begin >= 0.5
+
+
+async def test_release_comes_back_at_once_and_reject_never(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *bodies("back", "never"))
+    source = await subscribe(both_ways, topic)
+    back, never = await receive(source, 2)
+    await source.settle([Settlement(back, Outcome.RELEASE), Settlement(never, Outcome.REJECT, None, "bad\nreason ü")])
+    found = await receive(source, 2, 0.5)
+    assert [message.data for message in found] == [b"back"]
+
+
+async def test_a_lease_that_is_extended_holds(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies("kept", "dropped"))
+    source = await subscribe(backend, topic)
+    kept, dropped = await receive(source, 2)
+    for _ in range(4):
+        assert await source.fetch(10, 1 << 20, 0.4) == [] or True
+        assert await source.extend([kept]) == [None]
+    again = await receive(source, 2, 0.3)
+    assert b"kept" not in [message.data for message in again]
+    assert isinstance((await source.extend([dropped]))[0], LeaseLost)
+    assert (await source.settle(settle_all([kept], Outcome.ACK))) == [None]
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+async def test_settling_after_the_lease_ended_is_refused(backend: JetStreamBackend, topic: str, confirm: bool) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies("x"))
+    source = await subscribe(backend, topic, confirm_acks=confirm)
+    (first,) = await receive(source, 1)
+    (second,) = await receive(source, 1)
+    assert second.delivery_attempt == 2
+    (error,) = await source.settle(settle_all([first], Outcome.ACK))
+    assert isinstance(error, LeaseLost)
+    assert await source.settle(settle_all([second], Outcome.ACK)) == [None]
+
+
+async def test_idle_is_an_empty_result_in_time(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    source = await subscribe(both_ways, topic)
+    begin = time.monotonic()
+    assert await source.fetch(10, 1 << 20, 0.2) == []
+    assert 0.2 <= time.monotonic() - begin < 1
+
+
+async def test_interrupt_ends_a_fetch_and_loses_nothing(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    source = await subscribe(both_ways, topic)
+    for round_number in range(20):
+        fetching = asyncio.create_task(source.fetch(10, 1 << 20, 10))
+        await asyncio.sleep(0)
+        publishing = asyncio.create_task(publish(both_ways, topic, *bodies(str(round_number))))
+        await asyncio.sleep(0.0005 * round_number)
+        source.interrupt()
+        found = list(await fetching)
+        await publishing
+        found += await receive(source, 1 - len(found))
+        assert [message.data for message in found] == [str(round_number).encode()]
+        await source.settle(settle_all(found, Outcome.ACK))
+    source.interrupt()
+    assert len(await source.fetch(1, 1, 0.05)) == 0
+
+
+async def test_never_more_than_asked_for(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *(OutboundMessage(b"x" * 1000) for _ in range(50)))
+    source = await subscribe(both_ways, topic)
+    assert len(await source.fetch(3, 1 << 20, 2)) <= 3
+    found = await source.fetch(50, 2500, 2)
+    assert sum(message.size for message in found) <= 2500
+    assert len(await source.fetch(50, 1, 2)) == 1
+
+
+async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic: str) -> None:
+    hoarder_backend, other_backend = await open_backend(), await open_backend()
+    await make_topic(hoarder_backend, topic)
+    hoarder = await subscribe(hoarder_backend, topic)
+    await publish(hoarder_backend, topic, *bodies("first"))
+    assert len(await hoarder.fetch(1000, 1 << 24, 5)) == 1
+    # The hoarder asked for a thousand, got one and fetches no more.
+    await until(lambda: not hoarder._credit)  # pyright: ignore[reportAttributeAccessIssue]
+    await publish(hoarder_backend, topic, *bodies(*map(str, range(100))))
+    other = await subscribe(other_backend, topic)
+    assert len(await receive(other, 100)) == 100
+
+
+async def test_what_waits_in_the_source_keeps_its_lease(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies(*map(str, range(10))))
+    source = await subscribe(backend, topic)
+    await until_buffered(source, 10)
+    await asyncio.sleep(1.6)  # longer than the lease, while nobody fetches
+    found = await receive(source, 10)
+    assert [message.delivery_attempt for message in found] == [1] * 10
+    assert await source.settle(settle_all(found, Outcome.ACK)) == [None] * 10
+    assert await receive(source, 1, 0.3) == []
+
+
+async def until_buffered(source: object, number: int) -> None:
+    """Have messages arrive in the source that no fetch takes out."""
+    await source._pull(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
+    await until(lambda: len(source._buffer) == number)  # pyright: ignore[reportAttributeAccessIssue]
+    source._idle()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_close_gives_back_what_was_not_handed_over(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *bodies(*map(str, range(10))))
+    source = await subscribe(both_ways, topic)
+    await until_buffered(source, 10)
+    begin = time.monotonic()
+    await source.close()
+    await source.close()
+    other = await subscribe(both_ways, topic)
+    assert len(await receive(other, 10)) == 10
+    assert time.monotonic() - begin < 1.5  # the lease is 2 seconds
+    with pytest.raises(Closed):
+        await source.fetch(1, 1, 1)
+    assert await both_ways.admin().list_subscriptions(topic) == ["billing"]
+
+
+async def test_two_consumers_share_and_two_subscriptions_copy(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    one, two, copy = [await subscribe(both_ways, topic, name) for name in ("same", "same", "copy")]
+    waiting = [asyncio.create_task(each.fetch(1, 1 << 20, 5)) for each in (one, two)]
+    await asyncio.sleep(0.05)
+    await publish(both_ways, topic, *bodies("a", "b"))
+    shared = [message.data for task in waiting for message in await task]
+    assert sorted(shared) == [b"a", b"b"]
+    assert [message.data for message in await receive(copy, 2)] == [b"a", b"b"]
+
+
+async def test_where_a_new_subscription_begins(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies("old"))
+    await asyncio.sleep(0.01)
+    middle = datetime.now(UTC)
+    await publish(backend, topic, *bodies("middle"))
+    sources = {
+        name: await subscribe(backend, topic, f"sub-{name}", start=start)
+        for name, start in (("earliest", "earliest"), ("latest", "latest"), ("time", middle))
+    }
+    again = await subscribe(backend, topic, "sub-latest", start="earliest")
+    await publish(backend, topic, *bodies("new"))
+    assert [m.data for m in await receive(sources["earliest"], 3)] == [b"old", b"middle", b"new"]
+    assert [m.data for m in await receive(sources["latest"], 1)] == [b"new"]
+    assert [m.data for m in await receive(sources["time"], 2)] == [b"middle", b"new"]
+    assert await receive(again, 1, 0.2) == []
+
+
+async def test_what_does_not_exist(backend: JetStreamBackend, topic: str) -> None:
+    with pytest.raises(TopicNotFound):
+        await subscribe(backend, topic)
+    await make_topic(backend, topic)
+    with pytest.raises(SubscriptionNotFound):
+        await subscribe(backend, topic, create=False)
+    await backend.admin().ensure_subscription(topic, "billing", start="earliest", options={})
+    await subscribe(backend, topic, create=False)
+
+
+@pytest.mark.parametrize("what", ["subscription", "topic"])
+async def test_a_subscription_that_goes_away_ends_its_fetch(both_ways: JetStreamBackend, topic: str, what: str) -> None:
+    await make_topic(both_ways, topic)
+    source = await subscribe(both_ways, topic)
+    fetching = asyncio.create_task(source.fetch(1, 1, 20))
+    await asyncio.sleep(0.05)
+    admin = both_ways.admin()
+    await (admin.delete_topic(topic) if what == "topic" else admin.delete_subscription(topic, "billing"))
+    with pytest.raises(NotFound):
+        await asyncio.wait_for(fetching, 5)
+    with pytest.raises(NotFound):
+        await receive(source, 1, 3)
+
+
+async def test_ephemeral_subscriptions_are_their_own_and_go(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    one, two = [await subscribe(backend, topic, EPHEMERAL, start="latest") for _ in range(2)]  # pyright: ignore[reportArgumentType]
+    await publish(backend, topic, *bodies("x"))
+    assert [len(await receive(each, 1)) for each in (one, two)] == [1, 1]
+    assert await backend.admin().list_subscriptions(topic) == []
+    stream = topic.replace(".", "=")
+    names = await backend._connection.api(f"CONSUMER.NAMES.{stream}", {}, what="x")
+    assert len(names["consumers"]) == 2
+    await one.close()
+    await two.close()
+    names = await backend._connection.api(f"CONSUMER.NAMES.{stream}", {}, what="x")
+    assert not names["consumers"]
+
+
+async def test_a_foreign_durable_that_would_break_promises_is_refused(open_backend: Open, topic: str) -> None:
+    backend = await open_backend(lease_seconds=10)
+    await make_topic(backend, topic)
+    stream = topic.replace(".", "=")
+
+    async def durable(name: str, **config: object) -> None:
+        body = {"stream_name": stream, "config": {"durable_name": name, "ack_policy": "explicit", **config}}
+        await backend._connection.api(f"CONSUMER.CREATE.{stream}.{name}", body, what="x")
+
+    await durable("no-ack", ack_policy="none")
+    await durable("short", ack_wait=1_000_000_000)
+    await durable("limit", max_deliver=3, ack_wait=30_000_000_000)
+    await durable("push", deliver_subject=f"push.{stream}")
+    for name in ("no-ack", "short", "limit", "push"):
+        with pytest.raises(Unsupported):
+            await subscribe(backend, topic, native_name(name), max_deliveries=50)
+    await durable("fits", max_deliver=100, ack_wait=30_000_000_000)
+    await subscribe(backend, topic, native_name("fits"), max_deliveries=50)
+
+
+async def test_our_own_durable_is_brought_to_lease_and_limit(open_backend: Open, topic: str) -> None:
+    first, second = await open_backend(lease_seconds=5), await open_backend(lease_seconds=60)
+    await make_topic(first, topic)
+    await subscribe(first, topic)
+    await subscribe(second, topic)
+    info = await first.admin().describe_subscription(topic, "billing")
+    assert info.native["config"]["ack_wait"] == 60 * 10**9
+    assert info.native["config"]["max_deliver"] == -1
+    await subscribe(first, topic)
+    info = await first.admin().describe_subscription(topic, "billing")
+    assert info.native["config"]["ack_wait"] == 60 * 10**9
+
+
+async def test_many_messages_flow_through_both_ways(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 7}") for n in range(5000)))
+    source = await subscribe(both_ways, topic)
+    found: list[bytes | None] = []
+    while len(found) < 5000:
+        batch = await source.fetch(700, 1 << 20, 5)
+        assert batch
+        found += [message.data for message in batch]
+        assert await source.settle(settle_all(batch, Outcome.ACK)) == [None] * len(batch)
+    assert found == [b"%d" % n for n in range(5000)]
+    assert await source.fetch(1, 1, 0.2) == []

@@ -1,0 +1,262 @@
+"""Publishing: receipts, deduplication, batches, schedule, time to live, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.errors import BrokerError, Closed, InvalidMessage, MessageTooLarge, TopicNotFound, Unsupported
+from broker.messages import OutboundMessage, Outcome, Receipt
+from broker.names import native_name
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.publishing import partition_of
+from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
+
+NAMES = "".join(map(chr, range(128)))
+HOSTILE: list[tuple[str, str]] = [
+    ("plain", "value"),
+    ("Plain", "other"),
+    ("PLAIN", ""),
+    ("empty", ""),
+    ("blank", " "),
+    ("lead", "  x"),
+    ("trail", "x  "),
+    ("colon", "a:b: c"),
+    ("a:b", "colon in the name"),
+    (" lead", "x"),
+    ("trail ", "x"),
+    ("in side", "x"),
+    ("lines", "a\r\nb\nc\rd"),
+    ("inject", "x\r\nNats-Msg-Id: stolen\r\n\r\nPUB x 0\r\n"),
+    ("line\r\nbreak", "x"),
+    ("emoji", "🎉 ünïcödé"),
+    ("🎉", "name"),
+    ("\u00a0", "\u00a0\u3000\u2028"),
+    ("percent", "100%25 %41 %"),
+    ("%41", "A?"),
+    ("amp&eq=", "a&b=c"),
+    ("Nats-TTL", "1s"),
+    ("nats-msg-id", "mine"),
+    ("Status", "404"),
+    ("Description", "x"),
+    (NAMES, NAMES),
+    ("tab", "\tx\t"),
+]
+
+
+async def test_publish_returns_id_partition_and_offset(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=3)
+    receipts = await publish(both_ways, topic, *(OutboundMessage(b"x", key=f"k{n}") for n in range(6)))
+    assert [receipt.offset for receipt in receipts] == [1, 2, 3, 4, 5, 6]
+    assert [receipt.partition for receipt in receipts] == [partition_of(f"k{n}".encode(), 3) for n in range(6)]
+    source = await subscribe(both_ways, topic)
+    assert [message.id for message in await receive(source, 6)] == [receipt.id for receipt in receipts]
+
+
+async def test_attributes_come_back_equal(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    single = [{name: value} for name, value in HOSTILE] + [{chr(n): chr(n)} for n in range(128)]
+    wanted: list[dict[str, str]] = [dict(HOSTILE), {}, *single]
+    await publish(both_ways, topic, *(OutboundMessage(b"x", attributes=each) for each in wanted))
+    source = await subscribe(both_ways, topic)
+    found = await receive(source, len(wanted))
+    assert [dict(message.attributes) for message in found] == wanted
+
+
+@pytest.mark.parametrize("key", [None, b"", b"plain", b" ", b"x ", b"\x00\xff\r\n", bytes(range(256)), "ü🎉".encode()])
+@pytest.mark.parametrize("data", [None, b"", b"\x00", b"body"])
+async def test_key_and_body_come_back_equal(both_ways: JetStreamBackend, topic: str, key: Any, data: Any) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, OutboundMessage(data, key=key))
+    (message,) = await receive(await subscribe(both_ways, topic), 1)
+    assert (message.key, message.data) == (key, data)
+
+
+async def test_publish_time_is_the_producers_and_broker_time_the_servers(
+    both_ways: JetStreamBackend, topic: str
+) -> None:
+    await make_topic(both_ways, topic)
+    old = datetime(2001, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC)
+    before = datetime.now(UTC)
+    await publish(both_ways, topic, OutboundMessage(b"x", publish_time=old), OutboundMessage(b"y"))
+    first, second = await receive(await subscribe(both_ways, topic), 2)
+    assert first.publish_time == old
+    assert first.broker_time is not None
+    assert second.publish_time is not None
+    assert before <= second.publish_time <= datetime.now(UTC)
+    assert before - timedelta(seconds=1) <= first.broker_time <= datetime.now(UTC) + timedelta(seconds=1)
+
+
+async def test_a_second_message_of_an_id_is_dropped_and_says_so(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=4)
+    receipts = await publish(both_ways, topic, *(OutboundMessage(b"x", id="order-1") for _ in range(3)))
+    assert [receipt.duplicate for receipt in receipts] == [False, True, True]
+    assert len({(receipt.partition, receipt.offset) for receipt in receipts}) == 1
+    source = await subscribe(both_ways, topic)
+    (message,) = await receive(source, 2, 0.3)
+    assert message.id == "order-1"
+
+
+async def test_a_large_batch_keeps_its_order(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    target = both_ways.publish_target(topic)
+    batches = [[OutboundMessage(b"%d" % (batch * 3000 + n)) for n in range(3000)] for batch in range(3)]
+    outcomes = await asyncio.gather(*(target.publish(batch) for batch in batches))
+    offsets = [outcome.offset for each in outcomes for outcome in each if isinstance(outcome, Receipt)]
+    assert offsets == list(range(1, 9001))
+    found = await receive(await subscribe(both_ways, topic), 9000)
+    assert [int(message.data or b"") for message in found] == list(range(9000))
+
+
+async def test_a_bad_message_does_not_take_its_batch_along(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=2)
+    messages = [
+        OutboundMessage(b"a"),
+        OutboundMessage(b"x" * 1024 * 1024),
+        OutboundMessage(b"b", partition=7),
+        OutboundMessage(b"c", id="line\nbreak"),
+        OutboundMessage(b"d", attributes={str(n): "x" * 16_000 for n in range(5)}),
+        OutboundMessage(b"e", partition=1),
+    ]
+    outcomes = await both_ways.publish_target(topic).publish(messages)
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [Receipt, MessageTooLarge, InvalidMessage, InvalidMessage, MessageTooLarge, Receipt]
+    assert len(await receive(await subscribe(both_ways, topic), 3, 0.5)) == 2
+
+
+async def test_the_largest_body_fits(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    limit = both_ways.capabilities.publish.limits.body
+    assert limit is not None
+    await publish(both_ways, topic, OutboundMessage(b"x" * limit))
+    (message,) = await receive(await subscribe(both_ways, topic), 1)
+    assert message.data == b"x" * limit
+
+
+async def test_scheduled_delivery(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=2)
+    at = datetime.now(UTC) + timedelta(seconds=1.2)
+    message = OutboundMessage(b"later", key="k", attributes={"a": "b"}, id="job-1", deliver_at=at)
+    receipt, again, _ = await publish(both_ways, topic, message, message, OutboundMessage(b"now"))
+    assert (receipt.id, receipt.offset, receipt.duplicate, again.duplicate) == ("job-1", None, False, True)
+    source = await subscribe(both_ways, topic)
+    (first,) = await receive(source, 2, 0.4)
+    assert first.data == b"now"
+    (second,) = await receive(source, 1)
+    assert second.broker_time is not None
+    assert second.broker_time >= at - timedelta(seconds=0.05)
+    assert (second.data, second.key, dict(second.attributes), second.id) == (b"later", b"k", {"a": "b"}, "job-1")
+    assert await receive(source, 1, 0.3) == []
+
+
+async def test_a_time_that_has_passed_delivers_at_once(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, OutboundMessage(b"x", deliver_at=datetime.now(UTC) - timedelta(seconds=5)))
+    assert len(await receive(await subscribe(both_ways, topic), 1)) == 1
+
+
+async def test_time_to_live(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, OutboundMessage(b"short", ttl=0.5), OutboundMessage(b"long"))
+    async with asyncio.timeout(10):
+        while (await backend.admin().describe_topic(topic)).messages != 1:
+            await asyncio.sleep(0.05)
+    (message,) = await receive(await subscribe(backend, topic), 2, 0.3)
+    assert message.data == b"long"
+
+
+async def test_a_missing_topic_is_told(both_ways: JetStreamBackend, topic: str) -> None:
+    target = both_ways.publish_target(topic)
+    with pytest.raises(TopicNotFound, match="does not exist"):
+        await target.publish([OutboundMessage(b"x")])
+    await make_topic(both_ways, topic)
+    await target.publish([OutboundMessage(b"x")])
+    await both_ways.admin().delete_topic(topic)
+    with pytest.raises(TopicNotFound):
+        await target.publish([OutboundMessage(b"x")])
+
+
+async def test_a_closed_target_refuses(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    target = backend.publish_target(topic)
+    await target.close()
+    with pytest.raises(Closed):
+        await target.publish([OutboundMessage(b"x")])
+
+
+async def test_a_cancelled_call_disturbs_no_other(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    target = backend.publish_target(topic)
+    first = asyncio.create_task(target.publish([OutboundMessage(b"a")] * 2000))
+    second = asyncio.create_task(target.publish([OutboundMessage(b"b")] * 2000))
+    await asyncio.sleep(0)
+    first.cancel()
+    outcomes = await second
+    assert all(isinstance(outcome, Receipt) for outcome in outcomes)
+    assert first.cancelled() or first.done()
+
+
+async def test_foreign_streams(backend: JetStreamBackend, topic: str) -> None:
+    connection = backend._connection
+    one, many = f"one-{topic[6:]}", f"many-{topic[6:]}"
+    await connection.api(f"STREAM.CREATE.{one}", {"name": one, "subjects": [f"{one}.in"]}, what="x")
+    await connection.api(f"STREAM.CREATE.{many}", {"name": many, "subjects": [f"{many}.*.x"]}, what="x")
+    (receipt,) = await publish(backend, native_name(one), OutboundMessage(b"x", key="k"))
+    assert (receipt.partition, receipt.offset) == (0, 1)
+    (outcome,) = await backend.publish_target(native_name(many)).publish([OutboundMessage(b"x")])
+    assert isinstance(outcome, Unsupported)
+    assert "subjects" in str(outcome)
+    block = b"NATS/1.0\r\nTrace: a\r\nTrace: b\r\npercent: 100%25\r\n\xff: x\r\nbin: \xff\xfe\r\n\r\n"
+    await _write_raw(backend, f"{many}.7.x", block, b"foreign")
+    source = await subscribe(backend, native_name(many))
+    (message,) = await receive(source, 1)
+    assert (message.key, message.data) == (None, b"foreign")
+    assert dict(message.attributes) == {"Trace": "a", "percent": "100%25"}
+    assert message.native.headers["Trace"] == ("a", "b")
+    assert message.native.subject == f"{many}.7.x".encode()
+    assert message.id == f"{many}:1"
+    assert message.publish_time is None
+    assert await source.settle(settle_all([message], Outcome.ACK)) == [None]
+
+
+async def test_what_a_foreign_producer_wrote_is_forwarded(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await make_topic(backend, f"{topic}.next")
+    block = b"NATS/1.0\r\nTrace: a\r\nTrace: b\r\nbin: \xff\xfe\r\n\r\n"
+    await _write_raw(backend, f"{topic.replace('.', '=')}.0", block, b"x")
+    (message,) = await receive(await subscribe(backend, topic), 1)
+    await publish(backend, f"{topic}.next", OutboundMessage.from_message(message))
+    (forwarded,) = await receive(await subscribe(backend, f"{topic}.next"), 1)
+    assert forwarded.native.headers["Trace"] == ("a", "b")
+    assert b"bin: \xff\xfe\r\n" in forwarded.native.block
+    assert forwarded.id == message.id
+
+
+async def test_plain_attributes_are_readable_by_others(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, OutboundMessage(b"x", key="42", attributes={"type": "created", "note": "a\nb"}))
+    (message,) = await receive(await subscribe(backend, topic), 1)
+    headers = message.native.headers
+    assert headers["type"] == ("created",)
+    assert headers["anybroker-key"] == ("42",)
+    assert "note" not in headers
+    assert headers["anybroker-attributes"] == ("note=a%0Ab",)
+
+
+async def _write_raw(backend: JetStreamBackend, subject: str, block: bytes, data: bytes) -> None:
+    from broker_jetstream.fastpath import Outgoing
+
+    replies = backend._connection.inbox.expect(1)
+    await backend._connection.send([Outgoing(subject.encode(), replies.subject(0), block, data)])
+    assert await replies.wait(5)
+    replies.close()
+
+
+async def test_every_failure_is_one_of_ours(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, max_message_size=100)
+    (outcome,) = await backend.publish_target(topic).publish([OutboundMessage(b"x" * 1000)])
+    assert isinstance(outcome, BrokerError)
+    assert isinstance(outcome, MessageTooLarge)

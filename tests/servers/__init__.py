@@ -1,0 +1,1 @@
+"""Real servers as small objects for the tests."""

@@ -1,0 +1,232 @@
+"""A real nats-server as a small object: start, stop, kill, restart, pause, resume. Loopback only, a port of its own.
+
+Blocking, for fixtures and threads; every call returns when it is done. The port and the store stay the same over
+restarts. A machine without nats-server fails here: nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nkeys
+import trustme
+from typing_extensions import Self
+
+from broker_jetstream.server import server_binary
+
+__all__ = ["Certificates", "Jwt", "NatsServer", "make_nkey", "shared_server"]
+
+START_SECONDS = 20.0
+
+
+class NatsServer:
+    """One server with JetStream; `config` is appended to its configuration file."""
+
+    def __init__(
+        self, config: str = "", *, scheme: str = "nats", jetstream: bool = True, max_payload: str = "1MB"
+    ) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="anybroker-test-nats-"))
+        self.port = 0
+        self.scheme = scheme
+        self._extra = config
+        self._jetstream = jetstream
+        self._max_payload = max_payload
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        path = self.directory / "log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Start on a free port, or on the port of before, and wait until clients are served."""
+        for old in self.directory.glob("*.ports"):
+            old.unlink()
+        config = self.directory / "server.conf"
+        store = f'jetstream {{ store_dir: "{self.directory}/store" }}' if self._jetstream else ""
+        config.write_text(
+            f'listen: "127.0.0.1:{self.port or -1}"\nports_file_dir: "{self.directory}"\nlog_file: "{self.directory}/log"\n'
+            f"max_payload: {self._max_payload}\n{store}\n{self._extra}\n"
+        )
+        self._process = subprocess.Popen(
+            [server_binary(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+        )
+        ports = self.directory / f"nats-server_{self._process.pid}.ports"
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"nats-server ended with {self._process.returncode}: {self.log[-2000:]}")
+            with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+                self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
+                with socket.create_connection(("127.0.0.1", self.port), 1):
+                    return self
+            time.sleep(0.005)
+        raise RuntimeError(f"nats-server does not start: {self.log[-2000:]}")
+
+    def stop(self) -> None:
+        """End it orderly."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without notice."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay and nothing moves."""
+        os.kill(self.process_id, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process_id, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it and remove all it stored."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(how)
+        process.send_signal(signal.SIGCONT)
+        process.wait(10)
+
+    # What it may demand.
+
+    @classmethod
+    def with_token(cls, token: str) -> Self:
+        return cls(f"authorization {{ token: {json.dumps(token)} }}")
+
+    @classmethod
+    def with_user(cls, user: str, password: str, permissions: str = "") -> Self:
+        account = f"{{ user: {json.dumps(user)}, password: {json.dumps(password)} {permissions} }}"
+        return cls(f"authorization {{ users: [ {account} ] }}")
+
+    @classmethod
+    def with_nkey(cls, public: str) -> Self:
+        return cls(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
+
+    @classmethod
+    def with_jwt(cls, jwt: Jwt) -> Self:
+        return cls(
+            f"operator: {jwt.operator}\nresolver: MEMORY\nsystem_account: {jwt.system_id}\n"
+            f"resolver_preload {{ {jwt.account_id}: {jwt.account}, {jwt.system_id}: {jwt.system} }}"
+        )
+
+    @classmethod
+    def with_tls(cls, certificates: Certificates, *, verify: bool = False, first: bool = False) -> Self:
+        verify_lines = "verify: true" if verify else ""
+        first_lines = "handshake_first: true" if first else ""
+        return cls(
+            f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}", '
+            f'ca_file: "{certificates.authority}", {verify_lines} {first_lines} }}',
+            scheme="tls",
+        )
+
+
+@cache
+def shared_server() -> NatsServer:
+    """The plain server of this test process, started at the first call and ended with the process."""
+    server = NatsServer().start()
+    atexit.register(server.close)
+    return server
+
+
+def make_nkey(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:
+    """Seed and public key of a new NKey."""
+    seed = bytes(nkeys.encode_seed(os.urandom(32), prefix))
+    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
+
+
+class Jwt:
+    """An operator with one account, and users of that account, as a server in operator mode wants them."""
+
+    def __init__(self) -> None:
+        operator_seed, operator_id = make_nkey(nkeys.PREFIX_BYTE_OPERATOR)
+        self._account_seed, self.account_id = make_nkey(nkeys.PREFIX_BYTE_ACCOUNT)
+        _, self.system_id = make_nkey(nkeys.PREFIX_BYTE_ACCOUNT)
+        every = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {
+            "wildcards": True
+        }
+        store = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+        self.operator = _token(
+            operator_seed, operator_id, operator_id, {"type": "operator", "system_account": self.system_id}
+        )
+        self.account = _token(operator_seed, operator_id, self.account_id, {"type": "account", "limits": every | store})
+        self.system = _token(operator_seed, operator_id, self.system_id, {"type": "account", "limits": every})
+
+    def credentials(self, *, account_seed: str | None = None) -> str:
+        """The text of a credentials file for a new user; with another account's seed, for one that is not known."""
+        user_seed, user_id = make_nkey()
+        seed = account_seed or self._account_seed
+        issuer = nkeys.from_seed(bytearray(seed.encode())).public_key.decode()
+        limits = {"subs": -1, "data": -1, "payload": -1}
+        token = _token(seed, issuer, user_id, {"type": "user", "pub": {}, "sub": {}, **limits})
+        return (
+            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
+        )
+
+
+def _token(seed: str, issuer: str, subject: str, claims: dict[str, Any]) -> str:
+    body = {"jti": os.urandom(8).hex(), "iat": int(time.time()), "iss": issuer, "name": "test", "sub": subject}
+    parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, {**body, "nats": {"version": 2, **claims}}]
+    text = ".".join(_base64(json.dumps(part).encode()) for part in parts)
+    return f"{text}.{_base64(nkeys.from_seed(bytearray(seed.encode())).sign(text.encode()))}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+class Certificates:
+    """An authority, a server's certificate and a client's, as PEM files in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = trustme.CA()
+        self.authority = directory / "authority.pem"
+        self.server = directory / "server.pem"
+        self.client = directory / "client.pem"
+        self.client_key = directory / "client-key.pem"
+        self.stranger_authority = directory / "stranger-authority.pem"
+        self.stranger = directory / "stranger.pem"
+        authority.cert_pem.write_to_path(str(self.authority))
+        authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem.write_to_path(str(self.server))
+        client = authority.issue_cert("client@example.org")
+        client.cert_chain_pems[0].write_to_path(str(self.client))
+        client.private_key_pem.write_to_path(str(self.client_key))
+        other = trustme.CA()
+        other.cert_pem.write_to_path(str(self.stranger_authority))
+        other.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(str(self.stranger))

@@ -1,0 +1,135 @@
+"""A TCP proxy that can cut or freeze what goes through it. Runs in a thread of its own; every call returns at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+from typing_extensions import Self
+
+__all__ = ["Proxy"]
+
+
+class Proxy:
+    """Forwards a port of its own to a server's; `cut` breaks all connections, at once or after so many bytes."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target = target_port
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-proxy", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._budget: int | None = None
+        self._open = asyncio.Event()
+        self._refusing = False
+        self.cuts = 0
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def cut(self, after_bytes: int = 0) -> None:
+        """Break all connections once `after_bytes` more have come from the server."""
+
+        async def set_budget() -> None:
+            self._budget = after_bytes
+            if not after_bytes:
+                self._break()
+
+        self._run(set_budget())
+
+    def refuse(self, refusing: bool = True) -> None:
+        """Break all connections and take no new ones, or take them again."""
+
+        async def change() -> None:
+            self._refusing = refusing
+            if refusing:
+                self._break()
+
+        self._run(change())
+
+    def hold(self, holding: bool = True) -> None:
+        """Let nothing through, in silence, or let it flow again."""
+
+        async def change() -> None:
+            self._open.clear() if holding else self._open.set()
+
+        self._run(change())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    async def _start(self) -> None:
+        self._open.set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._break()
+        for task in asyncio.all_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.sleep(0)
+
+    def _break(self) -> None:
+        self._budget = None
+        self.cuts += bool(self._writers)
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        pair = {writer, server_writer}
+        self._writers |= pair
+        try:
+            await asyncio.gather(
+                self._pump(reader, server_writer, counted=False), self._pump(server_reader, writer, counted=True)
+            )
+        finally:
+            self._writers -= pair
+            for each in pair:
+                each.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._open.wait()
+                if counted and self._budget is not None:
+                    part, self._budget = data[: self._budget], self._budget - len(data)
+                    if self._budget <= 0:
+                        writer.write(part)
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(0.2):
+                                await writer.drain()
+                        # What was written must be on its way before the connection is broken.
+                        await asyncio.sleep(0.01)
+                        self._break()
+                        return
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
