@@ -14,6 +14,8 @@ import pytest
 
 import broker.cli.app
 from broker.cli import main
+from tests.cli.conftest import ProcessCli
+from tests.servers.nats import NatsServer
 
 
 def rest(process, topic, subscription="s-1") -> list[str]:
@@ -239,3 +241,36 @@ def test_help_and_version(memory):
         assert "Usage:" in memory(name, "--help").text
     assert "Did you mean 'topics'?" in memory("topcs", code=2).err
     assert "Usage:" in memory(code=2).err
+
+
+def test_wrong_credentials(memory):
+    with NatsServer.with_token("right-token") as server:
+        address = server.url.partition("://")[2].rpartition("@")[2]
+        right, wrong = f"nats://right-token@{address}", f"nats://wrong-token@{address}"
+        assert memory("topics", "list", "--json", "--url", right).json == []
+        result = memory("topics", "list", "--url", wrong, code=5)
+        assert "credentials" in result.err
+        doctor = memory("doctor", "--url", wrong, code=5)
+        for text in (result.err, doctor.err, doctor.text):
+            assert "-token" not in text
+
+
+@pytest.mark.chaos
+def test_a_server_that_is_killed_meanwhile_costs_no_message():
+    with NatsServer() as server:
+        process = ProcessCli(server.url)
+        topic = process.topic()
+        process("publish", topic, *"abc")
+        child = process.start("consume", topic, "-s", "s-1", "--json")
+        seen = [json.loads(child.stdout.readline())["data"] for _ in range(3)]
+        server.kill()
+        assert json.loads(child.stderr.readline())["event"] == "Disconnected"
+        server.restart()
+        process("publish", topic, *"def")
+        while len(set(seen)) < 6:
+            seen.append(json.loads(child.stdout.readline())["data"])
+        child.send_signal(signal.SIGINT)
+        child.communicate(timeout=20)
+        assert child.returncode == 130
+        assert set(seen) == set("abcdef")
+        assert rest(process, topic) == []
