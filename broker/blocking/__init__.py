@@ -15,7 +15,7 @@ from broker.blocking.admin import Admin
 from broker.blocking.bus import Bus, MessageOptions, RecordOptions, connect
 from broker.blocking.consumer import BatchHandler, Handler, MessageConsumer, Service
 from broker.blocking.log_reader import LogReader
-from broker.blocking.record_consumer import RecordConsumer
+from broker.blocking.record_consumer import AsMessagesOptions, RecordConsumer
 from broker.blocking.runner import run
 from broker.blocking.settling import BlockingMessage, BlockingMessageBatch, BlockingRecord, BlockingRecordBatch
 from broker.blocking.topic import ReceiptFuture, Topic
@@ -23,6 +23,7 @@ from broker.blocking.transactions import Transaction, TransactionalPublisher
 
 __all__ = [
     "Admin",
+    "AsMessagesOptions",
     "BatchHandler",
     "BlockingMessage",
     "BlockingMessageBatch",

@@ -1,28 +1,48 @@
 """`RecordConsumer` without `await`: reads partitions of a log as a member of a group, from any number of threads.
 
 *Cancellation.* KeyboardInterrupt in a waiting call takes no record: what had been handed over is read again, by a seek
-back to it. *Failure.* As in the asynchronous consumer: a retriable error is an event, any other is raised once.
+back to it, after which `commit()` counts from there.
+
+*Failure.* As in the asynchronous consumer: a retriable error is an event, any other is raised once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypedDict
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeVar, Unpack
 
 from broker import record_consumer as asynchronous
+from broker.blocking.consumer import MessageConsumer
 from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
 from broker.messages import Record
+from broker.retry import Drop, Retry
 from broker.spi import TopicPartition
 
-__all__ = ["RecordConsumer"]
+__all__ = ["AsMessagesOptions", "RecordConsumer"]
 
 T = TypeVar("T", default=bytes)
+
+
+class AsMessagesOptions(TypedDict, total=False):
+    """The options of `as_messages(...)`, described at `broker.RecordConsumer.as_messages`."""
+
+    retry: Retry | None
+    dead_letter: str | Drop | None
+    ordered_by_key: bool
+    max_outstanding: int
+    max_outstanding_bytes: int
+    prefetch: int | None
+    max_gap: int
+    commit_every: int
+    commit_interval: float
+    stop_when_idle: float | None
+    close_timeout: float | None
 
 
 class RecordConsumer(Generic[T]):
@@ -116,6 +136,15 @@ class RecordConsumer(Generic[T]):
                 await self.asynchronous.seek({partition: offset})
             except (LeaseLost, Closed):
                 continue
+
+    def as_messages(self, **options: Unpack[AsMessagesOptions]) -> MessageConsumer[T]:
+        """Serve the records as messages that are settled one by one; it takes the place of this consumer.
+
+        :param options: as for `broker.RecordConsumer.as_messages`.
+        :raises ConfigurationError: the options contradict each other.
+        :raises Closed: this consumer was opened or closed before.
+        """
+        return MessageConsumer(self._portal.run(self.asynchronous.as_messages, **options), self._portal, self._hooks)
 
     # -- committing and positions ------------------------------------------------------------------------
 

@@ -51,11 +51,13 @@ class ReceiptFuture(Future[Receipt]):
 class Topic(Generic[T]):
     """A place to publish to; made by `bus.topic`, without I/O."""
 
+    name: str
+
     def __init__(self, topic: asynchronous.TopicFacade[T], portal: Portal) -> None:
         self._topic = topic
         self._portal = portal
         self._failed: deque[tuple[ReceiptFuture, BrokerError]] = deque(maxlen=_KEPT_FAILURES)
-        self.name: Final = topic.name
+        self.name = topic.name
 
     def publish(
         self,
