@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from faststream.nats import JStream, NatsBroker, PullSub
+from faststream.nats import JStream, NatsBroker, NatsToken, PullSub
 
 import broker
 from benchmarks.measure import Variant, alternate
@@ -145,4 +145,4 @@ async def _publish_with_faststream(stage: Stage, messages: list[broker.OutboundM
 
 
 def _faststream(stage: Stage) -> Any:
-    return NatsBroker(stage.server.url, token=stage.server.token, logger=None)
+    return NatsBroker(stage.server.url, security=NatsToken(stage.server.token), logger=None)

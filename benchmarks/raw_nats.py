@@ -80,7 +80,7 @@ class RawNats:
         pulling = _Pulling(self._client, self._stream, consumer, count)
 
         async def take(message: Msg) -> None:
-            pulling.take(message.reply.encode())
+            pulling.take(message.reply.encode(), message)
 
         inbox = self._client.new_inbox()
         listening = await self._client.subscribe(inbox, cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
@@ -92,7 +92,7 @@ class RawNats:
         pulling = _Pulling(self._client, self._stream, consumer, count)
 
         def take(reply: bytes, data: bytes, headers: bytes) -> None:
-            pulling.take(reply)
+            pulling.take(reply, (data, headers))
 
         inbox = self._client.new_inbox()
         listening = await self._client.subscribe(inbox, pending_msgs_limit=0, pending_bytes_limit=0)
@@ -168,13 +168,15 @@ class _Pulling:
         self._left = count
         self._credit = 0
         self._replies: list[bytes] = []
+        self._messages: list[object] = []
         self._came = asyncio.Event()
 
-    def take(self, reply: bytes) -> None:
+    def take(self, reply: bytes, message: object) -> None:
         if not reply.startswith(b"$JS.ACK."):
             return
         self._credit -= 1
         self._replies.append(reply)
+        self._messages.append(message)
         if len(self._replies) == 1:
             self._came.set()
 
@@ -187,6 +189,8 @@ class _Pulling:
             await self._came.wait()
             self._came.clear()
             replies, self._replies = self._replies, []
+            # What a user would look at now.
+            self._messages = []
             self._left -= len(replies)
             acks = b"PUB " + b" 0\r\n\r\nPUB ".join(replies) + b" 0\r\n\r\n"
             await self._client._send_command(acks)
