@@ -40,6 +40,7 @@ class Faults:
     :ivar fetch: errors that the next fetches raise.
     :ivar settle: errors for the next settlements, one per message.
     :ivar publish: errors for the next messages published to a topic, by topic.
+    :ivar lose_extends: whether the renewals of leases are lost on their way.
     :ivar fetches: how many fetches were asked for.
     :ivar settled: every settlement that reached the backend.
     """
@@ -48,6 +49,7 @@ class Faults:
         self.fetch: deque[BrokerError] = deque()
         self.settle: deque[BrokerError] = deque()
         self.publish: defaultdict[str, deque[BrokerError]] = defaultdict(deque)
+        self.lose_extends = False
         self.fetches = 0
         self.settled: list[Settlement] = []
         self.sources: list[FaultySource] = []
@@ -115,3 +117,6 @@ class FaultySource(Wrapped):
         self.faults.settled.extend(rest)
         results = iter(await self.inner.settle(rest) if rest else ())
         return [failed[index] if index in failed else next(results) for index in range(len(settlements))]
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        return [None] * len(messages) if self.faults.lose_extends else await self.inner.extend(messages)

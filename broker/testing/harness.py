@@ -55,11 +55,11 @@ class Harness(ABC):
         """Make ready for one test; the server itself belongs to a fixture that lives longer."""
 
     async def restart(self) -> None:
-        """Stop the server orderly and start it again at the same address."""
+        """Stop the server orderly and start it again at the same address, with all that it had stored."""
         raise Unsupported(f"Harness {self.name!r} cannot restart its server")
 
     async def kill(self) -> None:
-        """End the server without notice (SIGKILL) and start it again at the same address."""
+        """End the server without notice (SIGKILL) and start it again likewise."""
         raise Unsupported(f"Harness {self.name!r} cannot kill its server")
 
     async def pause(self, seconds: float) -> None:

@@ -60,8 +60,8 @@ def requires(*capabilities: str) -> Callable[[F], F]:
     """Run the test only where the backend and its harness have all of these.
 
     :param capabilities: dotted names below `Capabilities` (`messages.key_affinity`, `publish.limits.body`, or a
-        whole family: `records`), of harness operations (`harness.restart`), or alternatives
-        (`records|messages.ordered_delivery`).
+        whole family: `records`), of harness operations (`harness.restart`), values
+        (`messages.lease=renew`), or alternatives (`records|messages.ordered_delivery`).
     """
 
     def decorate(test: F) -> F:
@@ -92,7 +92,10 @@ def missing_capability(test: object, capabilities: Capabilities, harness: Harnes
 def _has(wanted: str, capabilities: Capabilities, harness: Harness) -> bool:
     if wanted.startswith("harness."):
         return harness.can(wanted.removeprefix("harness."))
+    path, _, exactly = wanted.partition("=")
     value: object = capabilities
-    for part in wanted.split("."):
+    for part in path.split("."):
         value = getattr(value, part, None)
+    if exactly:
+        return value == exactly
     return bool(value) and value is not LeaseMode.NONE and value is not ConfirmedAck.NEVER

@@ -102,7 +102,7 @@ class Flow(ConformanceCase):
             await bus.topic(topic).publish_batch(numbered(5))
             held = await take(inbox, 2, harness.patience)
             await eventually(
-                lambda: any(isinstance(event, FlowBlocked) for event in events), 30.0, "the warning of blocked flow"
+                lambda: any(isinstance(event, FlowBlocked) for event in events), 45.0, "the warning of blocked flow"
             )
             (blocked, *_) = [event for event in events if isinstance(event, FlowBlocked)]
             assert {message.id for message in blocked.oldest} == {message.id for message in held}

@@ -10,6 +10,7 @@ from broker.errors import LeaseLost
 from broker.hooks import Event, LeaseExpired
 from broker.messages import Message, SettleState
 from broker.testing.case import ConformanceCase
+from broker.testing.faults import Faults
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import Inbox, bodies, eventually, let_pass, nothing_more, numbered, once, take, until_seen
@@ -146,6 +147,24 @@ class Leases(ConformanceCase):
                 await late.nack(delay=0)
             await again.nack(delay=0)
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
+
+    @requires("messages.lease=renew", "messages.confirmed_ack")
+    @promise(
+        "leases.refused-ack-raises",
+        "An ack that comes after the broker ended the lease raises LeaseLost, and the message comes again.",
+    )
+    async def test_refused_ack_raises(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(short_lease=True, wrap=faults), await harness.topic()
+        async with bus.messages(topic, subscription="readers", confirm_acks=True) as inbox:
+            faults.lose_extends = True
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            (again,) = await take(inbox, 1, harness.patience)
+            assert again.id == message.id
+            with pytest.raises(LeaseLost):
+                await message.ack()
+            await again.ack()
 
     @requires("messages.lease", "harness.crash")
     @promise(

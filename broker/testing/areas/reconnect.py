@@ -65,7 +65,7 @@ class Reconnecting(ConformanceCase):
             await consuming
         assert seen >= confirmed
 
-    @requires("harness.restart", "durable")
+    @requires("harness.restart")
     @promise(
         "reconnect.restart-loses-nothing",
         "Over two restarts of the server under load, all that has a receipt arrives.",
@@ -74,7 +74,7 @@ class Reconnecting(ConformanceCase):
     async def test_restart_loses_nothing(self, harness: Harness) -> None:
         await self._through(harness, harness.restart)
 
-    @requires("harness.kill", "durable")
+    @requires("harness.kill")
     @promise(
         "reconnect.kill-loses-nothing",
         "Over two SIGKILLs of the server under load, all that has a receipt arrives.",
@@ -92,7 +92,7 @@ class Reconnecting(ConformanceCase):
     async def test_pause_loses_nothing(self, harness: Harness) -> None:
         await self._through(harness, lambda: harness.pause(1.5 * harness.lease_seconds))
 
-    @requires("harness.restart", "durable")
+    @requires("harness.restart")
     @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.")
     async def test_breaks_are_events(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
@@ -111,7 +111,7 @@ class Reconnecting(ConformanceCase):
             await _publish_soon(bus, topic, b"after", harness.patience)
             await until_seen(inbox, [b"after"], 3 * harness.patience)
 
-    @requires("harness.restart", "durable")
+    @requires("harness.restart")
     @promise(
         "reconnect.acks-survive",
         "What was acked before a restart does not come again; what was not does.",
@@ -136,7 +136,7 @@ class Reconnecting(ConformanceCase):
             seen = await until_seen(inbox, rest, 3 * harness.patience)
             assert set(bodies(seen)) == set(rest)
 
-    @requires("harness.restart", "durable")
+    @requires("harness.restart")
     @promise(
         "reconnect.idle-consumer-wakes",
         "A consumer that waited through a restart gets the next message.",
@@ -154,7 +154,7 @@ class Reconnecting(ConformanceCase):
             assert message is not None
             assert message.data == b"x"
 
-    @requires("harness.restart", "durable", "records")
+    @requires("harness.restart", "records")
     @promise(
         "reconnect.positions-survive",
         "Committed positions survive a restart; the group reads on there, in order.",
@@ -170,7 +170,7 @@ class Reconnecting(ConformanceCase):
         async with bus.records(topic, group="readers") as log:
             assert [record.data for record in await read(log, 12, 3 * harness.patience)] == numbered(20)[8:]
 
-    @requires("harness.restart", "durable", "records")
+    @requires("harness.restart", "records")
     @promise(
         "reconnect.records-go-on",
         "A record consumer reads on after a restart, every record at least once and in order.",
@@ -193,7 +193,7 @@ class Reconnecting(ConformanceCase):
             fresh = list(dict.fromkeys(body for body in seen if body in numbered(20, "b")))
             assert fresh == numbered(20, "b")
 
-    @requires("harness.restart", "durable")
+    @requires("harness.restart")
     @promise(
         "reconnect.pipeline-goes-on",
         "What waits in the publishing pipeline during a restart is published once the server is back.",

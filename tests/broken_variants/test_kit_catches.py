@@ -1,0 +1,22 @@
+"""Proves the conformance kit: every deliberately broken broker fails the test of the promise that it breaks."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.testing.runner import check
+from tests.broken_variants.variants import VARIANTS, Variant
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+async def test_the_broken_promise_is_named(variant: Variant, request: pytest.FixtureRequest) -> None:
+    outcomes = await check(variant.harness, [variant.promise, *variant.healthy])
+    assert outcomes[variant.promise].status == "broken", f"Nobody noticed: {variant.broken}"
+    for promise in variant.healthy:
+        assert outcomes[promise].status == "kept", f"The variant breaks more than it says: {outcomes[promise].detail}"
+    request.node.user_properties.append(("broken_variant", (variant.name, variant.broken, variant.promise)))
+
+
+def test_variants_are_many_and_distinct() -> None:
+    assert len(VARIANTS) >= 15
+    assert len({variant.name for variant in VARIANTS}) == len(VARIANTS)
