@@ -13,11 +13,9 @@ import pytest
 import broker.blocking
 from broker.blocking.portal import Call, Portal
 from broker.errors import Closed, TopicNotFound
-from broker.messages import OutboundMessage, SettleState
+from broker.messages import SettleState
 from broker.retry import DROP
-from broker_inmem import Broker
-
-TOPIC = "orders"
+from tests.unit.blocking.common import TOPIC, publish
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +24,6 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def bus(inmem_broker: Broker) -> Iterator[broker.blocking.Bus]:
-    with broker.blocking.connect(inmem_broker.url) as bus:
-        bus.admin.ensure_topic(TOPIC, partitions=1)
-        yield bus
 
 
 @pytest.fixture
@@ -64,10 +55,6 @@ class Waiting:
                 raise
             result = self._when_cancelled()
             return await result if asyncio.iscoroutine(result) else result
-
-
-def publish(bus: broker.blocking.Bus, count: int) -> None:
-    bus.topic(TOPIC).publish_batch([OutboundMessage(b"%d" % n, key="k") for n in range(count)])
 
 
 def test_interrupt_cancels_what_was_waited_for(portal: Portal) -> None:

@@ -1,0 +1,17 @@
+"""What the tests of `broker.blocking` share."""
+
+from __future__ import annotations
+
+import broker.blocking
+from broker.messages import OutboundMessage
+
+TOPIC = "orders"
+
+
+def publish(bus: broker.blocking.Bus, count: int, first: int = 0) -> None:
+    bus.topic(TOPIC).publish_batch([OutboundMessage(b"%d" % n, key="k") for n in range(first, first + count)])
+
+
+def waiting(bus: broker.blocking.Bus) -> tuple[int, int | None]:
+    lag = bus.admin.lag(TOPIC, "billing")
+    return lag.waiting, lag.unsettled

@@ -1,0 +1,93 @@
+"""The blocking surface mirrors the asynchronous one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+
+import broker.admin
+import broker.blocking
+import broker.bus
+import broker.consumer
+import broker.log_reader
+import broker.messages
+import broker.protocols
+import broker.record_consumer
+import broker.topic
+from broker.blocking import AsMessagesOptions, MessageOptions, RecordOptions
+
+ONLY_ASYNCHRONOUS = {
+    "backend": "the backend's calls belong to the bus's loop; `bus.call` gets there",
+    "make_engine": "inner",
+    "member": "inner",
+    "bus": "inner",
+    "commit_records": "inner: the owner's side of a commit",
+    "begin_settling": "inner",
+    "codec": "inner",
+}
+
+
+def parameters(function: Callable[..., Any], options: type | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values()):
+        if parameter.kind is parameter.VAR_KEYWORD and options is not None:
+            found |= dict.fromkeys(get_type_hints(options), "option")
+        elif parameter.name != "self":
+            found[parameter.name] = parameter.kind.name
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "blocking"),
+    [
+        (broker.bus.Bus, broker.blocking.Bus),
+        (broker.topic.TopicFacade, broker.blocking.Topic),
+        (broker.consumer.MessageConsumer, broker.blocking.MessageConsumer),
+        (broker.record_consumer.RecordConsumer, broker.blocking.RecordConsumer),
+        (broker.log_reader.LogReaderFacade, broker.blocking.LogReader),
+        (broker.admin.AdminFacade, broker.blocking.Admin),
+        (broker.messages.Message, broker.blocking.BlockingMessage),
+        (broker.messages.MessageBatch, broker.blocking.BlockingMessageBatch),
+        (broker.messages.Record, broker.blocking.BlockingRecord),
+        (broker.messages.RecordBatch, broker.blocking.BlockingRecordBatch),
+        (broker.protocols.TransactionalPublisher, broker.blocking.TransactionalPublisher),
+        (broker.protocols.Transaction, broker.blocking.Transaction),
+        (broker.consumer.Service, broker.blocking.Service),
+    ],
+)
+def test_blocking_surface_mirrors_the_asynchronous_one(asynchronous: type, blocking: type) -> None:
+    options = {"messages": MessageOptions, "records": RecordOptions, "as_messages": AsMessagesOptions}
+    fields: set[str] = set(getattr(asynchronous, "__struct_fields__", ()))
+    for name, member in vars(asynchronous).items():
+        if name.startswith("_") or name in ONLY_ASYNCHRONOUS or name in fields:
+            continue
+        if name in get_type_hints(blocking):
+            continue
+        assert hasattr(blocking, name), f"{blocking.__qualname__} has no {name}"
+        mirrored = inspect.getattr_static(blocking, name)
+        if not inspect.isfunction(member):
+            assert not inspect.isfunction(mirrored), name
+            continue
+        assert not inspect.iscoroutinefunction(mirrored), name
+        wanted = dict.fromkeys(parameters(member, None), None)
+        found = dict.fromkeys(parameters(mirrored, options.get(name)), None)
+        assert wanted == found, f"{blocking.__qualname__}.{name}"
+    for name in ("__iter__", "__enter__", "__exit__"):
+        awaited = {"__iter__": "__aiter__", "__enter__": "__aenter__", "__exit__": "__aexit__"}[name]
+        assert hasattr(asynchronous, awaited) <= hasattr(blocking, name), name
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "blocking"),
+    [
+        (broker.messages.Message, broker.blocking.BlockingMessage),
+        (broker.messages.Record, broker.blocking.BlockingRecord),
+    ],
+)
+def test_blocking_messages_show_every_field(asynchronous: type, blocking: type) -> None:
+    inner = {"raw", "view", "size", "owner", "decoded", "retries", "lease", "lease_ends", "outcome", "in_use", "scope"}
+    for name in set(getattr(asynchronous, "__struct_fields__", ())) - inner - {"generation"}:
+        assert isinstance(inspect.getattr_static(blocking, name), property), name
