@@ -19,7 +19,7 @@ help:
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
-	@echo "make conformance  run the conformance kit on every backend and write docs/conformance.md"
+	@echo "make conformance  run the conformance kit on every backend; write docs/conformance.md and docs/guarantees.md"
 	@echo "make bench        measure, and write docs/performance.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
@@ -56,6 +56,7 @@ format: $(STAMP)
 conformance: $(STAMP)
 	$(PYTEST) -n 2 --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
+	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
