@@ -19,43 +19,19 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from broker.assignments import Held, taken_away
-from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
+from broker.errors import BrokerError, Closed, LeaseLost
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.messages import Message, Outcome, Record
+from broker.messages import Message, Outcome, Record, SettleState
 from broker.offset_tracker import OffsetTracker
 from broker.record_commits import Committer
 from broker.record_views import FIRST, Delivery, delivery_of, record_of
 from broker.spi import Backend, RecordSource, RecordSubscription, Settlement, SourceListener, TopicPartition
 
-__all__ = ["RecordsAsMessages", "message_capabilities"]
+__all__ = ["RecordsAsMessages"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_COMMIT: Final = 10.0
-
-
-def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
-    """What the messages made of a backend's records can do.
-
-    :raises Unsupported: the backend has no records.
-    """
-    records = capabilities.records
-    if records is None:
-        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
-    return MessageCapabilities(
-        lease=LeaseMode.NONE,
-        confirmed_ack=ConfirmedAck.NEVER,
-        native_delay=0.0,
-        delivery_attempt=True,
-        release_keeps_attempt=True,
-        key_affinity=capabilities.publish.partitions,
-        ordered_delivery=True,
-        creates_subscriptions=True,
-        start_latest=True,
-        start_time=records.start_time,
-        ephemeral=True,
-    )
 
 
 class _Partition(Held):
@@ -218,17 +194,15 @@ class RecordsAsMessages:
         return messages
 
     def _deliver_again(self, message: Message[Any], part: _Partition, outcome: Outcome, delay: float) -> None:
-        record, attempt = record_of(message)
-        attempt += message.retries
-        if outcome is Outcome.NACK:
-            attempt += 1
-            if delay <= 0 and attempt > 3:
-                # What fails again and again at once must not take all the time there is.
-                delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 4, 10))
+        record, attempt, returns = record_of(message)
+        attempt += message.retries + (outcome is Outcome.NACK)
+        if delay <= 0 and returns >= 2:
+            # What comes back at once, again and again, must not take all the time there is.
+            delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
         due = self._loop.time() + delay if delay > 0 else 0.0
         self._numbers += 1
         part.waiting += 1
-        heappush(self._again, (due, record.offset, self._numbers, Delivery(record, attempt), part))
+        heappush(self._again, (due, record.offset, self._numbers, Delivery(record, attempt, returns + 1), part))
         self._await_due()
 
     def _await_due(self) -> None:
@@ -335,6 +309,7 @@ class RecordsAsMessages:
         for part in going:
             part.revoking = True
         self._forget_waiting()
+        self._take_back_unused(going)
         self.event(PartitionsRevoked(partitions=tuple(partitions), current=self._current()))
         now = self._loop.time()
         try:
@@ -377,6 +352,17 @@ class RecordsAsMessages:
         self._give_up(parts)
         if unsettled:
             self._listener.lost(unsettled)
+
+    def _take_back_unused(self, parts: Sequence[_Partition]) -> None:
+        """What was not handed over yet is left to the next owner, so that nobody waits for it here."""
+        unused: list[Message[Any]] = []
+        for part in parts:
+            mine = [m for m in part.out.values() if m.lease_ends is None and m.state is SettleState.OPEN]
+            unused += mine
+            for message in mine:
+                del part.out[record_of(message).record.offset]
+        if unused:
+            self._listener.lost(unused)
 
     def _give_up(self, parts: Sequence[_Partition]) -> None:
         for part in parts:

@@ -23,6 +23,7 @@ from broker.consumer import MessageConsumer
 from broker.consumer_factory import ConsumerFactory, check_topics, unsupported
 from broker.consumer_options import ConsumerOptions, MessageOptions
 from broker.errors import BrokerError, Closed, InvalidSetting, Unsupported
+from broker.group_member import OnRevoking
 from broker.hooks import Hooks
 from broker.log_reader import LogReaderFacade
 from broker.names import Ephemeral, check_name
@@ -47,6 +48,7 @@ class RecordOptions(TypedDict, total=False):
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
+    on_revoking: OnRevoking | None
     max_buffered: int
     stop_when_idle: float | None
     close_timeout: float
@@ -299,6 +301,7 @@ class Bus:
         start: Start = "earliest",
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_decode_error: str = "raise",
+        on_revoking: OnRevoking | None = None,
         max_buffered: int = 10_000,
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
@@ -309,6 +312,8 @@ class Bus:
         :param start: where a group without a committed position begins.
         :param isolation: whether records of open and aborted transactions are seen.
         :param on_decode_error: "raise", or the name of a topic to which undecodable records are dead-lettered.
+        :param on_revoking: awaited with the partitions that are about to be given up, while what was handed over of
+            them can still be committed; cut off at the broker's deadline.
         :param max_buffered: the most records held ready.
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker has no log, or cannot honour an option.
@@ -328,6 +333,7 @@ class Bus:
             hooks=self.hooks,
             codec=codec,
             on_decode_error=on_decode_error,
+            on_revoking=on_revoking,
             max_buffered=max_buffered,
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,

@@ -299,7 +299,11 @@ class Intake:
                 continue
             message.state = _LOST
             self._give_back_followers(message)
-            logger.warning("Message %r of %r is lost: %s", message.id, self.topic, reason)
+            if self._capabilities.lease is LeaseMode.NONE:
+                # It went with its partition, whose new owner need not leave anything of it to us.
+                self.engine.ready.forget(message)
+            level = logging.DEBUG if message.lease_ends is None else logging.WARNING
+            logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
             if self._hooks.listening:
                 self._hooks.emit(LeaseExpired(message=message, reason=reason))
         self._refill()

@@ -151,6 +151,11 @@ class Lanes:
             lane.spill(message_id, now)
         return followers
 
+    def forget(self, message: Message[Any]) -> None:
+        lane = self._lane(message)
+        if lane is not None:
+            lane.spilled.clear()
+
     def drain(self) -> list[Message[Any]]:
         messages = [entry for entry in self._ready if not isinstance(entry, _Lane)]
         for lane in self._lanes.values():

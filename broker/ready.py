@@ -38,6 +38,10 @@ class Ready(Protocol):
         """Its lease ended; what waits behind it and must be given back with it."""
         ...
 
+    def forget(self, message: Message[Any]) -> None:
+        """Expect nothing of what was given back before it, or with it: another consumer has it by now."""
+        ...
+
     def drain(self) -> list[Message[Any]]:
         """Everything that waits, taken out."""
         ...
@@ -73,6 +77,9 @@ class ArrivalOrder:
 
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
         return []
+
+    def forget(self, message: Message[Any]) -> None:
+        return
 
     def drain(self) -> list[Message[Any]]:
         messages = list(self._messages)

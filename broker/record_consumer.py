@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
-from broker.as_messages import message_capabilities
 from broker.assignments import Assignments
 from broker.consumer_options import ConsumerOptions
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
@@ -31,7 +30,7 @@ from broker.messages import Record, RecordBatch
 from broker.protocols import Codec
 from broker.record_decoding import RecordDecoder
 from broker.record_pump import RecordPump
-from broker.record_serving import MakeMessages, opener
+from broker.record_serving import MakeMessages, message_capabilities, opener
 from broker.record_streams import Steps
 from broker.retry import Drop, Retry
 from broker.spi import Backend, RecordSubscription, TopicPartition
@@ -267,6 +266,11 @@ class RecordConsumer(Generic[T]):
         """Whether it was closed, or ended by an error."""
         return self._state > _State.OPEN or self._error_raised
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it is open and its last fetch got an answer from the broker."""
+        return self._state is _State.OPEN and self._pump.error is None and not self._pump.failing
+
     # -- reading -------------------------------------------------------------------------------------------
 
     async def next_record(self, timeout: float | None = None) -> Record[T] | None:
@@ -376,7 +380,7 @@ class RecordConsumer(Generic[T]):
 
         :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
             committed.
-        :raises SettleError: the broker did not take a commit.
+        :raises BrokerError: the broker did not take a commit; it can be repeated.
         :raises Unsupported: a transaction of this consumer is open: the positions ride in it.
         """
         self._check_not_closed()
@@ -386,7 +390,7 @@ class RecordConsumer(Generic[T]):
         """Settle these records and every lower offset of their partitions; a position never falls.
 
         :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
-        :raises SettleError, Unsupported: as for `commit`.
+        :raises BrokerError, Unsupported: as for `commit`.
         """
         self._check_not_closed()
         await self._member.commit_records(records)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.as_messages import RecordsAsMessages
-from broker.capabilities import MessageCapabilities
+from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
 from broker.consumer_options import ConsumerOptions
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.retry import Drop, Retry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from broker.consumer import MessageConsumer
     from broker.engine import OpenSource
 
-__all__ = ["MakeMessages", "opener"]
+__all__ = ["MakeMessages", "message_capabilities", "opener"]
 
 
 class MakeMessages(Protocol):
@@ -38,6 +38,29 @@ class MakeMessages(Protocol):
         codec: Codec[Any] | None,
         subscription: str,
     ) -> MessageConsumer[Any]: ...
+
+
+def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
+    """What the messages made of a backend's records can do.
+
+    :raises Unsupported: the backend has no records.
+    """
+    records = capabilities.records
+    if records is None:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
+    return MessageCapabilities(
+        lease=LeaseMode.NONE,
+        confirmed_ack=ConfirmedAck.NEVER,
+        native_delay=0.0,
+        delivery_attempt=True,
+        release_keeps_attempt=True,
+        key_affinity=capabilities.publish.partitions,
+        ordered_delivery=True,
+        creates_subscriptions=True,
+        start_latest=True,
+        start_time=records.start_time,
+        ephemeral=True,
+    )
 
 
 def opener(

@@ -16,6 +16,8 @@ class Delivery(NamedTuple):
 
     record: Record[Any]
     attempt: int
+    returns: int
+    """How often it was given back or failed before."""
 
 
 class _FirstView:
@@ -90,4 +92,4 @@ def delivery_of(delivery: Delivery, lease: Any) -> Message[Any]:
 def record_of(message: Message[Any]) -> Delivery:
     """The record that a message was made of, and which delivery of it this is."""
     raw = message.raw
-    return raw if type(raw) is Delivery else Delivery(raw, 1)
+    return raw if type(raw) is Delivery else Delivery(raw, 1, 0)

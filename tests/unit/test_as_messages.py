@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.as_messages import RecordsAsMessages, message_capabilities
+from broker.as_messages import RecordsAsMessages
 from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.errors import Closed, ConnectionFailed, LeaseLost, NotAuthorized, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned
 from broker.messages import Message, Outcome
+from broker.record_serving import message_capabilities
 from broker.spi import MessageSource, RecordSubscription, Settlement, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
@@ -50,6 +51,13 @@ class Bench:
 
     async def fetch(self, count: int = 1000, wait: float = 5) -> list[Message[Any]]:
         return list(await self.messages.fetch(count, PLENTY, wait))
+
+    async def hand_over(self) -> list[Message[Any]]:
+        """Fetch, and mark as a consumer does what it gives to a handler."""
+        messages = await self.fetch()
+        for message in messages:
+            message.lease_ends = 1e9
+        return messages
 
     async def settle(self, outcome: Outcome, *messages: Message[Any], delay: float | None = None) -> list[Any]:
         return list(await self.messages.settle([Settlement(message, outcome, delay) for message in messages]))
@@ -231,7 +239,7 @@ async def test_a_revocation_waits_for_what_is_out_and_commits_it() -> None:
     b = await bench(0, 1)
     b.records.append(1, 2)
     b.records.append(8, partition=1)
-    messages = await b.fetch()
+    messages = await b.hand_over()
     revoking = asyncio.create_task(b.records.revoke(0))
     await _turns()
     assert not revoking.done()
@@ -248,10 +256,21 @@ async def test_a_revocation_waits_for_what_is_out_and_commits_it() -> None:
     await b.stored(9, P1)
 
 
-async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> None:
+async def test_what_nobody_has_begun_does_not_hold_up_a_revocation() -> None:
     b = await bench()
     b.records.append(1, 2, 3)
     one, two, three = await b.fetch()
+    one.lease_ends = 1e9
+    await b.settle(ACK, one)
+    await b.records.revoke(0)
+    assert b.ears.gone == [two, three]
+    assert b.records.stored == {P0: 2}
+
+
+async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> None:
+    b = await bench()
+    b.records.append(1, 2, 3)
+    one, two, three = await b.hand_over()
     await b.settle(ACK, one, three)
     await b.records.revoke(0, within=0.04)
     assert b.ears.gone == [two]
@@ -263,7 +282,7 @@ async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> N
 async def test_nothing_is_delivered_again_of_a_partition_that_goes() -> None:
     b = await bench()
     b.records.append(1, 2)
-    one, two = await b.fetch()
+    one, two = await b.hand_over()
     await b.settle(NACK, one)
     revoking = asyncio.create_task(b.records.revoke(0))
     await _turns()

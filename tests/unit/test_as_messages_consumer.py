@@ -88,6 +88,23 @@ async def test_a_message_in_its_retry_pause_is_lost_with_its_partition() -> None
     assert source.stored == {P0: 2}
 
 
+async def test_a_key_is_not_blocked_by_what_another_member_finished() -> None:
+    source = FakeSource()
+    async with scripted(source, Hooks()).as_messages(ordered_by_key=True) as inbox:
+        source.append(1, 2)  # of one key
+        first = await inbox.next_message(timeout=5)
+        assert first is not None
+        source.lose(0)
+        source.stored[P0] = 3  # the owner in between has done both
+        source.append(3)
+        source.assign(0)
+        third = await inbox.next_message(timeout=5)
+        assert third is not None
+        assert third.data == b"3"
+        await third.ack()
+    assert source.stored == {P0: 4}
+
+
 async def test_an_ack_after_the_partition_was_lost_says_so() -> None:
     source = FakeSource()
     async with scripted(source, Hooks()).as_messages() as inbox:

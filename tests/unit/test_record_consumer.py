@@ -145,6 +145,20 @@ async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
         assert isinstance(event, FetchFailed)
         assert event.topic == "orders"
         assert 0 < event.pause <= 0.1
+        assert b.consumer.healthy
+
+
+async def test_health_follows_the_fetches() -> None:
+    async with bench() as b:
+        assert b.consumer.healthy
+        b.source.fail(ConnectionFailed("cut"))
+        await b.until(lambda: bool(b.of(FetchFailed)))
+        assert not b.consumer.healthy
+        b.source.append(1)
+        assert await b.consumer.next_record(timeout=5) is not None
+        assert b.consumer.healthy
+        await b.consumer.close()
+        assert not b.consumer.healthy
 
 
 async def test_pauses_grow_and_are_jittered() -> None:
