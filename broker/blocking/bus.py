@@ -22,6 +22,7 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 from broker import bus as asynchronous
 from broker.blocking.admin import Admin
 from broker.blocking.consumer import MessageConsumer
+from broker.blocking.handler_threads import in_thread
 from broker.blocking.log_reader import LogReader
 from broker.blocking.portal import Portal
 from broker.blocking.record_consumer import RecordConsumer
@@ -34,13 +35,16 @@ from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
-from broker.spi import Start
+from broker.spi import Start, TopicPartition
 
-__all__ = ["Bus", "MessageOptions", "RecordOptions", "connect"]
+__all__ = ["Bus", "MessageOptions", "OnRevoking", "RecordOptions", "connect"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+OnRevoking = Callable[[Sequence[TopicPartition]], object]
+"""Called with the partitions that are about to be given up."""
 
 
 class MessageOptions(TypedDict, total=False):
@@ -66,6 +70,7 @@ class RecordOptions(TypedDict, total=False):
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
+    on_revoking: OnRevoking | None
     max_buffered: int
     stop_when_idle: float | None
     close_timeout: float
@@ -251,12 +256,15 @@ class Bus:
         """A consumer of an ordered, partitioned log; opened by `with`, without I/O before.
 
         :param group: its members share the partitions; its committed positions persist.
-        :param options: as for `broker.Bus.records`.
+        :param options: as for `broker.Bus.records`; `on_revoking` is called in a thread, and may commit there.
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker has no log, or cannot honour an option.
         :raises Closed: the bus is not open.
         """
-        consumer = self._made("records", topics, group=group, codec=codec, **options)
+        inner: dict[str, Any] = {**options}
+        if (on_revoking := options.get("on_revoking")) is not None:
+            inner["on_revoking"] = in_thread(on_revoking)
+        consumer = self._made("records", topics, group=group, codec=codec, **inner)
         return RecordConsumer(consumer, self._portal, self.hooks)
 
     @cached_property

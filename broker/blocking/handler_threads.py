@@ -14,14 +14,19 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from typing_extensions import TypeVar
+from typing_extensions import ParamSpec, TypeVar
 
-__all__ = ["HandlerExit", "HandlerThreads"]
+__all__ = ["HandlerExit", "HandlerThreads", "in_thread"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+Late = Callable[[R | None, BaseException | None], Awaitable[object]]
+"""Is awaited with the result or the error of a handler that ended after its caller was cancelled."""
 
 
 class HandlerExit(Exception):
@@ -109,7 +114,10 @@ class HandlerThreads:
         self._closed = False
 
     async def run(
-        self, call: Callable[[], R], *, late: Callable[[R | None, BaseException | None], Awaitable[object]]
+        self,
+        call: Callable[[], R],
+        *,
+        late: Callable[[R | None, BaseException | None], Awaitable[object]] | None = None,
     ) -> R:
         """Call it in a thread, in a copy of this task's context."""
         job = _Job(call, asyncio.get_running_loop())
@@ -118,7 +126,7 @@ class HandlerThreads:
         try:
             await job.wait()
         except asyncio.CancelledError:
-            if self.finish:
+            if self.finish and late is not None:
                 try:
                     await job.wait()
                 finally:
@@ -147,3 +155,16 @@ async def _tell_late(job: _Job, late: Callable[[Any, BaseException | None], Awai
         await late(job.outcome(), None)
     else:
         await late(None, error.error if isinstance(error, HandlerExit) else error)
+
+
+def in_thread(function: Callable[P, R]) -> Callable[P, Awaitable[R]]:
+    """The function as a coroutine function that runs it in a thread of its own."""
+
+    async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        threads = HandlerThreads("broker-callback")
+        try:
+            return await threads.run(partial(function, *args, **kwargs))
+        finally:
+            threads.close()
+
+    return run

@@ -58,6 +58,11 @@ class RecordConsumer(Generic[T]):
         """Whether it was closed, or ended by an error."""
         return self.asynchronous.closed
 
+    @property
+    def healthy(self) -> bool:
+        """Whether it is open and its last fetch got an answer from the broker."""
+        return self.asynchronous.healthy
+
     def __enter__(self) -> Self:
         """Join the group.
 

@@ -8,8 +8,8 @@ from broker.messages import OutboundMessage
 TOPIC = "orders"
 
 
-def publish(bus: broker.blocking.Bus, count: int, first: int = 0) -> None:
-    bus.topic(TOPIC).publish_batch([OutboundMessage(b"%d" % n, key="k") for n in range(first, first + count)])
+def publish(bus: broker.blocking.Bus, count: int, *, topic: str = TOPIC) -> None:
+    bus.topic(topic).publish_batch([OutboundMessage(b"%d" % n, key="k") for n in range(count)])
 
 
 def waiting(bus: broker.blocking.Bus) -> tuple[int, int | None]:

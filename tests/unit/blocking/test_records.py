@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+
 import pytest
 
 import broker.blocking
+from broker.spi import TopicPartition
 from tests.unit.blocking.common import TOPIC, publish
 
 
@@ -76,3 +80,26 @@ def test_transaction_publishes_all_or_nothing(bus: broker.blocking.Bus) -> None:
     with bus.records("totals", group="reader", stop_when_idle=0.2) as results:
         assert [record.data for record in results] == [b"0", b"1", b"2", b"3"]
     assert bus.admin.lag(TOPIC, "sums").waiting == 0
+
+
+def test_revoking_callback_runs_in_a_thread_and_may_commit(bus: broker.blocking.Bus) -> None:
+    bus.admin.ensure_topic("pairs", partitions=2)
+    publish(bus, 1, topic="pairs")
+    revoked: list[TopicPartition] = []
+    done = threading.Event()
+
+    def on_revoking(partitions: Sequence[TopicPartition]) -> None:
+        first.commit()
+        revoked.extend(partitions)
+        done.set()
+
+    first = bus.records("pairs", group="audit", on_revoking=on_revoking)
+    with first:
+        record = first.next_record()
+        assert record is not None
+        assert first.healthy
+        with bus.records("pairs", group="audit") as second:
+            second.next_record(timeout=0.01)
+            assert done.wait(timeout=10)
+            assert len(revoked) == 1
+    assert bus.admin.lag("pairs", "audit").waiting == 0
