@@ -106,7 +106,8 @@ class JetStreamAdmin:
         }
         if self._connection.server_version >= (2, 11):
             config["allow_msg_ttl"] = True
-        if self._connection.server_version >= (2, 12):
+        # The server schedules only where old messages make room for new ones.
+        if self._connection.server_version >= (2, 12) and config["discard"] == "old":
             config["allow_msg_schedules"] = True
             subjects.append(schedule_subject(stream, "*"))
         age = config["max_age"]

@@ -156,7 +156,7 @@ class Partition:
                 info = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
                 if _owner(info):
                     return
-                if info.get("num_ack_pending"):
+                if info.get("num_ack_pending") or POSITION_KEY in _metadata(info):
                     await self._reset()
                 self._quiet = True
         except NotFound as error:
@@ -299,7 +299,7 @@ class Partition:
             if not owner:
                 self._pin = b""
                 self._quiet = False
-            elif owner != self._pin:
+            elif owner != self._pin and not self._taking:
                 self._drop()
         finally:
             self._wake()
@@ -372,7 +372,7 @@ class Partition:
             begin = time.monotonic()
             await self.keep()
             owner = await self._owner()
-            if self._epoch != self._connection.epoch or not self._pin:
+            if self._epoch != self._connection.epoch or not self._pin or self._taking:
                 return False
             if owner == self._pin:
                 self._proven_until = begin + self._connection.settings.owner_timeout
@@ -418,10 +418,15 @@ class Partition:
         confirmed = True
         while self.claimed and (left := deadline - time.monotonic()) > 0:
             await connection.wait_connected(left)
-            if not self.proven and (owner := await self._owner()) not in {b"", self._pin}:
-                logger.debug("%s is pinned to %r", self.what, owner)
-                self._drop()
-                break
+            if not self.proven:
+                owner = await self._owner()
+                if self._taking:
+                    # The pin may be ours: its record came before the answer.
+                    await asyncio.wait(tuple(self._tasks))
+                    continue
+                if owner not in {b"", self._pin}:
+                    self._drop()
+                    break
             async with self._lock:
                 confirmed = await self._commit(position, by_ack=confirmed)
             if confirmed:

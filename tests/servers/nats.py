@@ -19,11 +19,10 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import nkeys
 import trustme
-from typing_extensions import Self
 
 from broker_jetstream.server import server_binary
 
@@ -67,7 +66,8 @@ class NatsServer:
         config = self.directory / "server.conf"
         store = f'jetstream {{ store_dir: "{self.directory}/store" }}' if self._jetstream else ""
         config.write_text(
-            f'listen: "127.0.0.1:{self.port or -1}"\nports_file_dir: "{self.directory}"\nlog_file: "{self.directory}/log"\n'
+            f'listen: "127.0.0.1:{self.port or -1}"\nports_file_dir: "{self.directory}"\n'
+            f'log_file: "{self.directory}/log"\n'
             f"max_payload: {self._max_payload}\n{store}\n{self._extra}\n"
         )
         self._process = subprocess.Popen(

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 __all__ = ["Proxy"]
 

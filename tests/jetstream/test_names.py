@@ -1,0 +1,119 @@
+"""Names, headers and the guard of the short cut, without a server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.client import Client
+
+from broker.errors import InvalidName
+from broker.messages import OutboundMessage
+from broker.names import NativeName, native_name
+from broker_jetstream import names
+from broker_jetstream.fastpath import FastClient, PublicClient, make_client, supports_fast_path
+from broker_jetstream.headers import MessageView, NativeMessage, encode_headers, header_lines, parse_time
+
+PORTABLE = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{2,199}", fullmatch=True)
+TEXT = st.text(st.characters(codec="utf-8"))
+VIEW = MessageView()
+
+
+@given(PORTABLE)
+def test_names_go_there_and_back(name: str) -> None:
+    stream = names.stream_name(name)
+    assert not set(stream) & set(". *>/\\\t\r\n")
+    assert names.topic_of(stream) == name
+    assert not isinstance(names.topic_of(stream), NativeName)
+    assert names.subscription_of(names.consumer_name(name)) == name
+    assert names.subscription_of(names.group_consumer(name, 17)) == name
+    assert names.group_of(names.consumer_name(name)) is None
+
+
+@given(PORTABLE, PORTABLE)
+def test_different_names_stay_different(one: str, two: str) -> None:
+    assert (one == two) == (names.stream_name(one) == names.stream_name(two))
+
+
+@pytest.mark.parametrize("name", ["", "a", "ab", "1abc", "a b c", "a/b/c", "ünï", "abc\n", "x" * 201, "$JS.API"])
+def test_what_is_not_portable_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName):
+        names.stream_name(name)
+
+
+def test_native_names_pass_through() -> None:
+    assert names.stream_name(native_name("KV_x=y+3")) == "KV_x=y+3"
+    assert isinstance(names.topic_of("KV"), NativeName)
+    with pytest.raises(InvalidName):
+        names.stream_name(native_name("has.dots"))
+
+
+@given(
+    st.dictionaries(TEXT.filter(bool).filter(lambda name: not name.startswith("anybroker-")), TEXT, max_size=5),
+    st.none() | st.binary(),
+    st.none() | st.binary(),
+)
+def test_headers_carry_everything(attributes: dict[str, str], key: bytes | None, data: bytes | None) -> None:
+    time = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
+    message = OutboundMessage(data, key, attributes, publish_time=time)
+    block = encode_headers(message, b"id-1", 0)
+    assert block.startswith(b"NATS/1.0\r\n")
+    assert block.endswith(b"\r\n\r\n")
+    assert b"\r\n\r\n" not in block[:-4]
+    raw: Any = NativeMessage(b"s", b"", data or b"", block)
+    assert dict(VIEW.attributes(raw)) == attributes
+    assert VIEW.key(raw) == key
+    assert VIEW.publish_time(raw) == time
+    assert VIEW.id(raw) == "id-1"
+    # The public way of nats-py must be able to send every header as it is.
+    for name, value in header_lines(block):
+        assert value.decode() == value.decode().strip()
+        assert name.decode().isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("2026-11-21T11:17:02.808525531Z", datetime(2026, 11, 21, 11, 17, 2, 808_525, tzinfo=UTC)),
+        ("2026-11-21T11:17:02.8Z", datetime(2026, 11, 21, 11, 17, 2, 800_000, tzinfo=UTC)),
+        ("2026-11-21T11:17:02Z", datetime(2026, 11, 21, 11, 17, 2, tzinfo=UTC)),
+        ("2026-11-21T13:17:02.5+02:00", datetime(2026, 11, 21, 11, 17, 2, 500_000, tzinfo=UTC)),
+    ],
+)
+def test_times_of_the_server(text: str, wanted: datetime) -> None:
+    assert parse_time(text) == wanted
+
+
+def test_ack_subjects_with_domain_and_account() -> None:
+    raw: Any = NativeMessage(b"s", b"$JS.ACK.hub.ACCHASH.orders.billing.3.42.7.1795258770448526345.5.token", b"", b"")
+    assert VIEW.delivery_attempt(raw) == 3
+    assert VIEW.id(raw) == "orders:42"
+    assert VIEW.broker_time(raw) == datetime(2026, 11, 21, 10, 59, 30, 448_526, tzinfo=UTC)
+
+
+def test_the_short_cut_is_used_with_this_client() -> None:
+    assert supports_fast_path()
+    assert isinstance(make_client(True), FastClient)
+    assert isinstance(make_client(False), PublicClient)
+
+
+def test_a_client_of_another_shape_is_not_trusted() -> None:
+    class Renamed(Client):
+        async def _process_msg(self, sid: int, subject: bytes, reply: bytes, payload: bytes) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return
+
+    class Synchronous(Client):
+        def _flush_pending(self, force_flush: bool = False) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return
+
+    class Buffered(Client):
+        def __init__(self) -> None:
+            super().__init__()
+            self._pending = bytearray()  # pyright: ignore[reportAttributeAccessIssue, reportIncompatibleVariableOverride]
+
+    for changed in (Renamed, Synchronous, Buffered):
+        assert not supports_fast_path(changed)
+    assert not supports_fast_path(object)  # pyright: ignore[reportArgumentType]

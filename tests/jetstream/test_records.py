@@ -1,0 +1,368 @@
+"""The Record family: groups, order, commits, seeks, rebalancing, fail-over, and the log reader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
+from broker.messages import OutboundMessage, Record
+from broker.names import EPHEMERAL, Ephemeral, native_name
+from broker.spi import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.membership import plan
+from tests.jetstream.conftest import Open
+from tests.jetstream.support import Listener, make_topic, publish, read, until
+
+
+async def join(
+    backend: JetStreamBackend,
+    *topics: str,
+    group: str | Ephemeral = "audit",
+    listener: Listener | None = None,
+    start: Start = "earliest",
+) -> RecordSource:
+    return await backend.join(RecordSubscription(topics=topics, group=group, start=start), listener or Listener())
+
+
+def numbered(number: int, first: int = 0) -> list[OutboundMessage]:
+    return [OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(first, first + number)]
+
+
+def values(records: Sequence[Record[Any]]) -> list[int]:
+    return [int(record.data or b"") for record in records]
+
+
+def positions(records: Sequence[Record[Any]]) -> dict[TopicPartition, int]:
+    return {TopicPartition(record.topic, record.partition): record.offset + 1 for record in records}
+
+
+async def commit(source: RecordSource, records: Sequence[Record[Any]]) -> None:
+    results = await source.commit(positions(records))
+    assert set(results.values()) == {None}
+
+
+async def test_records_in_order_of_each_partition(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=3)
+    receipts = await publish(both_ways, topic, *numbered(300))
+    source = await join(both_ways, topic)
+    assert source.assignment() == [TopicPartition(topic, n) for n in range(3)]
+    found = await read(source, 300)
+    for number in range(3):
+        mine = [record.offset for record in found if record.partition == number]
+        assert mine == [receipt.offset for receipt in receipts if receipt.partition == number]
+    by_value = {int(record.data or b""): record for record in found}
+    assert all(by_value[n].key == f"k{n % 10}".encode() and by_value[n].id == receipts[n].id for n in range(300))
+    assert await source.fetch(10, 1 << 20, 0.1) == []
+
+
+async def test_a_group_goes_on_where_it_committed(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=2)
+    await publish(both_ways, topic, *numbered(100))
+    source = await join(both_ways, topic)
+    places = source.assignment()
+    assert await source.committed(places) == dict.fromkeys(places)
+    found = await read(source, 60)
+    await commit(source, found)
+    assert await source.committed(places) == positions(found)
+    await source.close()
+    await publish(both_ways, topic, *numbered(10, 100))
+    again = await join(both_ways, topic)
+    rest = await read(again, 50)
+    assert sorted(values(found) + values(rest)) == list(range(110))
+    await commit(again, rest)
+    lag = await both_ways.admin().lag(topic, "audit")
+    assert (lag.waiting, lag.partitions) == (0, {0: 0, 1: 0})
+
+
+async def test_groups_are_independent_and_do_not_disturb_subscriptions(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *numbered(20))
+    one, two = await join(backend, topic, group="one.group"), await join(backend, topic, group="two.group")
+    assert len(await read(one, 20)) == len(await read(two, 20)) == 20
+    await backend.admin().ensure_subscription(topic, "one.group", start="earliest", options={})
+    admin = backend.admin()
+    assert await admin.list_subscriptions(topic) == ["one.group", "two.group"]
+    assert (await admin.lag(topic, "two.group")).partitions == {0: 10, 1: 10} or sum(
+        (await admin.lag(topic, "two.group")).partitions.values()
+    ) == 20
+    await admin.delete_subscription(topic, "one.group")
+    assert await admin.list_subscriptions(topic) == ["two.group"]
+    with pytest.raises(SubscriptionNotFound):
+        await admin.describe_subscription(topic, "one.group")
+
+
+async def test_where_a_new_group_begins(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *numbered(10))
+    await asyncio.sleep(0.01)
+    middle = datetime.now(UTC)
+    await publish(backend, topic, *numbered(10, 10))
+    latest = await join(backend, topic, group="latest", start="latest")
+    timed = await join(backend, topic, group="timed", start=middle)
+    assert sum((await backend.admin().lag(topic, "latest")).partitions.values()) == 0
+    assert sum((await backend.admin().lag(topic, "timed")).partitions.values()) == 10
+    await publish(backend, topic, *numbered(10, 20))
+    assert sorted(values(await read(latest, 10))) == list(range(20, 30))
+    assert sorted(values(await read(timed, 20))) == list(range(10, 30))
+    await latest.close()
+    again = await join(backend, topic, group="latest", start="earliest")
+    assert sorted(values(await read(again, 11, 1))) == list(range(20, 30))
+
+
+async def test_seek_moves_the_position_and_not_the_commit(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *numbered(20))
+    listener = Listener()
+    source = await join(backend, topic, listener=listener)
+    place = TopicPartition(topic, 0)
+    await commit(source, (await read(source, 10))[:10])
+    assert await source.committed([place]) == {place: 11}
+    await source.seek({place: 3})
+    assert values(await read(source, 18)) == list(range(2, 20))
+    assert await source.committed([place]) == {place: 11}
+    await source.seek({place: 18})
+    assert values(await read(source, 3)) == [17, 18, 19]
+    assert await source.committed([place]) == {place: 11}
+    await source.seek({place: None})
+    assert values(await read(source, 10)) == list(range(10, 20))
+    await source.seek({place: 16})
+    await source.close()
+    again = await join(backend, topic)
+    found = await read(again, 10)
+    assert values(found) == list(range(10, 20))
+    await commit(again, found)
+    assert await again.committed([place]) == {place: 21}
+    # A commit may also go back.
+    assert await again.commit({place: 5}) == {place: None}
+    assert await again.committed([place]) == {place: 5}
+    await again.close()
+    assert values(await read(await join(backend, topic), 16)) == list(range(4, 20))
+
+
+async def test_pause_and_resume(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, partitions=2)
+    source = await join(backend, topic)
+    first = TopicPartition(topic, 0)
+    source.pause([first])
+    await publish(backend, topic, *(OutboundMessage(b"%d" % n, partition=n % 2) for n in range(10)))
+    assert {record.partition for record in await read(source, 10, 0.5)} == {1}
+    await asyncio.sleep(1.2)  # a paused partition is kept for longer than owner_timeout
+    source.resume([first])
+    assert values(await read(source, 5)) == [0, 2, 4, 6, 8]
+    assert source.assignment() == [first, TopicPartition(topic, 1)]
+
+
+async def test_partitions_move_as_members_come_and_go(open_backend: Open, topic: str) -> None:
+    backends = [await open_backend(owner_timeout=1.0) for _ in range(3)]
+    await make_topic(backends[0], topic, partitions=6)
+    listeners = [Listener() for _ in backends]
+    first = await join(backends[0], topic, listener=listeners[0])
+    await publish(backends[0], topic, *numbered(60))
+    begun = await read(first, 60)
+
+    async def commit_what_was_read(going: Sequence[TopicPartition]) -> None:
+        await first.commit({place: at for place, at in positions(begun).items() if place in going})
+
+    listeners[0].on_revoke = commit_what_was_read
+    second = await join(backends[1], topic, listener=listeners[1])
+    await until(lambda: len(first.assignment()) == len(second.assignment()) == 3)
+    third = await join(backends[2], topic, listener=listeners[2])
+    await until(lambda: len(first.assignment()) == len(second.assignment()) == len(third.assignment()) == 2)
+    everything = {*first.assignment(), *second.assignment(), *third.assignment()}
+    assert len(everything) == 6
+    # What was committed while it was revoked is not read again, and nobody lost anything without being asked.
+    assert await second.fetch(10, 1 << 20, 0.2) == []
+    assert not any(listener.gone for listener in listeners)
+    await publish(backends[0], topic, *numbered(60, 60))
+    found = [record for source in (first, second, third) for record in await read(source, 60, 1)]
+    assert sorted(values(found)) == list(range(60, 120))
+    await first.close()
+    await third.close()
+    await until(lambda: len(second.assignment()) == 6)
+    results = await second.commit({TopicPartition(topic, 0): 1})
+    assert set(results.values()) == {None}
+
+
+async def test_what_was_read_and_not_committed_goes_to_the_next_owner(open_backend: Open, topic: str) -> None:
+    one, two = await open_backend(owner_timeout=1.0), await open_backend(owner_timeout=1.0)
+    await make_topic(one, topic)
+    await publish(one, topic, *numbered(50))
+    first, second = await join(one, topic), await join(two, topic)
+    found = await read(first, 50)
+    await first.commit({TopicPartition(topic, 0): found[19].offset + 1})
+    begin = time.monotonic()
+    await first.close()
+    assert values(await read(second, 30)) == list(range(20, 50))
+    assert time.monotonic() - begin < 0.9  # a clean close does not wait for the pin to run out
+
+
+async def test_a_commit_of_a_partition_that_is_not_ours_is_refused(open_backend: Open, topic: str) -> None:
+    one, two = await open_backend(), await open_backend()
+    await make_topic(one, topic)
+    first, second = await join(one, topic), await join(two, topic)
+    assert second.assignment() == []
+    (result,) = (await second.commit({TopicPartition(topic, 0): 1})).values()
+    assert isinstance(result, LeaseLost)
+    with pytest.raises(LeaseLost):
+        await second.seek({TopicPartition(topic, 0): 1})
+    assert first.assignment() == [TopicPartition(topic, 0)]
+
+
+async def test_several_topics_in_one_group(backend: JetStreamBackend, topic: str) -> None:
+    other = f"{topic}.other"
+    await make_topic(backend, topic, partitions=2)
+    await make_topic(backend, other)
+    await publish(backend, topic, *numbered(10))
+    await publish(backend, other, *numbered(10))
+    source = await join(backend, topic, other)
+    found = await read(source, 20)
+    assert sorted(values(found)) == sorted([*range(10), *range(10)])
+    assert {record.topic for record in found} == {topic, other}
+    await commit(source, found)
+
+
+async def test_an_ephemeral_group_leaves_nothing(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, partitions=2)
+    source = await join(backend, topic, group=EPHEMERAL, start="latest")
+    await publish(backend, topic, *numbered(10))
+    assert sorted(values(await read(source, 10))) == list(range(10))
+    assert await backend.admin().list_subscriptions(topic) == []
+    await source.close()
+    stream = topic.replace(".", "=")
+    assert not (await backend._connection.api(f"CONSUMER.NAMES.{stream}", {}, what="x"))["consumers"]
+
+
+async def test_a_missing_topic_is_told(backend: JetStreamBackend, topic: str) -> None:
+    with pytest.raises(TopicNotFound):
+        await join(backend, topic)
+    reader = backend.log_reader()
+    with pytest.raises(TopicNotFound):
+        await reader.bounds(topic)
+
+
+async def test_interrupt_ends_a_fetch(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    source = await join(backend, topic)
+    fetching = asyncio.create_task(source.fetch(1, 1, 30))
+    await asyncio.sleep(0.02)
+    source.interrupt()
+    assert await asyncio.wait_for(fetching, 1) == []
+
+
+async def test_bytes_bound_a_fetch(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *(OutboundMessage(b"x" * 1000) for _ in range(20)))
+    source = await join(backend, topic)
+    await until(lambda: bool(source.assignment()))
+    assert len(await read(source, 1)) == 1
+    found = await source.fetch(20, 2500, 2)
+    assert 1 <= len(found) <= 2
+
+
+# The log reader.
+
+
+async def slurp(
+    backend: JetStreamBackend, topic: str, partition: int, start: int, stop: int, most: int = 100
+) -> list[Record[Any]]:
+    batches = backend.log_reader().read(topic, partition, start, stop, most)
+    return [record async for batch in batches for record in batch]
+
+
+async def test_the_log_by_offsets(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=3)
+    reader = both_ways.log_reader()
+    assert list(await reader.partitions(topic)) == [0, 1, 2]
+    assert await reader.bounds(topic) == {n: Bounds(1, 1) for n in range(3)}
+    attributes = {"a": "b\n", "c": "d"}
+    messages = [
+        OutboundMessage(b"%d" % n, key="k", attributes=attributes, partition=n % 2, id=f"i{n}") for n in range(500)
+    ]
+    await publish(both_ways, topic, *messages, OutboundMessage(None, partition=0))
+    bounds = await reader.bounds(topic)
+    assert bounds == {0: Bounds(1, 502), 1: Bounds(2, 501), 2: Bounds(502, 502)}
+    found = await slurp(both_ways, topic, 1, *bounds[1], most=70)
+    assert values(found) == list(range(1, 500, 2))
+    record = found[3]
+    assert (record.topic, record.partition, record.offset, record.key, record.id) == (topic, 1, 8, b"k", "i7")
+    assert dict(record.attributes) == attributes
+    assert record.publish_time is not None
+    assert record.broker_time is not None
+    assert abs(record.broker_time - record.publish_time) < timedelta(seconds=5)
+    assert [each.offset for each in await slurp(both_ways, topic, 0, 10, 20)] == [11, 13, 15, 17, 19]
+    assert (await slurp(both_ways, topic, 0, 501, 502))[0].data is None
+    assert await slurp(both_ways, topic, 2, 502, 502) == []
+    assert await slurp(both_ways, topic, 0, 12, 12) == []
+
+
+async def test_the_log_by_time(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=3)
+    await publish(both_ways, topic, *(OutboundMessage(b"x", partition=n % 2) for n in range(4)))
+    await asyncio.sleep(0.01)
+    middle = datetime.now(UTC)
+    await publish(both_ways, topic, OutboundMessage(b"y", partition=1))
+    reader = both_ways.log_reader()
+    assert await reader.position_at(topic, middle) == {0: 4, 1: 5, 2: 6}
+    assert await reader.position_at(topic, middle - timedelta(hours=1)) == {0: 1, 1: 2, 2: 6}
+    assert await reader.position_at(topic, middle + timedelta(hours=1)) == {0: 4, 1: 6, 2: 6}
+
+
+async def test_a_start_that_retention_removed_raises(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic, max_messages=10)
+    await publish(backend, topic, *numbered(30))
+    assert await backend.log_reader().bounds(topic) == {0: Bounds(21, 31)}
+    assert values(await slurp(backend, topic, 0, 21, 31)) == list(range(20, 30))
+    for start, stop in ((20, 31), (1, 2), (21, 32)):
+        with pytest.raises(OffsetOutOfRange):
+            await slurp(backend, topic, 0, start, stop)
+    with pytest.raises(OffsetOutOfRange, match="no partition"):
+        await slurp(backend, topic, 5, 21, 31)
+
+
+async def test_retention_that_overtakes_a_read_raises(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *numbered(100))
+    batches = backend.log_reader().read(topic, 0, 1, 101, 10)
+    assert values(await anext(batches)) == list(range(10))
+    await backend.admin().purge(topic)
+    with pytest.raises(OffsetOutOfRange):
+        await anext(batches)
+
+
+async def test_a_foreign_stream_has_one_partition(backend: JetStreamBackend, topic: str) -> None:
+    stream = f"foreign-{topic[6:]}"
+    config = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True}
+    await backend._connection.api(f"STREAM.CREATE.{stream}", config, what="x")
+    for n in range(10):
+        await backend._connection.request(f"{stream}.a.{n}", b"%d" % n)
+    name = native_name(stream)
+    assert await backend.log_reader().bounds(name) == {0: Bounds(1, 11)}
+    assert values(await slurp(backend, name, 0, 1, 11)) == list(range(10))
+    source = await join(backend, name)
+    found = await read(source, 10)
+    assert values(found) == list(range(10))
+    await commit(source, found)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "partitions", "claim", "release"),
+    [
+        ((), {}, 4, [0, 1, 2, 3], []),
+        ((0, 1, 2, 3), {"b": ()}, 4, [], [2, 3]),
+        ((), {"b": (0, 1)}, 4, [2, 3], []),
+        ((), {"b": (0, 1, 2, 3)}, 4, [], []),
+        ((0,), {"b": ()}, 1, [], []),
+        ((), {"b": (0,)}, 1, [], []),
+        ((0, 1), {"b": (2,)}, 3, [], []),
+        ((0,), {"b": (1,), "c": ()}, 3, [], []),
+        ((), {"b": (1,), "c": (0,)}, 3, [2], []),
+    ],
+)
+def test_the_share_of_a_member(mine: Any, others: Any, partitions: int, claim: list[int], release: list[int]) -> None:
+    assert plan("a", mine, others, partitions, "salt") == (claim, release)
