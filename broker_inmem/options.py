@@ -93,6 +93,6 @@ class BrokerOptions:
                 position_at=True,
                 read_committed=True,
             ),
-            durable=True,
+            durable=False,
             shared=False,
         )

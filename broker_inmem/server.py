@@ -35,7 +35,7 @@ __all__ = ["Broker"]
 _names = count(1)
 _known: WeakValueDictionary[str, Broker] = WeakValueDictionary()
 _kept: dict[str, Broker] = {}
-_registry_lock = threading.Lock()
+_registry_lock = threading.RLock()
 
 
 class Broker:
@@ -70,7 +70,7 @@ class Broker:
         self._deadlines: list[tuple[float, int, ServerTransaction]] = []
         with _registry_lock:
             if self.name in _known:
-                raise ConfigurationError(f"An in-memory broker {self.name!r} exists", advice="Choose another name")
+                raise ConfigurationError(f"An in-memory broker {self.name!r} exists", advice="Choose another name, or forget that one")
             _known[self.name] = self
 
     @property
@@ -92,9 +92,9 @@ class Broker:
         """
         with _registry_lock:
             existing = _known.get(name)
-        if existing is None:
-            existing = _kept[name] = cls(options, name=name)
-        elif options is not None and options != existing.options:
+            if existing is None:
+                existing = _kept[name] = cls(options, name=name)
+        if options is not None and options != existing.options:
             raise ConfigurationError(
                 f"The in-memory broker {name!r} exists in this process with other settings",
                 advice="Give its settings at its first use only, or choose another name",

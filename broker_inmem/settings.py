@@ -1,6 +1,6 @@
 """Settings of the in-memory backend: which server of this process, and how it behaves if it is new.
 
-`inmem:` is the server named "default", `inmem://name` the one of that name; each is made at its first use and
+`inmem:` is the server named "default", `inmem://name` or `inmem:name` the one of that name; each is made at its first use and
 kept as long as the process. Immutable, safe from any thread.
 """
 
@@ -78,11 +78,13 @@ class InmemSettings(BackendSettings):
 
     @classmethod
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
-        cls.refuse_parts(parts, "user", "password", "path")
+        cls.refuse_parts(parts, "user", "password")
         if not parts.hosts:
-            return {}
-        host = parts.hosts[0]
-        return {"name": ",".join(map(str, parts.hosts)) if len(parts.hosts) > 1 or host.port is not None else host.name}
+            if parts.path.startswith("/"):
+                cls.refuse_parts(parts, "path")
+            return {"name": parts.path} if parts.path.strip("/") else {}
+        cls.refuse_parts(parts, "path")
+        return {"name": ",".join(map(str, parts.hosts))}
 
     def options(self) -> BrokerOptions | None:
         """What a new server is to be like; None if nothing was asked for."""

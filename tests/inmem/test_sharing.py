@@ -29,7 +29,7 @@ def named(url: str) -> Broker:
 def test_connections_of_one_name_share_a_server() -> None:
     assert named("inmem:") is named("memory:") is named("inmem://default")
     name = f"shared-{uuid4().hex}"
-    assert named(f"inmem://{name}") is named(f"inmem://{name}")
+    assert named(f"inmem://{name}") is named(f"inmem://{name}") is named(f"memory:{name}")
     assert named(f"inmem://{name}") is not named("inmem:")
     Broker.forget(name)
 
