@@ -21,18 +21,20 @@ _HEAD = """\
 # Guarantees
 
 What `anybroker` promises on every backend that has the capability, in a sentence each, and the test that holds it.
-This page is written by `make conformance` from the kit itself; [the matrix](conformance.md) says which backend keeps what.
+This page is written by `make conformance` from the kit itself; [the matrix](conformance.md) says which backend
+keeps what.
 
 In short:
 
-- **At least once.** What has a receipt is delivered until it is settled. A message comes again after a failure, a lost lease,
-  a crash, or an ack whose answer was lost; handlers are idempotent, or ask `message.id`.
-- **Nothing is dropped silently.** Not by an error, a cancellation, a close, a `break`, a poison message, or a dead-letter topic
-  that cannot be written. Dropping takes the word `DROP`, or a `ttl`.
-- **In order where it is said.** Records within a partition; messages of a key with `ordered_by_key=True`, in one process, and
-  across processes where the broker has `key_affinity`.
+- **At least once.** What has a receipt is delivered until it is settled. A message comes again after a failure, a lost
+  lease, a crash, or an ack whose answer was lost; handlers are idempotent, or ask `message.id`.
+- **Nothing is dropped silently.** Not by an error, a cancellation, a close, a `break`, a poison message, or a
+  dead-letter topic that cannot be written. Dropping takes the word `DROP`, or a `ttl`.
+- **In order where it is said.** Records within a partition; messages of a key with `ordered_by_key=True`, in one
+  process, and across processes where the broker has `key_affinity`.
 - **Bounded.** Never more unsettled than `max_outstanding`; a close never takes longer than its deadline.
-- **Exactly once** is promised of transactions only, and of publishing an id twice within the broker's window of deduplication.
+- **Exactly once** is promised of transactions only, and of publishing an id twice within the broker's window of
+  deduplication.
 """
 
 
