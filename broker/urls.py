@@ -60,7 +60,9 @@ def scheme_of(url: str) -> str:
     """
     scheme, colon, _ = url.strip().partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
-        raise InvalidSetting(f"{mask_url(url)!r} is not a broker URL", advice=f"A URL has the form {_SHAPE}")
+        raise InvalidSetting(
+            f"{_mask_malformed(url.strip())!r} is not a broker URL", advice=f"A URL has the form {_SHAPE}"
+        )
     return scheme.lower()
 
 
@@ -99,10 +101,8 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
     named in `secret` and those whose names sound secret. What cannot be parsed is masked generously."""
     url = url.strip()
     try:
-        parts = parse_url(url) if _SCHEME.match(url) and ":" in url else None
+        parts = parse_url(url)
     except InvalidSetting:
-        parts = None
-    if parts is None:
         return _mask_malformed(url)
     head = url.partition("?")[0]
     if "@" in head:

@@ -36,6 +36,7 @@ def test_a_url_is_taken_apart(url: str, parts: UrlParts):
     ("url", "says"),
     [
         ("", "form scheme://"),
+        ("a b:c", "form scheme://"),
         ("localhost", "form scheme://"),
         ("://h", "form scheme://"),
         ("nats://h:port", "port"),
