@@ -110,6 +110,8 @@ class TopicFacade(Generic[T]):
         """
         target = self._target or self._open()
         message = self._outbound(payload, key, attributes)
+        if self._interceptors:
+            (message,) = self._intercepted((message,))
         self._check(message)
         if self._pipeline is not None and self._pipeline.messages and message.key is not None:
             await self._pipeline.drain()
@@ -126,17 +128,7 @@ class TopicFacade(Generic[T]):
         :raises Closed: the topic was closed before the call.
         """
         target = self._target or self._open()
-        messages: list[OutboundMessage] = []
-        refused: dict[int, BrokerError] = {}
-        outbound, check = self._outbound, self._check
-        for index, payload in enumerate(payloads):
-            try:
-                message = outbound(payload, None, None)
-                check(message)
-            except BrokerError as error:
-                refused[index] = error
-            else:
-                messages.append(message)
+        messages, refused = self._sendable(payloads)
         outcomes: Sequence[Receipt | BrokerError] = ()
         if messages:
             if self._pipeline is not None and self._pipeline.messages:
@@ -165,6 +157,8 @@ class TopicFacade(Generic[T]):
         """
         target = self._target or self._open()
         message = self._outbound(payload, key, attributes)
+        if self._interceptors:
+            (message,) = self._intercepted((message,))
         size = self._check(message)
         return await (self._pipeline or self._open_pipeline(target)).put(message, size)
 
@@ -210,6 +204,31 @@ class TopicFacade(Generic[T]):
         )
         return self._pipeline
 
+    def _sendable(
+        self, payloads: Sequence[T | OutboundMessage]
+    ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
+        """The messages that can be sent, and by index why each of the others cannot."""
+        made: list[OutboundMessage] = []
+        refused: dict[int, BrokerError] = {}
+        outbound, check = self._outbound, self._check
+        for index, payload in enumerate(payloads):
+            try:
+                made.append(outbound(payload, None, None))
+            except BrokerError as error:
+                refused[index] = error
+        if self._interceptors:
+            made = list(self._intercepted(made))
+        indices = [index for index in range(len(payloads)) if index not in refused] if refused else range(len(payloads))
+        messages: list[OutboundMessage] = []
+        for index, message in zip(indices, made, strict=True):
+            try:
+                check(message)
+            except BrokerError as error:
+                refused[index] = error
+            else:
+                messages.append(message)
+        return messages, refused
+
     def _outbound(
         self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
     ) -> OutboundMessage:
@@ -219,23 +238,22 @@ class TopicFacade(Generic[T]):
                     "key= and attributes= were given beside an OutboundMessage",
                     advice="Give them to the OutboundMessage itself",
                 )
-            message = payload
-        elif self._encode is None:
-            message = OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
-        else:
-            message = OutboundMessage(_encoded(self._encode, payload), key, attributes)
-        if self._interceptors:
-            message = self._intercepted(message)
-        return message
+            return payload
+        if self._encode is None:
+            return OutboundMessage(payload, key, attributes)  # pyright: ignore[reportArgumentType]
+        return OutboundMessage(_encoded(self._encode, payload), key, attributes)
 
-    def _intercepted(self, message: OutboundMessage) -> OutboundMessage:
+    def _intercepted(self, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
         for interceptor in tuple(self._interceptors):
             try:
-                (message,) = interceptor(self.name, (message,))
+                replaced = interceptor(self.name, messages)
+                if len(replaced) != len(messages):
+                    raise ValueError(f"{len(messages)} messages became {len(replaced)}")
+                messages = replaced
             except Exception:
                 # An observer must not keep a message from going.
                 logger.exception("A publish interceptor failed on topic %r", self.name)
-        return message
+        return messages
 
     async def _send(
         self, target: PublishTarget, messages: Sequence[OutboundMessage]

@@ -148,6 +148,7 @@ class Call(Generic[R]):
 
     __slots__ = (
         "_context",
+        "_finished",
         "_interrupted",
         "_on_interrupt",
         "_start",
@@ -173,7 +174,8 @@ class Call(Generic[R]):
         self._undelivered = undelivered
         self._on_interrupt = on_interrupt
         self._context = context or contextvars.copy_context()
-        self._task: asyncio.Task[R] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._finished = False
         self._interrupted = False
         self.result: R | None = None
         self.error: BaseException | None = None
@@ -185,36 +187,42 @@ class Call(Generic[R]):
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """On the loop: begin."""
-        function, args, kwargs = self._start
-        self._task = loop.create_task(_await(function(*args, **kwargs)), context=self._context)
-        self._task.add_done_callback(self._finished)
+        self._task = loop.create_task(self._run(), context=self._context)
+        self._task.add_done_callback(self._ended)
 
     def interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
         """On the loop: nobody waits for the result any more; `wound_up` is released when all has ended."""
-        self._interrupted = True
         if self._task is None:
             self.wound_up.release()
-        elif self._task.done():
-            self._wind_up(self._task)
+        elif self._finished:
+            self._wind_up(loop)
         else:
+            self._interrupted = True
             self._on_interrupt(self._task)
 
-    def _finished(self, task: asyncio.Task[R]) -> None:
-        if task.cancelled():
-            self.error = _closed_meanwhile()
-        elif (error := task.exception()) is not None:
+    async def _run(self) -> None:
+        function, args, kwargs = self._start
+        try:
+            self.result = await function(*args, **kwargs)
+        except Exception as error:
             self.error = error
-        else:
-            self.result = task.result()
-        if self._interrupted:
-            self._wind_up(task)
+        # The caller need not wait until the loop has come round to the callbacks of this task.
+        self._finished = True
         self.done.release()
 
-    def _wind_up(self, task: asyncio.Task[R]) -> None:
-        if self._undelivered is None or task.cancelled() or task.exception() is not None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self._finished:
+            self._finished = True
+            self.error = _closed_meanwhile() if task.cancelled() else task.exception()
+            self.done.release()
+        if self._interrupted:
+            self._wind_up(task.get_loop())
+
+    def _wind_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._undelivered is None or self.error is not None:
             self.wound_up.release()
         else:
-            last = task.get_loop().create_task(_await(self._undelivered(task.result())))
+            last = loop.create_task(_await(self._undelivered(self.result)))  # pyright: ignore[reportArgumentType]
             last.add_done_callback(lambda _: self.wound_up.release())
 
 

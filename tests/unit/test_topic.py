@@ -282,6 +282,23 @@ async def test_interceptors_replace_messages_in_order_and_count_against_the_limi
     await topic.publish(b"5", attributes={"own": ""})
 
 
+async def test_batch_is_intercepted_as_a_whole() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic: TopicFacade[Any] = topic_of(target, hooks=hooks)
+    sizes: list[int] = []
+
+    def interceptor(_: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+        sizes.append(len(messages))
+        return messages
+
+    hooks.on_publish(interceptor)
+    await topic.publish_batch([b"1", b"2", b"3"])
+    with pytest.raises(PublishError):
+        await topic.publish_batch([b"4", 5, b"6"])
+    assert sizes == [3, 2]
+    assert target.bodies == [b"1", b"2", b"3", b"4", b"6"]
+
+
 async def test_failing_interceptor_does_not_keep_the_message_from_going(caplog: pytest.LogCaptureFixture) -> None:
     hooks, target = Hooks(), ScriptedTarget()
     hooks.on_publish(lambda _, __: [])
