@@ -234,6 +234,7 @@ class Bus:
         confirm_acks: bool | None = None,
         stop_when_idle: float | None = None,
         close_timeout: float = 30.0,
+        blocked_after: float = 30.0,
     ) -> MessageConsumer[Any]:
         """A consumer of individually settled messages; opened by `async with`, without I/O before.
 
@@ -253,6 +254,7 @@ class Bus:
         :param confirm_acks: have the broker answer acks; None takes what it does at no extra price.
         :param stop_when_idle: end after so many seconds in which nothing came and nothing was unsettled.
         :param close_timeout: seconds that running handlers get when the consumer closes or fails.
+        :param blocked_after: seconds without room to fetch after which a warning names the messages forgotten unsettled.
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker cannot honour an option.
         """
@@ -274,6 +276,7 @@ class Bus:
                 confirm_acks=bool(confirm_acks),
                 stop_when_idle=stop_when_idle,
                 close_timeout=close_timeout,
+                blocked_after=blocked_after,
             ),
         )
         self._remember(consumer)

@@ -30,6 +30,7 @@ class MessageOptions(TypedDict, total=False):
     confirm_acks: bool | None
     stop_when_idle: float | None
     close_timeout: float
+    blocked_after: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,6 @@ class ConsumerOptions:
     stop_when_idle: float | None = None
     close_timeout: float = 30.0
     blocked_after: float = 30.0
-    """Seconds without room, and with messages that nobody works on, after which a warning names them."""
 
 
 def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabilities: MessageCapabilities) -> None:
@@ -63,7 +63,11 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         )
     if options.prefetch is not None and options.prefetch < 1:
         raise ConfigurationError(f"prefetch is {options.prefetch}", advice="It takes 1 or more, or None")
-    for name, value in (("max_lease", options.max_lease), ("close_timeout", options.close_timeout)):
+    for name, value in (
+        ("max_lease", options.max_lease),
+        ("close_timeout", options.close_timeout),
+        ("blocked_after", options.blocked_after),
+    ):
         if not value > 0:
             raise ConfigurationError(f"{name} is {value}", advice="It takes seconds above 0")
     if options.stop_when_idle is not None and not options.stop_when_idle > 0:
