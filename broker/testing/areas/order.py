@@ -248,7 +248,7 @@ class Order(ConformanceCase):
             assert seen == numbered(4)
             assert head.lease_lost
 
-    @requires("messages.ordered_delivery")
+    @requires("messages.key_affinity")
     @promise("order.survives-a-close", "What a close gave back of a key comes again in the key's order.")
     async def test_survives_a_close(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

@@ -1,0 +1,82 @@
+"""The harness of the JetStream backend: a real nats-server, which it restarts, kills and pauses."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import Callable
+from functools import cache
+
+from broker.bus import Bus
+from broker.settings import BackendSettings
+from broker.spi import Backend
+from broker.testing import Harness
+from tests.servers.nats import NatsServer, shared_server
+from tests.servers.proxy import Proxy
+
+
+@cache
+def guarded_server() -> NatsServer:
+    """A server of this test process that wants a token."""
+    server = NatsServer.with_token("right").start()
+    atexit.register(server.close)
+    return server
+
+
+class JetStreamHarness(Harness):
+    """One server for all tests of a process; topics have unique names."""
+
+    name = "jetstream"
+    patience = 10.0
+    quiet = 0.3
+    lease_seconds = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = shared_server()
+        self._proxies: list[Proxy] = []
+        self._behind: dict[Bus, Proxy] = {}
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{self.server.url}?owner_timeout=1{f'&lease_seconds={self.lease_seconds}' if short_lease else ''}"
+
+    def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
+        if not isinstance(url, str) or "lease_seconds" not in url:
+            return super().open_bus(url, wrap)
+        # Each of these has a wire of its own, so that one can be made to die alone.
+        proxy = Proxy(self.server.port)
+        proxy.__enter__()
+        self._proxies.append(proxy)
+        bus = super().open_bus(url.replace(self.server.url, proxy.url), wrap)
+        self._behind[bus] = proxy
+        return bus
+
+    async def crash(self, bus: Bus) -> None:
+        self._behind[bus].hold()
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self.server.restart)
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self.server.kill)
+        await asyncio.to_thread(self.server.start)
+
+    async def pause(self, seconds: float) -> None:
+        self.server.pause()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.server.resume()
+
+    def unreachable_url(self) -> str:
+        return "nats://127.0.0.1:1"
+
+    def forbidden_url(self) -> str:
+        return guarded_server().url.replace("//", "//wrong@")
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            for proxy in self._proxies:
+                proxy.__exit__()
