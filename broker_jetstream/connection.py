@@ -28,7 +28,7 @@ from broker.errors import BrokerError, Closed, ConnectionFailed, InvalidSetting,
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
 from broker.urls import mask_url
 from broker_jetstream.errors import api_error, classify, connect_error
-from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler, make_client
+from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler, hang_up, make_client
 from broker_jetstream.headers import status_of
 from broker_jetstream.replies import Inbox
 from broker_jetstream.settings import JetStreamSettings
@@ -165,7 +165,8 @@ class Connection:
                 await client.flush(max(1, round(settings.connect_timeout)))
         except BaseException as error:
             reason = error.reason if isinstance(error, _FirstConnectFailed) else error
-            await self._discard(client)
+            # After a failed handshake nothing tells nats-py that the connection is closed.
+            await self._discard(client, 0.1)
             if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
                 raise reason from None
             raise connect_error(reason, shown, tls=tls is not None or self._demands_tls(client)) from reason
@@ -204,10 +205,10 @@ class Connection:
         return bool(getattr(client, "_server_info", {}).get("tls_required"))
 
     @staticmethod
-    async def _discard(client: Client) -> None:
+    async def _discard(client: Client, seconds: float = _FLUSH_SECONDS) -> None:
         try:
-            async with asyncio.timeout(_FLUSH_SECONDS):
-                await client.close()
+            async with asyncio.timeout(seconds):
+                await hang_up(client)
         except Exception as error:  # a client that never connected may fail in any way to close
             logger.debug("Closing a failed connection: %r", error)
 

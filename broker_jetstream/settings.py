@@ -60,7 +60,7 @@ class JetStreamSettings(BackendSettings):
     domain: str | None = Field(default=None, description="JetStream domain, for leaf nodes")
     inbox_prefix: str = Field(
         default="_INBOX",
-        pattern=r"[^\s.*>]+(\.[^\s.*>]+)*",
+        pattern=r"^[^\s.*>]+(\.[^\s.*>]+)*$",
         description="Prefix of the reply subjects, for accounts that restrict them",
     )
     connect_timeout: float = Field(

@@ -131,7 +131,7 @@ class NatsServer:
 
     @classmethod
     def with_user(cls, user: str, password: str, permissions: str = "") -> Self:
-        account = f"{{ user: {json.dumps(user)}, password: {json.dumps(password)} {permissions} }}"
+        account = f"{{ user: {json.dumps(user)}, password: {json.dumps(password)}\n{permissions} }}"
         return cls(f"authorization {{ users: [ {account} ] }}")
 
     @classmethod

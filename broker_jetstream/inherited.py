@@ -1,0 +1,33 @@
+"""What a consumer that died left behind, brought back into the order of the stream. Pure.
+
+The server delivers again in the order in which leases end, and a lease that was renewed ends late: after a crash
+the later messages of a key would come before its earlier ones. They all come before anything new, though, so a
+key-ordered source gathers them when it opens, and sorts them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from broker_jetstream.headers import MessageView, NativeMessage
+
+__all__ = ["GATHER_SECONDS", "GATHER_STEP", "in_stream_order", "is_inherited"]
+
+GATHER_SECONDS: Final = 0.25
+"""Silence after which nothing more is expected to come again now."""
+GATHER_STEP: Final = 64
+"""Messages asked for at a time, so that little that is new is taken from other consumers."""
+_VIEW: Final = MessageView()
+
+
+def is_inherited(message: NativeMessage) -> bool:
+    """Whether it was delivered before."""
+    return (_VIEW.delivery_attempt(message) or 1) > 1
+
+
+def in_stream_order(messages: Sequence[NativeMessage]) -> deque[NativeMessage]:
+    """Those that were delivered before by their place in the stream, then the others as they came."""
+    again = sorted(filter(is_inherited, messages), key=_VIEW.sequence)
+    return deque([*again, *(message for message in messages if not is_inherited(message))])

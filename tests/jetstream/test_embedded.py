@@ -1,0 +1,287 @@
+"""The embedded server: temporary, durable, shared, and gone with its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
+from broker.hooks import Connected, Event, Hooks
+from broker.messages import OutboundMessage, Outcome
+from broker_jetstream import server as server_module
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.server import EmbeddedServer
+from broker_jetstream.settings import JetStreamSettings
+from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
+
+Open = Callable[[str], Awaitable[JetStreamBackend]]
+
+OWNER = """
+import asyncio, sys
+from broker.hooks import Hooks
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.settings import JetStreamSettings
+
+async def main():
+    backend = JetStreamBackend(JetStreamSettings.from_url(sys.argv[1]), Hooks())
+    await backend.open()
+    print(backend._server.process_id or 0, backend._connection.server, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await backend.close()
+
+asyncio.run(main())
+"""
+
+
+class Owner:
+    """Another process that opened the URL."""
+
+    def __init__(self, url: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._told: tuple[int, str] | None = None
+
+    def told(self) -> tuple[int, str]:
+        """The server's process, or 0 if it is somebody else's, and its URL."""
+        if self._told is None:
+            assert self.process.stdout is not None
+            number, url = self.process.stdout.readline().split()
+            self._told = int(number), url
+        return self._told
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self.process.communicate("\n", timeout=10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+async def open_url() -> AsyncIterator[Open]:
+    opened: list[JetStreamBackend] = []
+
+    async def open_one(url: str, listener: Any = None) -> JetStreamBackend:
+        hooks = Hooks()
+        if listener is not None:
+            hooks.listen(listener)
+        backend = JetStreamBackend(JetStreamSettings.from_url(url), hooks)
+        opened.append(backend)
+        await backend.open()
+        return backend
+
+    yield open_one
+    for backend in opened:
+        await backend.close()
+
+
+def alive(process: int) -> bool:
+    """Whether the process runs; one that has ended and was not collected does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def process_of(backend: JetStreamBackend) -> int:
+    assert backend._server is not None
+    number = backend._server.process_id
+    assert number is not None
+    return number
+
+
+async def test_a_temporary_server_leaves_nothing(open_url: Open, topic: str) -> None:
+    backend = await open_url("embedded:")
+    assert backend._server is not None
+    directory, process = backend._server._directory, process_of(backend)
+    assert directory is not None
+    assert directory.exists()
+    assert directory.stat().st_mode & 0o077 == 0
+    assert backend.capabilities.durable is False
+    await make_topic(backend, topic)
+    await publish(backend, topic, OutboundMessage(b"x"))
+    await backend.close()
+    assert not directory.exists()
+    assert not alive(process)
+
+
+async def test_two_temporary_servers_are_strangers(open_url: Open, topic: str) -> None:
+    one, two = await open_url("embedded:"), await open_url("embedded:")
+    await make_topic(one, topic)
+    assert await two.admin().list_topics() == []
+
+
+async def test_a_durable_directory_keeps_what_was_published(open_url: Open, topic: str, tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/new/store"
+    first = await open_url(url)
+    assert first.capabilities.durable is True
+    await make_topic(first, topic)
+    await publish(first, topic, OutboundMessage(b"kept"))
+    port = first._connection.server
+    await first.close()
+    second = await open_url(url)
+    assert second._connection.server == port
+    (message,) = await receive(await subscribe(second, topic), 1)
+    assert message.data == b"kept"
+
+
+async def test_processes_share_one_server(open_url: Open, topic: str, tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}"
+    others = [Owner(url) for _ in range(4)]
+    try:
+        mine = await open_url(url)
+        told = [await asyncio.to_thread(other.told) for other in others]
+        assert {where for _, where in told} == {mine._connection.server}
+        servers = {number for number, _ in told if number} | {mine._server.process_id or 0} - {0}  # pyright: ignore[reportOptionalMemberAccess]
+        assert len(servers) == 1
+    finally:
+        for other in others:
+            other.close()
+
+
+async def test_the_server_dies_with_its_owner_and_the_next_starts_at_once(
+    open_url: Open, topic: str, tmp_path: Path
+) -> None:
+    url = f"embedded://{tmp_path}"
+    owner = Owner(url)
+    process, where = await asyncio.to_thread(owner.told)
+    assert alive(process)
+    owner.kill()
+    await until(lambda: not alive(process), 5)
+    begin = time.monotonic()
+    backend = await open_url(url)
+    assert time.monotonic() - begin < 2
+    assert backend._connection.server == where
+    assert process_of(backend) != process
+
+
+async def test_joiners_take_over_when_the_owner_is_killed(open_url: Any, topic: str, tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}"
+    owner = Owner(url)
+    try:
+        await asyncio.to_thread(owner.told)
+        events: list[list[Event]] = [[], []]
+        joiners = [await open_url(url, each.append) for each in events]
+        await make_topic(joiners[0], topic)
+        source = await subscribe(joiners[1], topic)
+        await publish(joiners[0], topic, OutboundMessage(b"before"))
+        assert len(await receive(source, 1)) == 1
+        owner.kill()
+        await until(lambda: all(Connected(server=joiners[0]._connection.server, again=True) in each for each in events))
+        await publish(joiners[0], topic, OutboundMessage(b"after"))
+        (message,) = await receive(source, 1)
+        assert message.data == b"after"
+        assert await source.settle(settle_all([message], Outcome.ACK)) == [None]
+        numbers = [joiner._server.process_id for joiner in joiners]
+        assert sum(number is not None for number in numbers) == 1
+    finally:
+        owner.close()
+
+
+async def test_a_joiner_goes_on_when_the_owner_of_the_same_process_closes(
+    open_url: Any, topic: str, tmp_path: Path
+) -> None:
+    url = f"embedded://{tmp_path}"
+    owner, joiner = await open_url(url), await open_url(url)
+    await make_topic(owner, topic)
+    source = await subscribe(joiner, topic)
+    await owner.close()
+    await publish(joiner, topic, OutboundMessage(b"x"))
+    assert len(await receive(source, 1)) == 1
+
+
+async def test_another_port_is_found_when_the_old_one_is_taken(open_url: Any, topic: str, tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}"
+    owner, joiner = await open_url(url), await open_url(url)
+    await make_topic(owner, topic)
+    source = await subscribe(joiner, topic)
+    before = joiner._connection.server
+    # The next server is told a port that is not the old one.
+    (tmp_path / "port").write_text("1")
+    await owner.close()
+    await publish(joiner, topic, OutboundMessage(b"x"))
+    assert joiner._connection.server != before
+    assert len(await receive(source, 1)) == 1
+
+
+async def test_a_server_that_died_is_started_again(open_url: Any, topic: str) -> None:
+    backend = await open_url("embedded:")
+    await make_topic(backend, topic)
+    source = await subscribe(backend, topic)
+    os.kill(process_of(backend), signal.SIGKILL)
+    await publish(backend, topic, OutboundMessage(b"x"))
+    assert len(await receive(source, 1)) == 1
+
+
+async def test_only_who_reads_the_token_gets_in(open_url: Open, topic: str, tmp_path: Path) -> None:
+    from broker.errors import AuthenticationFailed
+
+    backend = await open_url(f"embedded://{tmp_path}")
+    stranger = JetStreamBackend(JetStreamSettings(servers=(backend._connection.server,)), Hooks())
+    with pytest.raises(AuthenticationFailed):
+        await stranger.open()
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "nats-server.conf").stat().st_mode & 0o077 == 0
+
+
+async def test_leftovers_of_killed_processes_are_swept(open_url: Open) -> None:
+    owner = Owner("embedded:")
+    process, _ = await asyncio.to_thread(owner.told)
+    config = Path(f"/proc/{process}/cmdline").read_text().split("\0")[2]
+    directory = Path(config).parent
+    assert directory.parent == Path(tempfile.gettempdir())
+    owner.kill()
+    await until(lambda: not alive(process))
+    assert directory.exists()
+    await open_url("embedded:")
+    assert not directory.exists()
+
+
+async def test_a_missing_server_tells_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(server_module.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(server_module.sys, "executable", str(tmp_path / "python"))
+    backend = JetStreamBackend(JetStreamSettings.from_url("embedded:"), Hooks())
+    with pytest.raises(MissingClient, match="pip install 'anybroker\\[embedded\\]'"):
+        await backend.open()
+
+
+async def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    backend = JetStreamBackend(JetStreamSettings.from_url(f"embedded://{file}/store"), Hooks())
+    with pytest.raises(InvalidSetting, match="store"):
+        await backend.open()
+
+
+async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "jetstream").write_text("in the way")
+    backend = JetStreamBackend(JetStreamSettings.from_url(f"embedded://{tmp_path}"), Hooks())
+    with pytest.raises(ConnectionFailed, match="does not start"):
+        await backend.open()
+
+
+async def test_a_lock_file_alone_blocks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("12345")
+    (tmp_path / "nats-server_1.ports").write_text('{"nats": ["nats://127.0.0.1:1"]}')
+    server = EmbeddedServer(str(tmp_path))
+    place = await server.ensure()
+    assert place.owner
+    await server.stop()
+    await server.stop()
