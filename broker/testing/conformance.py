@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from broker.testing.areas.admin import Administration
 from broker.testing.areas.as_messages import AsMessages
-from broker.testing.areas.closing import Cancelling, Closing
+from broker.testing.areas.cancelling import Cancelling
+from broker.testing.areas.closing import Closing
+from broker.testing.areas.commits import Commits
 from broker.testing.areas.dead_letters import DeadLetters
+from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
 from broker.testing.areas.fidelity import Codecs, Fidelity, Limits
 from broker.testing.areas.flow import Flow
@@ -15,10 +18,11 @@ from broker.testing.areas.log_reader import LogReading
 from broker.testing.areas.order import Order
 from broker.testing.areas.outcomes import Outcomes
 from broker.testing.areas.publishing import Publishing
-from broker.testing.areas.receiving import Delivery, Settling, Shapes
 from broker.testing.areas.reconnect import Reconnecting
 from broker.testing.areas.records import Records
 from broker.testing.areas.retry import Retrying
+from broker.testing.areas.settling import Settling
+from broker.testing.areas.shapes import Shapes
 from broker.testing.areas.transactions import Transactions
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "Cancelling",
     "Closing",
     "Codecs",
+    "Commits",
     "Conformance",
     "DeadLetters",
     "Delivery",
@@ -66,6 +71,7 @@ AREAS = (
     Limits,
     Codecs,
     Records,
+    Commits,
     Groups,
     LogReading,
     Transactions,
@@ -93,6 +99,7 @@ class Conformance(
     Limits,
     Codecs,
     Records,
+    Commits,
     Groups,
     LogReading,
     Transactions,

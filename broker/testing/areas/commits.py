@@ -1,0 +1,129 @@
+"""What commits promise: they settle every lower offset of their partition, persist, and never happen unasked."""
+
+from __future__ import annotations
+
+from broker.messages import OutboundMessage
+from broker.spi import TopicPartition
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, numbered, once, read
+
+__all__ = ["Commits"]
+
+
+class Commits(ConformanceCase):
+    """Positions of one member."""
+
+    @requires("records")
+    @promise(
+        "records.nothing-is-committed-unasked",
+        "Reading and closing commit nothing: the next member reads the same again.",
+    )
+    async def test_nothing_is_committed_unasked(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(20)])
+        for _ in range(2):
+            async with bus.records(topic, group="readers") as log:
+                assert [record.data for record in await read(log, 20, harness.patience)] == numbered(20)
+                assert set((await log.committed()).values()) == {None}
+
+    @requires("records")
+    @promise(
+        "records.commit-is-the-next-position",
+        "Committing a record stores its offset + 1, at once; the next member goes on there.",
+    )
+    async def test_commit_is_the_next_position(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(5))
+        async with bus.records(topic, group="readers") as log:
+            for record in (await read(log, 5, harness.patience))[:3]:
+                await record.commit()
+                at = TopicPartition(topic, record.partition)
+                assert (await log.committed([at]))[at] == record.offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 2, harness.patience)] == numbered(5)[3:]
+
+    @requires("records")
+    @promise(
+        "records.commit-settles-lower-offsets",
+        "Committing one record settles every lower offset of its partition, and no other partition.",
+    )
+    async def test_commit_settles_lower_offsets(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=2)
+        messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40))]
+        await bus.topic(topic).publish_batch(messages)
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 40, harness.patience)
+            one = [record for record in records if record.partition == 0]
+            await one[-1].commit()
+        rest = [record.data or b"" for record in records if record.partition != 0]
+        async with bus.records(topic, group="readers") as log:
+            assert bodies(await read(log, len(rest), harness.patience)) == once(rest)
+
+    @requires("records")
+    @promise(
+        "records.batch-commit-covers-all-partitions",
+        "`batch.commit()` settles the batch in every partition and topic it spans.",
+    )
+    async def test_batch_commit_covers_all_partitions(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(partitions=2) for _ in range(2)]
+        for topic in topics:
+            messages = [OutboundMessage(body, key=f"key-{n}") for n, body in enumerate(numbered(40, topic))]
+            await bus.topic(topic).publish_batch(messages)
+        seen = 0
+        async with bus.records(topics, group="readers") as log:
+            while seen < 80:
+                batch = await log.next_batch(30, timeout=harness.patience)
+                assert 1 <= len(batch) <= 30
+                seen += len(batch)
+                await batch.commit()
+        async with bus.records(topics, group="readers") as log:
+            assert await log.next_record(timeout=2 * harness.quiet) is None
+
+    @requires("records")
+    @promise(
+        "records.uncommitted-batch-comes-again",
+        "A batch that was not committed comes again, whole; a committed one does not.",
+    )
+    async def test_uncommitted_batch_comes_again(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(30))
+        async with bus.records(topic, group="readers") as log:
+            first = await log.next_batch(10, timeout=harness.patience)
+            await first.commit()
+            second = await log.next_batch(10, timeout=harness.patience)
+        async with bus.records(topic, group="readers") as log:
+            again = await read(log, len(second), harness.patience)
+            assert [record.data for record in again] == [record.data for record in second]
+
+    @requires("records")
+    @promise(
+        "records.commit-never-rewinds",
+        "Committing an older record after a newer one leaves the newer position.",
+    )
+    async def test_commit_never_rewinds(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(5))
+        async with bus.records(topic, group="readers") as log:
+            records = await read(log, 5, harness.patience)
+            await records[3].commit()
+            await records[1].commit()
+            at = TopicPartition(topic, records[0].partition)
+            assert (await log.committed([at]))[at] == records[3].offset + 1
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 1, harness.patience)] == numbered(5)[4:]
+
+    @requires("records")
+    @promise(
+        "records.consumer-commit-covers-what-was-handed-over",
+        "`log.commit()` settles everything handed over, and nothing that waits in the buffer.",
+    )
+    async def test_consumer_commit_covers_what_was_handed_over(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.records(topic, group="readers") as log:
+            await read(log, 7, harness.patience)
+            await log.commit()
+        async with bus.records(topic, group="readers") as log:
+            assert [record.data for record in await read(log, 13, harness.patience)] == numbered(20)[7:]

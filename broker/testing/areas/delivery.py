@@ -1,0 +1,219 @@
+"""What delivery promises: every message reaches each subscription, whoever shares it and whenever it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+from broker.messages import Message, OutboundMessage
+from broker.names import ephemeral
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["Delivery"]
+
+
+class Delivery(ConformanceCase):
+    """Who gets what."""
+
+    @promise("messages.arrive-equal", "Messages come back with the body, key, attributes and id they were sent with.")
+    async def test_arrive_equal(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        sent = [
+            OutboundMessage(body, key=b"k-" + body, attributes={"n": body.decode(), "kind": "test"}, id=f"id-{n}")
+            for n, body in enumerate(numbered(100))
+        ]
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(sent)
+            seen = await until_seen(inbox, numbered(100), harness.patience)
+        got = {(m.id, m.topic, m.key, m.data, frozenset(m.attributes.items())) for m in seen}
+        assert got == {(s.id, topic, s.key, s.data, frozenset(s.attributes.items())) for s in sent}
+        assert len(seen) == 100
+
+    @promise("messages.each-subscription-gets-all", "Two subscriptions of a topic each receive every message.")
+    async def test_each_subscription_gets_all(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="first") as first,
+            bus.messages(topic, subscription="second") as second,
+        ):
+            await bus.topic(topic).publish_batch(numbered(50))
+            for inbox in (first, second):
+                assert bodies(await until_seen(inbox, numbered(50), harness.patience)) == once(numbered(50))
+
+    @promise("messages.consumers-share-a-subscription", "Twenty consumers of one subscription get each message once.")
+    async def test_consumers_share_a_subscription(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[Message[bytes]] = []
+        complete = asyncio.Event()
+
+        async def handle(message: Message[bytes]) -> None:
+            seen.append(message)
+            if len(seen) >= 1000:
+                complete.set()
+
+        inboxes = [bus.messages(topic, subscription="readers") for _ in range(20)]
+        for inbox in inboxes:
+            await inbox.__aenter__()
+        work = [asyncio.ensure_future(inbox.receive(handle, concurrency=2)) for inbox in inboxes]
+        await asyncio.gather(*(bus.topic(topic).publish_batch(numbered(50, f"p{n}")) for n in range(20)))
+        async with asyncio.timeout(3 * harness.patience):
+            await complete.wait()
+        for inbox in inboxes:
+            await inbox.close()
+        await asyncio.gather(*work)
+        assert bodies(seen) == once([body for n in range(20) for body in numbered(50, f"p{n}")])
+
+    @promise("messages.subscription-remembers", "A subscription keeps what is published while nobody reads it.")
+    async def test_subscription_remembers(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers"):
+            pass
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert bodies(await until_seen(inbox, numbered(20), harness.patience)) == once(numbered(20))
+
+    @promise(
+        "messages.subscription-made-by-admin",
+        "A subscription made by `ensure_subscription` keeps messages at once.",
+    )
+    async def test_subscription_made_by_admin(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers", start="latest")
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.messages(topic, subscription="readers", create=False) as inbox:
+            assert bodies(await until_seen(inbox, numbered(20), harness.patience)) == once(numbered(20))
+
+    @requires("records|messages.start_time")
+    @promise(
+        "messages.earliest-sees-history",
+        "A new subscription that starts at the earliest gets what the topic holds.",
+    )
+    async def test_earliest_sees_history(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(20))
+        for subscription in ("first", "second"):
+            async with bus.messages(topic, subscription=subscription, start="earliest") as inbox:
+                assert bodies(await until_seen(inbox, numbered(20), harness.patience)) == once(numbered(20))
+
+    @requires("messages.start_latest")
+    @promise(
+        "messages.latest-skips-history",
+        "A new subscription that starts at the latest gets only what comes after.",
+    )
+    async def test_latest_skips_history(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(20, "old"))
+        async with bus.messages(topic, subscription="readers", start="latest") as inbox:
+            await bus.topic(topic).publish_batch(numbered(5, "new"))
+            assert bodies(await until_seen(inbox, numbered(5, "new"), harness.patience)) == once(numbered(5, "new"))
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("messages.start_time")
+    @promise(
+        "messages.start-at-a-time",
+        "A new subscription that starts at a time gets what the broker took from then on.",
+    )
+    async def test_start_at_a_time(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(5, "old"))
+        async with bus.messages(topic, subscription="clock", start="earliest") as inbox:
+            newest = max(m.broker_time for m in await take(inbox, 5, harness.patience) if m.broker_time is not None)
+        await eventually(lambda: datetime.now(UTC) > newest, harness.patience, "the clock's next tick")
+        boundary = datetime.now(UTC)
+        await bus.topic(topic).publish_batch(numbered(5, "new"))
+        async with bus.messages(topic, subscription="readers", start=boundary) as inbox:
+            assert bodies(await until_seen(inbox, numbered(5, "new"), harness.patience)) == once(numbered(5, "new"))
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("messages.ephemeral")
+    @promise(
+        "messages.ephemeral-is-ones-own",
+        "Ephemeral consumers each get a copy from when they open, and miss what came while they were away.",
+    )
+    async def test_ephemeral_is_ones_own(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="kept"):
+            pass
+        async with (
+            bus.messages(topic, subscription=ephemeral(), start="latest") as first,
+            bus.messages(topic, subscription=ephemeral(), start="latest") as second,
+        ):
+            await bus.topic(topic).publish_batch(numbered(5, "seen"))
+            for inbox in (first, second):
+                assert bodies(await until_seen(inbox, numbered(5, "seen"), harness.patience)) == once(
+                    numbered(5, "seen")
+                )
+        await bus.topic(topic).publish_batch(numbered(5, "missed"))
+        async with bus.messages(topic, subscription=ephemeral(), start="latest") as third:
+            await nothing_more(third, harness.quiet)
+
+        async def only_the_kept() -> bool:
+            return await bus.admin.subscriptions(topic) == ["kept"]
+
+        await eventually(only_the_kept, harness.patience, "the end of the ephemeral subscriptions")
+
+    @promise("messages.several-topics", "One consumer reads several topics, and each message tells its own.")
+    async def test_several_topics(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic() for _ in range(3)]
+        async with bus.messages(topics, subscription="readers") as inbox:
+            for topic in topics:
+                await bus.topic(topic).publish_batch(numbered(10, topic))
+            wanted = [body for topic in topics for body in numbered(10, topic)]
+            seen = await until_seen(inbox, wanted, harness.patience)
+            assert bodies(seen) == once(wanted)
+            assert all((message.data or b"").startswith(message.topic.encode()) for message in seen)
+
+    @promise("messages.one-stops-the-other-goes-on", "Closing one of two consumers leaves the other receiving.")
+    async def test_one_stops_the_other_goes_on(self, harness: Harness) -> None:
+        bus, topics = await harness.bus(), [await harness.topic(), await harness.topic()]
+        async with (
+            bus.messages(topics[0], subscription="readers") as first,
+            bus.messages(topics[1], subscription="readers") as second,
+        ):
+            await first.close()
+            for topic in topics:
+                await bus.topic(topic).publish_batch(numbered(10, topic))
+            wanted = numbered(10, topics[1])
+            assert bodies(await until_seen(second, wanted, harness.patience)) == once(wanted)
+
+    @promise(
+        "messages.slow-subscription-blocks-no-other",
+        "A subscription that does not settle holds up no other one.",
+    )
+    async def test_slow_subscription_blocks_no_other(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="stuck", max_outstanding=1) as stuck,
+            bus.messages(topic, subscription="moving") as moving,
+        ):
+            await bus.topic(topic).publish_batch(numbered(100))
+            await take(stuck, 1, harness.patience)
+            assert bodies(await until_seen(moving, numbered(100), harness.patience)) == once(numbered(100))
+
+    @promise("messages.unsettled-is-nobody-elses", "A message that is held unsettled goes to nobody else meanwhile.")
+    async def test_unsettled_is_nobody_elses(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with (
+            bus.messages(topic, subscription="readers") as first,
+            bus.messages(topic, subscription="readers") as second,
+        ):
+            await bus.topic(topic).publish(b"only one")
+            waits = {asyncio.ensure_future(inbox.next_message(harness.patience)) for inbox in (first, second)}
+            done, waiting = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result() is not None for task in done] == [True]
+            _, still_waiting = await asyncio.wait(waiting, timeout=2 * harness.quiet)
+            assert still_waiting == waiting, "The same message went to two consumers"
+            for task in waiting:
+                task.cancel()
+
+    @promise("messages.foreign-object-is-reachable", "`native` is the client library's own object, not None.")
+    async def test_foreign_object_is_reachable(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            assert message.native is not None
+            assert message.id in repr(message)

@@ -1,0 +1,187 @@
+"""What settling promises: each message on its own, once, and again only when it was not acked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import AlreadySettled
+from broker.messages import OutboundMessage, SettleState
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise, requires
+from broker.testing.waiting import bodies, drain, eventually, nothing_more, numbered, once, take, until_seen
+
+__all__ = ["Settling"]
+
+
+class Settling(ConformanceCase):
+    """Ack, nack and their repetition."""
+
+    @promise("messages.ack-is-final", "An acked message never comes again, not even after the consumer was closed.")
+    async def test_ack_is_final(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(10))
+            for message in await take(inbox, 10, harness.patience):
+                await message.ack()
+                assert message.state in (SettleState.SETTLING, SettleState.SETTLED)
+            await nothing_more(inbox, harness.quiet)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "messages.ack-is-final-past-the-lease",
+        "An acked message does not come again when its lease would have ended.",
+    )
+    async def test_ack_is_final_past_the_lease(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(10))
+            await until_seen(inbox, numbered(10), harness.patience)
+            await nothing_more(inbox, 1.5 * harness.lease_seconds)
+
+    @promise("messages.nack-redelivers", "Two nacked messages both come again, with the ids they had.")
+    async def test_nack_redelivers(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(
+                [OutboundMessage(b, key="k", attributes={"a": "b"}) for b in (b"1", b"2")]
+            )
+            first = await take(inbox, 2, harness.patience)
+            for message in first:
+                await message.nack(delay=0)
+            again = await take(inbox, 2, harness.patience)
+            assert {(m.id, m.data, m.key) for m in again} == {(m.id, m.data, m.key) for m in first}
+            assert all(dict(message.attributes) == {"a": "b"} for message in again)
+
+    @promise("messages.nack-delay-is-kept", "`nack(delay=)` brings a message again after the delay, and not before.")
+    async def test_nack_delay_is_kept(self, harness: Harness) -> None:
+        bus, topic, delay = await harness.bus(), await harness.topic(), 0.8
+        loop = asyncio.get_running_loop()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            asked = loop.time()
+            await message.nack(delay=delay)
+            await take(inbox, 1, harness.patience)
+            assert loop.time() - asked >= delay - 0.02
+
+    @promise("messages.delayed-blocks-no-other", "While one message waits out its delay, others come.")
+    async def test_delayed_blocks_no_other(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"late")
+            (late,) = await take(inbox, 1, harness.patience)
+            await late.nack(delay=1.0)
+            await bus.topic(topic).publish_batch(numbered(20))
+            seen = await until_seen(inbox, [*numbered(20), b"late"], harness.patience)
+            assert seen[-1].data == b"late"
+
+    @promise("messages.nacks-among-many", "Two nacks among a hundred messages: all hundred still arrive.")
+    async def test_nacks_among_many(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(100))
+            for message in await take(inbox, 2, harness.patience):
+                await message.nack(delay=0)
+            assert bodies(await until_seen(inbox, numbered(100), harness.patience)) == once(numbered(100))
+
+    @promise(
+        "messages.go-on-after-many-nacks",
+        "After three consumers each nacked again and again, everything arrives.",
+    )
+    async def test_go_on_after_many_nacks(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(30))
+        for _ in range(3):
+            async with bus.messages(topic, subscription="readers") as inbox:
+                for _ in range(50):
+                    (message,) = await take(inbox, 1, harness.patience)
+                    await message.nack(delay=0)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert bodies(await until_seen(inbox, numbered(30), harness.patience)) == once(numbered(30))
+
+    @promise("messages.settle-twice", "Settling twice the same way is harmless; the other way raises AlreadySettled.")
+    async def test_settle_twice(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch([b"acked", b"nacked"])
+            for message in await take(inbox, 2, harness.patience):
+                if message.data == b"acked":
+                    await asyncio.gather(message.ack(), message.ack())
+                    await message.ack()
+                    with pytest.raises(AlreadySettled):
+                        await message.nack()
+                else:
+                    await message.nack(delay=0)
+                    await message.nack(delay=0)
+                    with pytest.raises(AlreadySettled):
+                        await message.ack()
+            assert bodies(await drain(inbox, 2 * harness.quiet)) == once([b"nacked"])
+
+    @requires("messages.delivery_attempt")
+    @promise(
+        "messages.attempts-are-counted",
+        "`delivery_attempt` is 1 at first and grows by one with every redelivery.",
+    )
+    async def test_attempts_are_counted(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            for attempt in (1, 2, 3):
+                (message,) = await take(inbox, 1, harness.patience)
+                assert message.delivery_attempt == attempt
+                await message.nack(delay=0)
+
+    @promise("messages.batch-ack", "`batch.ack()` settles the whole batch and skips what was settled before.")
+    async def test_batch_ack(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            nacked: bytes | None = None
+            count = 0
+            while count < 20:
+                batch = await inbox.next_batch(10, timeout=harness.patience)
+                assert 1 <= len(batch) <= 10
+                count += len(batch)
+                if nacked is None:
+                    nacked = batch[0].data
+                    await batch[0].nack(delay=0.5)
+                await batch.ack()
+            assert [message.data for message in await drain(inbox, 0.5 + 2 * harness.quiet)] == [nacked]
+
+    @promise("messages.batch-nack", "`batch.nack()` brings every message of the batch again.")
+    async def test_batch_nack(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            batch = await inbox.next_batch(10, timeout=harness.patience)
+            assert batch
+            await batch.nack(delay=0)
+            assert bodies(await until_seen(inbox, numbered(20), harness.patience)) == once(numbered(20))
+
+    @promise("messages.block-acks", "`async with message` acks when the block ends.")
+    async def test_block_acks(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            async with message:
+                pass
+            await eventually(lambda: message.state is SettleState.SETTLED, harness.patience, "the ack")
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise("messages.block-retries", "`async with message` has a message come again when its block raises.")
+    async def test_block_retries(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, harness.patience)
+            async with message:
+                raise ValueError("raised by the test")
+            (again,) = await take(inbox, 1, harness.patience)
+            assert again.id == message.id

@@ -1,0 +1,223 @@
+"""What the shapes of consuming promise: the same messages, whichever way they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from broker.messages import Message, MessageBatch
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise
+from broker.testing.waiting import bodies, nothing_more, numbered, once, until_seen
+
+__all__ = ["Shapes"]
+
+current: ContextVar[str] = ContextVar("current", default="nobody")
+
+
+Reader = Callable[[Any, int], Awaitable[list[bytes | None]]]
+
+
+class Shapes(ConformanceCase):
+    """The six ways of consuming."""
+
+    async def _check(self, harness: Harness, read: Reader) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(60))
+            async with asyncio.timeout(2 * harness.patience):
+                assert sorted(body or b"" for body in await read(inbox, 60)) == numbered(60)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await nothing_more(inbox, harness.quiet)
+
+    @promise("messages.shape-next-message", "`next_message` hands over every message, one at a time.")
+    async def test_shape_next_message(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            return [message.data for message in await until_seen(inbox, numbered(count), harness.patience)]
+
+        await self._check(harness, read)
+
+    @promise("messages.shape-next-batch", "`next_batch` hands over what is there, at least one and at most as asked.")
+    async def test_shape_next_batch(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            seen: list[bytes | None] = []
+            while len(seen) < count:
+                batch: MessageBatch[bytes] = await inbox.next_batch(7, timeout=harness.patience)
+                assert 1 <= len(batch) <= 7
+                await batch.ack()
+                seen.extend(message.data for message in batch)
+            return seen
+
+        await self._check(harness, read)
+
+    @promise(
+        "messages.shape-async-for",
+        "`async for message` hands over every message, and `break` needs no clean-up.",
+    )
+    async def test_shape_async_for(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            seen: list[bytes | None] = []
+            while len(seen) < count:
+                async for message in inbox:
+                    async with message:
+                        seen.append(message.data)
+                    if len(seen) % 20 == 0:
+                        break
+            return seen
+
+        await self._check(harness, read)
+
+    @promise("messages.shape-batches", "`async for batch in batches()` hands over every message in batches.")
+    async def test_shape_batches(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            seen: list[bytes | None] = []
+            async for batch in inbox.batches(9):
+                assert 1 <= len(batch) <= 9
+                await batch.ack()
+                seen.extend(message.data for message in batch)
+                if len(seen) >= count:
+                    break
+            return seen
+
+        await self._check(harness, read)
+
+    @promise("messages.shape-receive", "`receive` runs the handler on every message and acks it when it returns.")
+    async def test_shape_receive(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            seen: list[bytes | None] = []
+
+            async def handle(message: Message[bytes]) -> None:
+                seen.append(message.data)
+                if len(seen) == count:
+                    closing.append(asyncio.ensure_future(inbox.close()))
+
+            closing: list[asyncio.Future[None]] = []
+            await inbox.receive(handle, concurrency=4)
+            await closing[0]
+            return seen
+
+        await self._check(harness, read)
+
+    @promise("messages.shape-receive-batches", "`receive_batches` runs the handler on batches and acks them.")
+    async def test_shape_receive_batches(self, harness: Harness) -> None:
+        async def read(inbox: Any, count: int) -> list[bytes | None]:
+            seen: list[bytes | None] = []
+
+            async def handle(batch: MessageBatch[bytes]) -> None:
+                assert 1 <= len(batch) <= 8
+                seen.extend(message.data for message in batch)
+                if len(seen) == count:
+                    closing.append(asyncio.ensure_future(inbox.close()))
+
+            closing: list[asyncio.Future[None]] = []
+            await inbox.receive_batches(handle, max_messages=8, concurrency=2)
+            await closing[0]
+            return seen
+
+        await self._check(harness, read)
+
+    @promise(
+        "messages.batch-handler-tells-each",
+        "A batch handler that fails some messages has those, and only those, again.",
+    )
+    async def test_batch_handler_tells_each(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        calls: list[bytes | None] = []
+        complete = asyncio.Event()
+        unlucky = numbered(20)[7]
+
+        async def handle(batch: MessageBatch[bytes]) -> Sequence[BaseException | None]:
+            calls.extend(message.data for message in batch)
+            if len(calls) >= 21:
+                complete.set()
+            return [
+                ValueError("raised by the test") if message.data == unlucky and calls.count(unlucky) == 1 else None
+                for message in batch
+            ]
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            work = asyncio.ensure_future(inbox.receive_batches(handle, max_messages=10))
+            async with asyncio.timeout(harness.patience):
+                await complete.wait()
+            await inbox.close()
+            await work
+        assert sorted(body or b"" for body in calls) == sorted([*numbered(20), unlucky])
+
+    @promise(
+        "messages.concurrency-is-bounded-and-reached",
+        "`receive(concurrency=n)` runs n handlers at once, never more.",
+    )
+    async def test_concurrency_is_bounded_and_reached(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        running = peak = handled = 0
+        together, complete = asyncio.Event(), asyncio.Event()
+
+        async def handle(_: Message[bytes]) -> None:
+            nonlocal running, peak, handled
+            running += 1
+            peak = max(peak, running)
+            if running == 5:
+                together.set()
+            await together.wait()
+            await asyncio.sleep(0)
+            running -= 1
+            handled += 1
+            if handled == 50:
+                complete.set()
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(50))
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=5))
+            async with asyncio.timeout(harness.patience):
+                await complete.wait()
+            await inbox.close()
+            await work
+        assert peak == 5
+
+    @promise("messages.handlers-are-isolated", "Context variables set by one handler are not seen by another's.")
+    async def test_handlers_are_isolated(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        before: list[str] = []
+        complete = asyncio.Event()
+        current.set("the test")
+
+        async def handle(message: Message[bytes]) -> None:
+            before.append(current.get())
+            current.set(message.id)
+            await asyncio.sleep(0)
+            assert current.get() == message.id
+            if len(before) == 20:
+                complete.set()
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(20))
+            work = asyncio.ensure_future(inbox.receive(handle, concurrency=2))
+            async with asyncio.timeout(harness.patience):
+                await complete.wait()
+            await inbox.close()
+            await work
+        assert before == ["the test"] * 20
+
+    @promise(
+        "messages.concurrent-callers-share",
+        "Ten tasks calling `next_message` get every message once between them.",
+    )
+    async def test_concurrent_callers_share(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[Message[bytes]] = []
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+
+            async def call() -> None:
+                while len(seen) < 200 and (message := await inbox.next_message(2 * harness.quiet)) is not None:
+                    seen.append(message)
+                    await message.ack()
+
+            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(numbered(200)))
+            await asyncio.gather(*(call() for _ in range(10)))
+            await publishing
+        assert bodies(seen) == once(numbered(200))
