@@ -254,7 +254,7 @@ class Bus:
         :param confirm_acks: have the broker answer acks; None takes what it does at no extra price.
         :param stop_when_idle: end after so many seconds in which nothing came and nothing was unsettled.
         :param close_timeout: seconds that running handlers get when the consumer closes or fails.
-        :param blocked_after: seconds without room to fetch after which a warning names the messages forgotten unsettled.
+        :param blocked_after: seconds without room to fetch after which a warning names what was forgotten unsettled.
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker cannot honour an option.
         """

@@ -52,8 +52,9 @@ class FetchPump:
         self._blocked_after = blocked_after
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.Future[None] | None = None
-        self._waiting_since = 0.0
-        self._watch = self._loop.call_later(blocked_after, self._look)
+        self._no_demand_since: float | None = None
+        self._look_every = blocked_after / 4
+        self._watch = self._loop.call_later(self._look_every, self._look)
         self._stopped = asyncio.Event()
         self._task = self._loop.create_task(self._run(), name="broker-fetch-pump")
 
@@ -96,6 +97,7 @@ class FetchPump:
             if max_messages <= 0:
                 await self._wait_for_demand()
                 continue
+            self._no_demand_since = None
             try:
                 messages = await self._source.fetch(max_messages, max_bytes, _WAIT)
             except BrokerError as error:
@@ -117,17 +119,17 @@ class FetchPump:
 
     async def _wait_for_demand(self) -> None:
         self._wake = wake = self._loop.create_future()
-        self._waiting_since = self._loop.time()
+        if self._no_demand_since is None:
+            self._no_demand_since = self._loop.time()
         await wake
 
     def _look(self) -> None:
         """Every now and then, instead of a timer per wait."""
-        if self._stopped.is_set():
-            return
-        waited = self._loop.time() - self._waiting_since
-        if self._wake is not None and waited >= self._blocked_after:
-            self._blocked(waited)
-        self._watch = self._loop.call_later(self._blocked_after, self._look)
+        now = self._loop.time()
+        if self._no_demand_since is not None and now - self._no_demand_since >= self._blocked_after:
+            self._blocked(now - self._no_demand_since)
+            self._no_demand_since = now
+        self._watch = self._loop.call_later(self._look_every, self._look)
 
     async def _sleep(self, seconds: float) -> None:
         try:

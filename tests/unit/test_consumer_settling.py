@@ -131,7 +131,8 @@ async def test_messages_forgotten_unsettled_are_named() -> None:
     async with consuming(source, max_outstanding=2, events=events, blocked_after=0.05) as consumer:
         await taken(consumer)
         await taken(consumer)
-        assert await consumer.next_message(timeout=0.3) is None
+        for _ in range(20):
+            assert await consumer.next_message(timeout=0.01) is None
     blocked = [event for event in events if isinstance(event, FlowBlocked)]
     assert blocked
     assert [message.id for message in blocked[0].oldest] == ["1", "2"]
