@@ -17,7 +17,7 @@ from broker.spi import Start, TopicPartition
 if TYPE_CHECKING:
     from broker_inmem.server import Broker
 
-__all__ = ["Group", "GroupMember", "Notice"]
+__all__ = ["Claim", "Group", "GroupMember", "Notice"]
 
 
 class Notice(NamedTuple):
@@ -26,6 +26,15 @@ class Notice(NamedTuple):
     kind: Literal["assigned", "revoking", "lost", "expelled"]
     partitions: Sequence[TopicPartition]
     positions: Mapping[TopicPartition, int]
+    generation: int
+    """Of the assignment; a commit is taken only with the generation of its partition's latest assignment."""
+
+
+class Claim(NamedTuple):
+    """A position to commit, and the assignment under which it was reached."""
+
+    position: int
+    generation: int
 
 
 class GroupMember(Protocol):
@@ -50,6 +59,8 @@ class Group:
         self.topics: set[str] = set()
         self.owners: dict[TopicPartition, int] = {}
         self._broker: Final = broker
+        self._generation = 0
+        self._generations: dict[TopicPartition, int] = {}
         self._session: Final = broker.options.session_seconds
         self._patience: Final = broker.options.rebalance_seconds
         self._members: dict[int, GroupMember] = {}
@@ -86,7 +97,7 @@ class Group:
         if member is not None:
             lost = [partition for partition, owner in self.owners.items() if owner == number]
             self.leave(number, now)
-            member.tell(Notice("expelled", lost, {}))
+            member.tell(Notice("expelled", lost, {}, 0))
 
     def silence(self, number: int, now: float) -> None:
         """A member is not heard of any more."""
@@ -124,7 +135,7 @@ class Group:
         if overdue:
             for number in {self.owners[partition] for partition in overdue}:
                 mine = [partition for partition in overdue if self.owners[partition] == number]
-                self._members[number].tell(Notice("lost", mine, {}))
+                self._members[number].tell(Notice("lost", mine, {}, 0))
             self._disown(overdue)
             self.rebalance(now)
 
@@ -140,6 +151,7 @@ class Group:
         lost: dict[int, list[TopicPartition]] = {}
         asked: dict[int, list[TopicPartition]] = {}
         given: dict[int, list[TopicPartition]] = {}
+        self._generation += 1
         for partition, owner in tuple(self.owners.items()):
             if partition not in targets:
                 lost.setdefault(owner, []).append(partition)
@@ -148,30 +160,33 @@ class Group:
             owner = self.owners.get(partition)
             if owner is None:
                 self.owners[partition] = number
+                self._generations[partition] = self._generation
                 given.setdefault(number, []).append(partition)
             elif owner != number and partition not in self._revoking:
                 self._revoking[partition] = now + self._patience
                 asked.setdefault(owner, []).append(partition)
         for number, partitions in lost.items():
-            self._members[number].tell(Notice("lost", partitions, {}))
+            self._members[number].tell(Notice("lost", partitions, {}, 0))
         for number, partitions in asked.items():
-            self._members[number].tell(Notice("revoking", partitions, {}))
+            self._members[number].tell(Notice("revoking", partitions, {}, 0))
         for number, partitions in given.items():
             positions = {partition: self.position(partition) for partition in partitions}
-            self._members[number].tell(Notice("assigned", partitions, positions))
+            self._members[number].tell(Notice("assigned", partitions, positions, self._generation))
         if asked:
             self.wake()
 
-    def commit(self, number: int, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, BrokerError | None]:
-        """Store the next position of each partition that this member owns; one entry each."""
-        return {
-            partition: self.refusal(number, partition, position) or self._store(partition, position)
-            for partition, position in positions.items()
-        }
+    def commit(self, claims: Mapping[TopicPartition, Claim]) -> dict[TopicPartition, BrokerError | None]:
+        """Store the next position of each partition whose claim still holds; one entry each."""
+        results = {partition: self.refusal(partition, claim) for partition, claim in claims.items()}
+        for partition, refusal in results.items():
+            if refusal is None:
+                self._committed[partition] = claims[partition].position
+        return results
 
-    def refusal(self, number: int, partition: TopicPartition, position: int) -> BrokerError | None:
-        """Why this member may not commit that position; None if it may."""
-        if self.owners.get(partition) != number:
+    def refusal(self, partition: TopicPartition, claim: Claim) -> BrokerError | None:
+        """Why that may not be committed; None if it may."""
+        position = claim.position
+        if self._generations.get(partition) != claim.generation:
             return LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not this member's any more")
         end = self._broker.topics[partition.topic].partitions[partition.partition].next
         if not 0 <= position <= end:
@@ -207,12 +222,10 @@ class Group:
         for member in self._members.values():
             member.wake()
 
-    def _store(self, partition: TopicPartition, position: int) -> None:
-        self._committed[partition] = position
-
     def _disown(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
             self.owners.pop(partition, None)
+            self._generations.pop(partition, None)
             self._revoking.pop(partition, None)
 
     def _forget_positions(self, topic: str) -> None:

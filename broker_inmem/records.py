@@ -20,7 +20,7 @@ from broker.names import Ephemeral
 from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
-from broker_inmem.groups import Group, Notice
+from broker_inmem.groups import Claim, Group, Notice
 from broker_inmem.waiting import Waker
 
 __all__ = ["InmemRecordSource"]
@@ -61,7 +61,6 @@ class InmemRecordSource:
         self._notices: deque[Notice] = deque()
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._giving_up: set[asyncio.Task[None]] = set()
-        self._generation = 0
         self._turn = 0
         self._fetching = False
         self._interrupted = False
@@ -147,14 +146,24 @@ class InmemRecordSource:
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         broker = self._broker
-        self._hear_notices()
+        claims = self.claims(positions)
         with broker.lock:
             self._check_open()
             if broker.faults.armed:
                 for name in {partition.topic for partition in positions}:
                     broker.faults.check("commit", name)
             self._group.advance(broker.clock.time())
-            return self._group.commit(self._number, {_plain(partition): at for partition, at in positions.items()})
+            results = self._group.commit(claims)
+        self._hear_notices()
+        return results
+
+    def claims(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Claim]:
+        """These positions with the assignments that this member knows of."""
+        claims: dict[TopicPartition, Claim] = {}
+        for partition, position in positions.items():
+            assigned = self._partitions.get(partition)
+            claims[_plain(partition)] = Claim(position, -1 if assigned is None else assigned.generation)
+        return claims
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         with self._broker.lock:
@@ -249,11 +258,10 @@ class InmemRecordSource:
     def _hear_notices(self) -> None:
         """Act on what the group said; nothing is heard while the server cannot be reached."""
         while self._notices and not self._closed and self._connection.usable:
-            kind, partitions, positions = self._notices.popleft()
+            kind, partitions, positions, generation = self._notices.popleft()
             if kind == "assigned":
-                self._generation += 1
                 for partition in partitions:
-                    self._partitions[partition] = _Assigned(positions[partition], self._generation)
+                    self._partitions[partition] = _Assigned(positions[partition], generation)
                 self._listener.assigned(partitions)
             elif kind == "revoking":
                 mine = [partition for partition in partitions if partition in self._partitions]

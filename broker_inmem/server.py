@@ -70,7 +70,9 @@ class Broker:
         self._deadlines: list[tuple[float, int, ServerTransaction]] = []
         with _registry_lock:
             if self.name in _known:
-                raise ConfigurationError(f"An in-memory broker {self.name!r} exists", advice="Choose another name, or forget that one")
+                raise ConfigurationError(
+                    f"An in-memory broker {self.name!r} exists", advice="Choose another name, or forget that one"
+                )
             _known[self.name] = self
 
     @property

@@ -1,7 +1,7 @@
 """Settings of the in-memory backend: which server of this process, and how it behaves if it is new.
 
-`inmem:` is the server named "default", `inmem://name` or `inmem:name` the one of that name; each is made at its first use and
-kept as long as the process. Immutable, safe from any thread.
+`inmem:` is the server named "default", `inmem://name` or `inmem:name` the one of that name; each is made at its
+first use and kept as long as the process. Immutable, safe from any thread.
 """
 
 from __future__ import annotations

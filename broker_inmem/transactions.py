@@ -15,6 +15,7 @@ from broker.messages import OutboundMessage, Receipt
 from broker.spi import RecordSource, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import TransactionState
+from broker_inmem.groups import Claim, Group
 from broker_inmem.publishing import store
 from broker_inmem.records import InmemRecordSource
 from broker_inmem.server import Broker
@@ -30,7 +31,7 @@ class ServerTransaction:
         self._broker = broker
         self.state: Final = TransactionState()
         self.expired = False
-        self.offsets: list[tuple[InmemRecordSource, dict[TopicPartition, int]]] = []
+        self.offsets: list[tuple[Group, dict[TopicPartition, Claim]]] = []
         self._work: dict[Topic, TransactionWork] = {}
 
     def work(self, topic: Topic) -> TransactionWork:
@@ -114,7 +115,7 @@ class InmemTransaction:
             raise BackendError("The consumer of a transaction must be of the same in-memory broker")
         with broker.lock:
             current = self._current(None)
-            current.offsets.append((source, dict(positions)))
+            current.offsets.append((source.group, source.claims(positions)))
             self._check_offsets(current)
 
     async def commit(self) -> None:
@@ -127,8 +128,8 @@ class InmemTransaction:
                 self._producer.current = None
                 raise self._timed_out()
             self._check_offsets(current)
-            for source, positions in current.offsets:
-                source.group.commit(source.number, positions)
+            for group, claims in current.offsets:
+                group.commit(claims)
             current.end(committed=True, now=now)
             self._producer.current = None
 
@@ -170,10 +171,10 @@ class InmemTransaction:
 
     def _check_offsets(self, current: ServerTransaction) -> None:
         now = self._broker.clock.time()
-        for source, positions in current.offsets:
-            source.group.advance(now)
-            for partition, position in positions.items():
-                refusal = source.group.refusal(source.number, partition, position)
+        for group, claims in current.offsets:
+            group.advance(now)
+            for partition, claim in claims.items():
+                refusal = group.refusal(partition, claim)
                 if refusal is not None:
                     current.end(committed=False, now=now)
                     self._producer.current = None
