@@ -64,7 +64,7 @@ class Held:
             self.handed = None
         else:
             self.handed = min(self.handed, position)
-        if position is None or position < self.committed:
+        if position is not None and position < self.committed:
             self.committed = -1
         self.skipped_after = self.skipped_to = -1
 

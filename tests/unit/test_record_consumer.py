@@ -628,6 +628,17 @@ async def test_seek_to_none_is_the_committed_position() -> None:
         assert record.offset == 2
 
 
+async def test_going_back_to_the_committed_position_keeps_it() -> None:
+    async with bench() as b:
+        b.source.append(*range(4))
+        await b.buffered(4)
+        batch = await b.consumer.next_batch()
+        await batch[2].commit()
+        await b.consumer.seek({P0: None})
+        await batch[0].commit()
+        assert b.source.stored == {P0: 3}
+
+
 async def test_a_seek_is_the_one_way_to_take_a_position_back() -> None:
     async with bench() as b:
         b.source.append(*range(4))
