@@ -161,6 +161,9 @@ class JetStreamBackend:
             listener,
             confirm_acks=subscription.confirm_acks,
             ephemeral=ephemeral,
+            inherited=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
+            if subscription.ordered_by_key
+            else 0,
         )
         self._sources.append(source)
         return source

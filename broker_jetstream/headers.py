@@ -40,6 +40,7 @@ __all__ = [
     "header_lines",
     "key_of",
     "parse_time",
+    "sequence_of",
     "status_of",
 ]
 
@@ -253,6 +254,11 @@ def _reply_field(reply: bytes, index: int) -> int:
     fields = reply.split(b".")
     # $JS.ACK.<stream>.<consumer>.… or, in accounts and domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.….
     return int(fields[(4 if len(fields) == 9 else 6) + index])
+
+
+def sequence_of(reply: bytes) -> int:
+    """The place in the stream of a message with this ack subject."""
+    return _reply_field(reply, 1)
 
 
 class MessageView:

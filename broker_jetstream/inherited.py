@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from broker_jetstream.headers import MessageView, NativeMessage
+from broker_jetstream.headers import MessageView, NativeMessage, sequence_of
 
 __all__ = ["GATHER_SECONDS", "GATHER_STEP", "in_stream_order", "is_inherited"]
 
@@ -29,5 +29,5 @@ def is_inherited(message: NativeMessage) -> bool:
 
 def in_stream_order(messages: Sequence[NativeMessage]) -> deque[NativeMessage]:
     """Those that were delivered before by their place in the stream, then the others as they came."""
-    again = sorted(filter(is_inherited, messages), key=_VIEW.sequence)
+    again = sorted(filter(is_inherited, messages), key=lambda message: sequence_of(message.reply))
     return deque([*again, *(message for message in messages if not is_inherited(message))])

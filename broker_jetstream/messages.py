@@ -37,6 +37,7 @@ from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, status_of
+from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
 from broker_jetstream.layout import Layout
 
 __all__ = ["JetStreamMessageSource"]
@@ -65,7 +66,9 @@ class JetStreamMessageSource:
         *,
         confirm_acks: bool,
         ephemeral: bool,
+        inherited: int = 0,
     ) -> None:
+        """:param inherited: how many unsettled messages the subscription has that must come in order, if they come."""
         self._connection = connection
         self._layout = layout
         self._subscription = subscription
@@ -74,6 +77,7 @@ class JetStreamMessageSource:
         self._listener = listener
         self._confirm = confirm_acks
         self._ephemeral = ephemeral
+        self._inherited = inherited
         self._topic = layout.topic
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
         self._buffer: deque[NativeMessage] = deque()
@@ -106,6 +110,8 @@ class JetStreamMessageSource:
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         deadline = time.monotonic() + wait
+        if self._inherited and self._connection.connected:
+            await self._inherit(max_bytes)
         while True:
             room = max_messages - len(self._buffer)
             if self._failure is None and room > 0 and self._credit * 2 <= room:
@@ -125,6 +131,18 @@ class JetStreamMessageSource:
                 return []
             await self._wait(left)
             self._check_open()
+
+    async def _inherit(self, max_bytes: int) -> None:
+        """Gather what an earlier consumer left, as far as the server delivers it now, and put it in order."""
+        expected, self._inherited = self._inherited, 0
+        while len(self._buffer) < expected and not self._interrupted and self._failure is None:
+            if self._credit <= 0:
+                await self._pull(min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
+            came = len(self._buffer)
+            await self._wait(GATHER_SECONDS)
+            if len(self._buffer) == came or not is_inherited(self._buffer[-1]):
+                break
+        self._buffer = in_stream_order(self._buffer)
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
