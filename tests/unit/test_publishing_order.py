@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import (
-    BrokerError,
-)
+from broker.errors import BrokerError, ConnectionFailed
 from broker.messages import OutboundMessage, Receipt
 from broker.publishing_pipeline import PipelineSettings
 from tests.unit.scripted_target import ScriptedTarget, topic_of
@@ -53,3 +51,40 @@ def test_every_message_arrives_once_and_in_the_order_of_its_key(
         numbers = [int(message.data or b"") for message in target.published if message.key == key]
         assert numbers == sorted(numbers)
     assert all(len(call) <= max_batch for call in target.calls)
+
+
+async def test_messages_that_waited_for_their_key_go_before_those_that_came_later() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target, pipeline=PipelineSettings(max_batch=1, in_flight=2))
+    gates = {b"a1": asyncio.Event(), b"b1": asyncio.Event()}
+
+    async def publish(messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        if (gate := gates.get(messages[0].data or b"")) is not None:
+            await gate.wait()
+        else:
+            gates[b"b1"].set()
+        return await ScriptedTarget.publish(target, messages)
+
+    target.publish = publish
+    for body in (b"a1", b"a2", b"b1"):
+        await topic.enqueue(body, key=body[:1])
+    await asyncio.sleep(0)
+    for body in (b"a3", b"a4"):
+        await topic.enqueue(body, key=body[:1])
+    gates[b"a1"].set()
+    await topic.flush()
+    assert [body for body in target.bodies if body != b"b1"] == [b"a1", b"a2", b"a3", b"a4"]
+
+
+async def test_key_stays_closed_to_later_messages_while_one_of_its_batch_is_sent_again() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" and len(target.calls) < 3 else None
+    target.gate.clear()
+    for body in (b"1", b"2"):
+        await topic.enqueue(body, key=b"k")
+    await target.called.wait()
+    await topic.enqueue(b"3", key=b"k")
+    target.gate.set()
+    await topic.flush()
+    assert target.bodies == [b"1", b"2", b"3"]

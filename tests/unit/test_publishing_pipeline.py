@@ -203,6 +203,24 @@ async def test_task_that_awaits_its_future_looks_at_it_before_flush_does() -> No
         tasks.create_task(topic.flush())
 
 
+async def test_task_that_is_about_to_look_does_so_before_flush_does() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    target.answer = lambda _: InvalidMessage("refused")
+    target.gate.clear()
+    future = await topic.enqueue(b"")
+
+    async def look() -> None:
+        with pytest.raises(InvalidMessage):
+            await future
+
+    looking = asyncio.create_task(look())
+    await target.called.wait()
+    target.gate.set()
+    await asyncio.create_task(topic.flush())
+    await looking
+
+
 @pytest.mark.parametrize("how", ["flush", "close"])
 async def test_failure_that_nobody_looked_at_is_raised_once(how: str) -> None:
     target = ScriptedTarget()
