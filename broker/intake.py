@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -153,9 +153,9 @@ class Intake:
             message.scope = None
         if error is None:
             if message.state is _OPEN:
-                await self.settle(message, _ACK, None, "")
-            elif message.state is _LOST and message.outcome is None:
-                raise LeaseLost(f"Message {message.id!r} of topic {self.topic!r} was lost while it was handled")
+                # A refusal is told as SettleFailed: the message comes again, and the loop around the block goes on.
+                with suppress(BrokerError):
+                    await self.settle(message, _ACK, None, "")
             return False
         if isinstance(error, Exception):
             if message.state is _OPEN:
@@ -266,7 +266,7 @@ class Intake:
         if message.state is not _LOST:
             message.state = _LOST if isinstance(error, LeaseLost) else SettleState.UNKNOWN
         self._give_back_followers(message)
-        logger.debug("Message %r of %r was not settled: %s", message.id, self.topic, error)
+        logger.warning("Message %r of %r was not settled: %s", message.id, self.topic, error)
         if self._hooks.listening:
             self._hooks.emit(SettleFailed(message=message, error=error))
 

@@ -222,8 +222,9 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     `attributes`, `id`, `delivery_attempt`, `publish_time`, `broker_time`, `native`, `state` and `lease_lost`.
 
     Used as `async with message:` it is acked when the block ends, and settled by the consumer's retry
-    policy when the block raises an `Exception`, which is reported to the hooks and not raised further.
-    Cancellation gives it back and goes on.
+    policy when the block raises an `Exception`, which is reported to the hooks and not raised further; so is an
+    ack that the broker refuses, since the message comes again and the loop around the block is to go on.
+    Cancellation gives the message back and goes on.
     """
 
     topic: str

@@ -72,6 +72,21 @@ async def test_a_refused_ack_raises_and_an_unawaited_one_is_an_event() -> None:
     assert len([event for event in events if isinstance(event, SettleFailed)]) == 2
 
 
+async def test_a_refused_ack_of_a_block_is_an_event_and_the_loop_goes_on() -> None:
+    source = ScriptedSource()
+    events: list[Event] = []
+    source.add("1", "2")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, events=events) as consumer:
+        async for message in consumer:
+            async with message:
+                pass
+            if message.id == "2":
+                break
+    assert [event.message.id for event in events if isinstance(event, SettleFailed)] == ["1"]
+    assert source.outcomes(Outcome.ACK) == ["2"]
+
+
 async def test_no_answer_is_unknown_not_lost() -> None:
     source = ScriptedSource()
     source.add("1")
