@@ -29,11 +29,11 @@ from broker.blocking.record_consumer import RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
+from broker.consumer_options import MessageOptions
 from broker.errors import PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
-from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
 from broker.spi import Start, TopicPartition
 
@@ -45,23 +45,6 @@ T = TypeVar("T")
 
 OnRevoking = Callable[[Sequence[TopicPartition]], object]
 """Called with the partitions that are about to be given up."""
-
-
-class MessageOptions(TypedDict, total=False):
-    """The options of `bus.messages(...)`, described at `broker.Bus.messages`."""
-
-    retry: Retry | None
-    dead_letter: str | Drop | None
-    ordered_by_key: bool
-    start: Start
-    create: bool
-    max_outstanding: int
-    max_outstanding_bytes: int
-    prefetch: int | None
-    max_lease: float
-    confirm_acks: bool | None
-    stop_when_idle: float | None
-    close_timeout: float
 
 
 class RecordOptions(TypedDict, total=False):
