@@ -32,6 +32,8 @@ class Harness(ABC):
 
     name: ClassVar[str] = "unnamed"
     """The backend's column in the matrix."""
+    in_matrix: ClassVar[bool] = True
+    """Whether the results go into the matrix; False for a second configuration of the same backend."""
     patience: float = 10.0
     """Seconds within which something that must come has come."""
     quiet: float = 0.25

@@ -1,10 +1,37 @@
-"""The conformance kit on the in-memory broker, and on one that leaves delays to the core."""
+"""The conformance kit on the in-memory broker, and on one that leaves the delays to the core."""
 
 from __future__ import annotations
 
-from broker.testing.conformance import Conformance
+from broker.testing.conformance import (
+    AsMessages,
+    Cancelling,
+    Closing,
+    Conformance,
+    DeadLetters,
+    Flow,
+    Leases,
+    Order,
+    Outcomes,
+    Retrying,
+    Settling,
+    Shapes,
+)
+from broker_inmem import BrokerOptions
 from tests.conformance.inmem_harness import InmemHarness
 
 
 class TestInmem(Conformance):
     harness_class = InmemHarness
+
+
+class UndelayedHarness(InmemHarness):
+    """Delays are the core's business, messages come in the order of publishing."""
+
+    in_matrix = False
+    options = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0, native_delay=0.0, shuffle=0)
+
+
+class TestUndelayed(
+    Settling, Shapes, Outcomes, Flow, Leases, Retrying, DeadLetters, Order, Closing, Cancelling, AsMessages
+):
+    harness_class = UndelayedHarness

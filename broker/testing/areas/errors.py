@@ -24,6 +24,7 @@ from broker.errors import (
 from broker.messages import Message
 from broker.names import ephemeral
 from broker.retry import Retry
+from broker.testing.areas.retry import QUICK
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
@@ -189,7 +190,7 @@ class Errors(ConformanceCase):
     )
     async def test_ack_after_lease_end(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
-        async with bus.messages(topic, subscription="readers", confirm_acks=True, max_lease=0.3) as inbox:
+        async with bus.messages(topic, subscription="readers", confirm_acks=True, max_lease=0.3, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
             (message,) = await take(inbox, 1, harness.patience)
             (again,) = await take(inbox, 1, harness.patience)

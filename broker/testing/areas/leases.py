@@ -9,6 +9,7 @@ import pytest
 from broker.errors import LeaseLost
 from broker.hooks import Event, LeaseExpired
 from broker.messages import Message, SettleState
+from broker.testing.areas.retry import QUICK
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import Faults
 from broker.testing.harness import Harness
@@ -86,7 +87,7 @@ class Leases(ConformanceCase):
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
-        async with bus.messages(topic, subscription="readers", max_lease=0.5) as inbox:
+        async with bus.messages(topic, subscription="readers", max_lease=0.5, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
             (message,) = await take(inbox, 1, harness.patience)
             (again,) = await take(inbox, 1, harness.patience)
@@ -105,7 +106,7 @@ class Leases(ConformanceCase):
     @promise("leases.max-lease-counts-from-hand-over", "Time in the buffer does not count against `max_lease`.")
     async def test_max_lease_counts_from_hand_over(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
-        async with bus.messages(topic, subscription="readers", max_lease=0.6) as inbox:
+        async with bus.messages(topic, subscription="readers", max_lease=0.6, retry=QUICK) as inbox:
             await bus.topic(topic).publish_batch(numbered(2))
             await (await take(inbox, 1, harness.patience))[0].ack()
             await let_pass(1.0)
@@ -121,7 +122,7 @@ class Leases(ConformanceCase):
     )
     async def test_extend_raises_the_bound(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
-        async with bus.messages(topic, subscription="readers", max_lease=0.4) as inbox:
+        async with bus.messages(topic, subscription="readers", max_lease=0.4, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
             (message,) = await take(inbox, 1, harness.patience)
             await message.extend(2.5 * harness.lease_seconds)
@@ -137,7 +138,7 @@ class Leases(ConformanceCase):
     )
     async def test_expired_handler_hurts_nobody(self, harness: Harness) -> None:
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
-        async with bus.messages(topic, subscription="readers", max_lease=0.3) as inbox:
+        async with bus.messages(topic, subscription="readers", max_lease=0.3, retry=QUICK) as inbox:
             await bus.topic(topic).publish(b"x")
             (late,) = await take(inbox, 1, harness.patience)
             (again,) = await take(inbox, 1, harness.patience)

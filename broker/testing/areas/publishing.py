@@ -125,6 +125,7 @@ class Publishing(ConformanceCase):
     @promise("publishing.enqueue-keeps-order", "Messages of one key leave the pipeline in the order of the calls.")
     async def test_enqueue_keeps_order(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "queue")
         wanted = numbered(500)
         for body in wanted:
             await bus.topic(topic).enqueue(body, key="k")
@@ -133,7 +134,7 @@ class Publishing(ConformanceCase):
             async with bus.records(topic, group="readers") as log:
                 assert [record.data for record in await read(log, 500, harness.patience)] == wanted
         else:
-            async with bus.messages(topic, subscription="readers") as inbox:
+            async with bus.messages(topic, subscription="queue") as inbox:
                 assert [message.data for message in await take(inbox, 500, harness.patience)] == wanted
 
     @promise("publishing.close-flushes", "Closing right after the last `enqueue` loses none of the messages.")
@@ -215,6 +216,7 @@ class Publishing(ConformanceCase):
         names = [f"{base}.a", f"{base}_a", f"{base}-a", f"{base}.A", f"{base}.a.b"]
         for name in names:
             await harness.create_topic(name)
+            await bus.admin.ensure_subscription(name, "readers")
         for name in names:
             await bus.topic(name).publish_batch([f"{name} {number}".encode() for number in range(5)])
         for name in names:

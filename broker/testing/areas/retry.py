@@ -271,7 +271,7 @@ class Retrying(ConformanceCase):
                 await message.nack(delay=endless)
             await message.ack()
 
-    @requires("harness.advance")
+    @requires("harness.advance", "messages.native_delay")
     @promise(
         "retry.long-delay-on-a-clock",
         "A delay of an hour ends when the broker's clock says so, and not before.",
