@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 import nats.errors
-import nkeys
+import nkeys  # pyright: ignore[reportMissingTypeStubs]
 from nats.aio.client import Client, Server
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
@@ -479,8 +479,9 @@ def _read(path: Path, setting: str) -> str:
 
 
 def _check_seed(seed: str, setting: str) -> None:
+    from_seed: Any = nkeys.from_seed  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     try:
-        nkeys.from_seed(bytearray(seed.encode())).wipe()
+        from_seed(bytearray(seed.encode())).wipe()
     except Exception as error:  # the library raises what base32 and libsodium raise, too
         raise InvalidSetting(
             f"Setting {setting!r} is no NKey seed", native=error, advice="A seed begins with 'SU'"

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.errors import InvalidMessage, MessageTooLarge
+from broker.errors import MessageTooLarge
 from broker.messages import NO_ATTRIBUTES, OutboundMessage
 
 __all__ = [
@@ -34,8 +34,8 @@ __all__ = [
     "LogView",
     "MessageView",
     "NativeMessage",
-    "checked_id",
     "encode_headers",
+    "encode_id",
     "header",
     "header_lines",
     "key_of",
@@ -53,6 +53,7 @@ _KEY_64: Final = b"\r\nanybroker-key-64: "
 _TIME: Final = b"\r\nanybroker-time: "
 _ID: Final = b"\r\nanybroker-id: "
 _MSG_ID: Final = b"\r\nNats-Msg-Id: "
+_ID_64: Final = b"anybroker-64:"
 _ATTRIBUTES: Final = b"\r\nanybroker-attributes: "
 NULL: Final = b"\r\nanybroker-null: "
 STREAM: Final = b"\r\nNats-Stream: "
@@ -154,16 +155,17 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
     return block
 
 
-def checked_id(message_id: str) -> bytes:
-    """An id as a header's value.
+def encode_id(message_id: str) -> bytes:
+    """An id as a header's value; base64 under a prefix where a header cannot carry it."""
+    if _is_plain(message_id) and not message_id.startswith("anybroker-64:"):
+        return message_id.encode()
+    return _ID_64 + b64encode(message_id.encode())
 
-    :raises InvalidMessage: a header cannot carry it.
-    """
-    if not _is_plain(message_id):
-        raise InvalidMessage(
-            f"Message id {message_id!r} has a control character or blanks at an end", advice="Use printable characters"
-        )
-    return message_id.encode()
+
+def _decode_id(value: bytes) -> str:
+    if value.startswith(_ID_64):
+        value = b64decode(value[len(_ID_64) :])
+    return value.decode("utf-8", "replace")
 
 
 def _key_line(key: bytes) -> bytes:
@@ -270,7 +272,7 @@ class MessageView:
         block: bytes = raw.block
         found = header(block, _MSG_ID) or header(block, _ID)
         if found:
-            return found.decode("utf-8", "replace")
+            return _decode_id(found)
         fields = raw.reply.split(b".")
         stream = fields[2 if len(fields) == 9 else 4]
         return f"{stream.decode()}:{_reply_field(raw.reply, 1)}"
@@ -310,7 +312,7 @@ class LogView(MessageView):
         block: bytes = raw.block
         found = header(block, _MSG_ID) or header(block, _ID)
         if found:
-            return found.decode("utf-8", "replace")
+            return _decode_id(found)
         stream = header(block, STREAM) or b""
         sequence = header(block, SEQUENCE) or b""
         return f"{stream.decode()}:{sequence.decode()}"

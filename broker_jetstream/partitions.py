@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, SettleError
+from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SettleError
 from broker.messages import Record
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
@@ -499,7 +499,17 @@ class Partition:
                 self._busy = False
         self._wake()
 
+    async def _check_bounds(self, position: int) -> None:
+        info = await self._connection.api(f"STREAM.INFO.{self.layout.stream}", what=self.what)
+        first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
+        if position > last + 1:
+            raise OffsetOutOfRange(f"{self.what} ends at {last + 1}, and {position} lies beyond")
+        if position < first and first > 1:
+            raise OffsetOutOfRange(f"{self.what} begins at {first}: retention removed what followed {position}")
+
     async def _seek(self, position: int | None) -> None:
+        if position is not None:
+            await self._check_bounds(position)
         pin = self._pin
         await self._start_over()
         found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)

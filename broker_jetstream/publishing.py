@@ -35,7 +35,7 @@ from broker.messages import OutboundMessage, Receipt
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import checked_id, encode_headers, status_of
+from broker_jetstream.headers import encode_headers, encode_id, status_of
 from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.replies import Replies
 
@@ -170,7 +170,7 @@ class JetStreamTarget:
             message = messages[index]
             try:
                 if not ids[index]:
-                    ids[index] = checked_id(message.id)  # pyright: ignore[reportArgumentType]  # it has one, else one was made
+                    ids[index] = encode_id(message.id or "")
                 partition = self._choose(message, number)
                 subject = subjects.get(partition)
                 if subject is None:

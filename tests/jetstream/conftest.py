@@ -36,9 +36,8 @@ async def open_backend(nats_server: NatsServer, events: list[Event]) -> AsyncIte
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str | None = None, **values: Any) -> JetStreamBackend:
-        settings = (
-            JetStreamSettings.from_url(url) if url else JetStreamSettings(**{"servers": (nats_server.url,), **values})
-        )
+        defaults: dict[str, Any] = {"servers": (nats_server.url,)}
+        settings = JetStreamSettings.from_url(url) if url else JetStreamSettings(**{**defaults, **values})
         hooks = Hooks()
         hooks.listen(events.append)
         backend = JetStreamBackend(settings, hooks)

@@ -14,17 +14,31 @@ from broker_jetstream.backend import JetStreamBackend
 
 
 class Listener:
-    """Notes everything that a source tells."""
+    """Notes everything that a message source tells."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.gone: list[Any] = []
+        self.gone: list[Message[Any]] = []
+
+    def lost(self, messages: Sequence[Message[Any]]) -> None:
+        self.gone.extend(messages)
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class GroupListener:
+    """Notes everything that a record source tells."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.gone: list[TopicPartition] = []
         self.given: list[TopicPartition] = []
         self.revoked: list[TopicPartition] = []
         self.on_revoke: Callable[[Sequence[TopicPartition]], Any] | None = None
 
-    def lost(self, items: Sequence[Any]) -> None:
-        self.gone.extend(items)
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.gone.extend(partitions)
 
     def event(self, event: Event) -> None:
         self.events.append(event)

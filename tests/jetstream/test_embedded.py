@@ -99,6 +99,10 @@ def alive(process: int) -> bool:
         return False
 
 
+def command_of(process: int) -> list[str]:
+    return Path(f"/proc/{process}/cmdline").read_text().split("\0")
+
+
 def process_of(backend: JetStreamBackend) -> int:
     assert backend._server is not None
     number = backend._server.process_id
@@ -243,7 +247,7 @@ async def test_only_who_reads_the_token_gets_in(open_url: Open, topic: str, tmp_
 async def test_leftovers_of_killed_processes_are_swept(open_url: Open) -> None:
     owner = Owner("embedded:")
     process, _ = await asyncio.to_thread(owner.told)
-    config = Path(f"/proc/{process}/cmdline").read_text().split("\0")[2]
+    config = command_of(process)[2]
     directory = Path(config).parent
     assert directory.parent == Path(tempfile.gettempdir())
     owner.kill()

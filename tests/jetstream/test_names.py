@@ -112,7 +112,7 @@ def test_a_client_of_another_shape_is_not_trusted() -> None:
     class Buffered(Client):
         def __init__(self) -> None:
             super().__init__()
-            self._pending = bytearray()  # pyright: ignore[reportAttributeAccessIssue, reportIncompatibleVariableOverride]
+            self._pending = bytearray()  # pyright: ignore[reportAttributeAccessIssue]
 
     for changed in (Renamed, Synchronous, Buffered):
         assert not supports_fast_path(changed)

@@ -17,17 +17,17 @@ from broker.spi import Bounds, RecordSource, RecordSubscription, Start, TopicPar
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.membership import plan
 from tests.jetstream.conftest import Open
-from tests.jetstream.support import Listener, make_topic, publish, read, until
+from tests.jetstream.support import GroupListener, make_topic, publish, read, until
 
 
 async def join(
     backend: JetStreamBackend,
     *topics: str,
     group: str | Ephemeral = "audit",
-    listener: Listener | None = None,
+    listener: GroupListener | None = None,
     start: Start = "earliest",
 ) -> RecordSource:
-    return await backend.join(RecordSubscription(topics=topics, group=group, start=start), listener or Listener())
+    return await backend.join(RecordSubscription(topics=topics, group=group, start=start), listener or GroupListener())
 
 
 def numbered(number: int, first: int = 0) -> list[OutboundMessage]:
@@ -118,7 +118,7 @@ async def test_where_a_new_group_begins(backend: JetStreamBackend, topic: str) -
 async def test_seek_moves_the_position_and_not_the_commit(backend: JetStreamBackend, topic: str) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *numbered(20))
-    listener = Listener()
+    listener = GroupListener()
     source = await join(backend, topic, listener=listener)
     place = TopicPartition(topic, 0)
     await commit(source, (await read(source, 10))[:10])
@@ -131,6 +131,9 @@ async def test_seek_moves_the_position_and_not_the_commit(backend: JetStreamBack
     assert await source.committed([place]) == {place: 11}
     await source.seek({place: None})
     assert values(await read(source, 10)) == list(range(10, 20))
+    for beyond in (22, 1000):
+        with pytest.raises(OffsetOutOfRange):
+            await source.seek({place: beyond})
     await source.seek({place: 16})
     await source.close()
     again = await join(backend, topic)
@@ -161,7 +164,7 @@ async def test_pause_and_resume(backend: JetStreamBackend, topic: str) -> None:
 async def test_partitions_move_as_members_come_and_go(open_backend: Open, topic: str) -> None:
     backends = [await open_backend(owner_timeout=1.0) for _ in range(3)]
     await make_topic(backends[0], topic, partitions=6)
-    listeners = [Listener() for _ in backends]
+    listeners = [GroupListener() for _ in backends]
     first = await join(backends[0], topic, listener=listeners[0])
     await publish(backends[0], topic, *numbered(60))
     begun = await read(first, 60)

@@ -13,7 +13,7 @@ from broker.messages import OutboundMessage, Outcome
 from broker.spi import RecordSubscription, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
-from tests.jetstream.support import Listener, make_topic, publish, read, receive, settle_all, subscribe
+from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe
 from tests.servers.nats import NatsServer, shared_server
 
 HANDLED_ELSEWHERE = {
@@ -137,7 +137,7 @@ async def test_a_domain_changes_the_api(topic: str, tmp_path: Path) -> None:
             found = await receive(source, 1)
             assert (found[0].delivery_attempt, found[0].broker_time is not None) == (1, True)
             assert await source.settle(settle_all(found, Outcome.ACK)) == [None]
-            group = await backend.join(RecordSubscription(topics=[topic], group="audit"), Listener())
+            group = await backend.join(RecordSubscription(topics=[topic], group="audit"), GroupListener())
             (record,) = await read(group, 1)
             assert await group.commit({TopicPartition(topic, 0): record.offset + 1}) == {TopicPartition(topic, 0): None}
         finally:

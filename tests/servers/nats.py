@@ -167,7 +167,7 @@ def shared_server() -> NatsServer:
 def make_nkey(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:
     """Seed and public key of a new NKey."""
     seed = bytes(nkeys.encode_seed(os.urandom(32), prefix))
-    return seed.decode(), nkeys.from_seed(bytearray(seed)).public_key.decode()
+    return seed.decode(), _public(seed.decode())
 
 
 class Jwt:
@@ -191,13 +191,18 @@ class Jwt:
         """The text of a credentials file for a new user; with another account's seed, for one that is not known."""
         user_seed, user_id = make_nkey()
         seed = account_seed or self._account_seed
-        issuer = nkeys.from_seed(bytearray(seed.encode())).public_key.decode()
+        issuer = _public(seed)
         limits = {"subs": -1, "data": -1, "payload": -1}
         token = _token(seed, issuer, user_id, {"type": "user", "pub": {}, "sub": {}, **limits})
         return (
             f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
             f"-----BEGIN USER NKEY SEED-----\n{user_seed}\n------END USER NKEY SEED------\n"
         )
+
+
+def _public(seed: str) -> str:
+    key: Any = nkeys.from_seed(bytearray(seed.encode())).public_key
+    return key.decode()
 
 
 def _token(seed: str, issuer: str, subject: str, claims: dict[str, Any]) -> str:
