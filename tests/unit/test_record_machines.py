@@ -80,8 +80,8 @@ class ConsumerMachine(OnALoop):
         """The position after everything handed over in any assignment."""
         self.kept: list[Record[Any]] = []
         self.paused: set[TopicPartition] = set()
-        self.floor: dict[TopicPartition, int] = {}
-        """The position below which no commit may fall: the last one, but for an explicit seek."""
+        self.sought: set[TopicPartition] = set()
+        """Where the next commit may take the position back, because the application asked for that."""
 
     @initialize()
     def open(self) -> None:
@@ -143,10 +143,12 @@ class ConsumerMachine(OnALoop):
             self.commit(step())
 
     def commit(self, step: Awaitable[None]) -> None:
+        before = dict(self.source.stored)
         self.run(step)
         for key, position in self.source.stored.items():
-            assert position >= self.floor.get(key, 0), "a commit never takes a position back"
-            self.floor[key] = position
+            if position != before.get(key, 0):
+                assert position > before.get(key, 0) or key in self.sought, "a commit took a position back"
+                self.sought.discard(key)
 
     @rule()
     def commit_all(self) -> None:
@@ -170,8 +172,8 @@ class ConsumerMachine(OnALoop):
             self.run(self.consumer.seek({key: position}))
             self.handed[key] = []
             self.since[key] = self.source.stored.get(key, 0) if position is None else position
-            if position is not None and position < self.floor.get(key, 0):
-                self.floor[key] = 0
+            if position is not None and position < self.source.stored.get(key, 0):
+                self.sought.add(key)
 
     @rule(partition=PARTITIONS)
     def pause(self, partition: int) -> None:
@@ -219,6 +221,8 @@ class MessagesMachine(OnALoop):
         """Delivered by the assignment that still holds, and not settled."""
         self.stale: list[Message[Any]] = []
         self.done: dict[TopicPartition, set[int]] = {}
+        self.done_now: set[tuple[TopicPartition, int]] = set()
+        """Finished in the assignment that still holds."""
         self.attempts: dict[tuple[TopicPartition, int], int] = {}
 
     @initialize()
@@ -246,8 +250,8 @@ class MessagesMachine(OnALoop):
     def assign(self, partition: int) -> None:
         if not self.owned(partition):
             key = TopicPartition("orders", partition)
-            for known in [known for known in self.attempts if known[0] == key]:
-                del self.attempts[known]
+            self.attempts = {known: count for known, count in self.attempts.items() if known[0] != key}
+            self.done_now = {known for known in self.done_now if known[0] != key}
 
             async def step() -> None:
                 self.source.assign(partition)
@@ -271,7 +275,7 @@ class MessagesMachine(OnALoop):
         for message in self.run(self.messages.fetch(count, 1 << 20, 0.0001)):
             key, offset = self.place(message)
             assert key in self.source.owned
-            assert offset not in self.done.get(key, set()) or (key, offset) not in self.attempts, "done in this life"
+            assert (key, offset) not in self.done_now, "delivered again although it is done"
             assert all(self.place(other) != (key, offset) for other in self.out), "delivered while it is out"
             assert message.delivery_attempt == self.attempts.get((key, offset), 1)
             self.attempts[(key, offset)] = message.delivery_attempt or 0
@@ -286,6 +290,7 @@ class MessagesMachine(OnALoop):
             key, offset = self.place(message)
             if outcome in (Outcome.ACK, Outcome.REJECT):
                 self.done.setdefault(key, set()).add(offset)
+                self.done_now.add((key, offset))
             elif outcome is Outcome.NACK:
                 self.attempts[(key, offset)] += 1
         results = self.run(self.messages.settle([Settlement(message, outcome) for message in chosen]))
@@ -305,6 +310,7 @@ class MessagesMachine(OnALoop):
         self.out.clear()
         self.stale.clear()
         self.attempts.clear()
+        self.done_now.clear()
         self.source.closed = False
         self.source.paused.clear()
         self.source.owned.clear()
@@ -323,9 +329,7 @@ class MessagesMachine(OnALoop):
         for key in self.source.owned:
             stored = self.source.stored.get(key, 0)
             waiting = [offset for offset in self.offsets(key) if offset >= stored]
-            if waiting and (key, waiting[0]) in self.attempts and waiting[0] in self.done.get(key, set()):
-                redelivered = any(self.place(message) == (key, waiting[0]) for message in self.out)
-                assert redelivered, "the first uncommitted record was done in this assignment"
+            assert not waiting or (key, waiting[0]) not in self.done_now
 
     def place(self, message: Message[Any]) -> tuple[TopicPartition, int]:
         return message.lease.partition, int(message.data or b"")
