@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 
 from broker.engine import Engine, intake_of
 from broker.errors import BrokerError, Closed, ConfigurationError
-from broker.intake import Intake
 from broker.isolation import Isolated
 from broker.messages import Message, MessageBatch, SettleState
 from broker.protocols import BatchHandler, Handler
@@ -218,21 +217,19 @@ class MessageConsumer(Generic[T]):
                 intake.begin(message)
             error: BaseException | None = None
             try:
-                if timeout is None:
-                    await Isolated(handler(message))
-                else:
-                    async with asyncio.timeout(timeout):
-                        await Isolated(handler(message))
+                await _within(timeout, handler(message))
             except BaseException as raised:
                 error = raised
-            message.in_use = False
             if error is None and message.scope is None:
+                message.in_use = False
                 intake.ack_soon(message)
             else:
-                _finish(intake, message, error)
+                _raise(_conclude(message, error))
 
     async def _handle_batches(self, handler: BatchHandler[T], max_messages: int) -> None:
         engine = self._opened()
+        handling = engine.hooks.handling
+        timeout = engine.disposition.retry.timeout
         while True:
             messages = engine.take_batch(max_messages)
             if not messages:
@@ -242,20 +239,21 @@ class MessageConsumer(Generic[T]):
                 continue
             for message in messages:
                 message.in_use = True
+                if handling:
+                    intake_of(message).begin(message)
             results: Sequence[BaseException | None] | None = None
             try:
-                results = await Isolated(handler(MessageBatch(messages, engine)))
+                results = await _within(timeout, handler(MessageBatch(messages, engine)))
                 if results is not None and len(results) != len(messages):
                     raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
             except BaseException as raised:
                 results = [raised] * len(messages)
-            for message, error in zip(messages, results or [None] * len(messages), strict=True):
-                message.in_use = False
-                if error is None:
-                    intake_of(message).ack_soon(message)
-            for message, error in zip(messages, results or (), strict=False):
-                if error is not None:
-                    _finish(intake_of(message), message, error)
+            # All are settled before anything is raised, so that none of the batch is forgotten.
+            ends = [
+                _conclude(message, error)
+                for message, error in zip(messages, results or [None] * len(messages), strict=True)
+            ]
+            _raise(next((end for end in ends if end is not None), None))
 
     def _opened(self) -> Engine:
         if self._engine is None:
@@ -333,22 +331,37 @@ def _still(engine: Engine) -> bool:
         raise
 
 
-def _finish(intake: Intake, message: Message[Any], error: BaseException | None) -> None:
-    """Settle what a handler left behind; cancellation and the like go on."""
+async def _within(timeout: float | None, handling: Awaitable[Any]) -> Any:
+    """Run a handler in a context of its own, for so many seconds at most."""
+    if timeout is None:
+        return await Isolated(handling)
+    async with asyncio.timeout(timeout):
+        return await Isolated(handling)
+
+
+def _conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
+    """Settle what a handler left open; the error that is to go on, such as a cancellation."""
+    intake = intake_of(message)
+    message.in_use = False
     if message.scope is not None:
         message.scope.__exit__(None if error is None else type(error), error, None)
         message.scope = None
     if error is None:
         intake.ack_soon(message)
-        return
+        return None
     if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
     if isinstance(error, Exception):
         if message.state is SettleState.OPEN:
             intake.engine.disposition.handler_failed(intake, message, error)
-        return
+        return None
     intake.release([message])
-    raise error
+    return error
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _is_being_cancelled() -> bool:

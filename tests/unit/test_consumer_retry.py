@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,8 +12,8 @@ from broker.capabilities import Limits
 from broker.codecs import Json
 from broker.dead_letter import make_dead_letter
 from broker.errors import ConnectionFailed, InvalidSetting
-from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
-from broker.messages import Message, Outcome
+from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed, Hooks
+from broker.messages import Message, MessageBatch, Outcome
 from broker.retry import Attempts, Retry
 from tests.unit.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
 
@@ -206,12 +208,88 @@ async def test_a_batch_handler_settles_each_by_its_result() -> None:
     once = Retry(max_attempts=1, initial=0, maximum=0)
     async with consuming(source, retry=once, letters=letters, stop_when_idle=0.05) as consumer:
 
-        async def handle(batch: object) -> list[BaseException | None]:
-            return [RuntimeError("two") if message.id == "2" else None for message in batch]  # type: ignore[attr-defined]
+        async def handle(batch: MessageBatch) -> list[BaseException | None]:
+            return [RuntimeError("two") if message.id == "2" else None for message in batch]
 
         await consumer.receive_batches(handle)
     assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["2"]
     assert sorted(source.outcomes(Outcome.ACK)) == ["1", "2", "3"]
+
+
+async def test_a_cancelled_batch_handler_gives_the_whole_batch_back() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2", "3", "4")
+    async with consuming(source) as consumer:
+        held: list[str] = []
+
+        async def handle(batch: MessageBatch) -> None:
+            held.extend(message.id for message in batch)
+            await asyncio.Event().wait()
+
+        async def receive() -> None:
+            await consumer.receive_batches(handle, max_messages=4, concurrency=4)
+
+        receiving = asyncio.create_task(receive())
+        await until(lambda: len(held) == 4)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        await until(lambda: len(source.outcomes(Outcome.RELEASE)) == 4)
+
+
+async def test_a_batch_handler_that_takes_too_long_fails() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", "2")
+    retry = Retry(max_attempts=1, timeout=0.01, initial=0, maximum=0)
+    async with consuming(source, retry=retry, letters=letters, stop_when_idle=0.05) as consumer:
+
+        async def handle(batch: MessageBatch) -> None:
+            await asyncio.Event().wait()
+
+        await consumer.receive_batches(handle)
+    assert sorted(letter.attributes["dead-letter-id"] for letter in letters.written) == ["1", "2"]
+
+
+async def test_interceptors_surround_handlers_blocks_and_batches() -> None:
+    source = ScriptedSource()
+    hooks = Hooks()
+    seen: list[str] = []
+
+    @contextmanager
+    def around(message: Message) -> Generator[None]:
+        seen.append(f"begin {message.id}")
+        yield
+        seen.append(f"end {message.id}")
+
+    hooks.around_handling(around)
+    source.add("1")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle(message: Message) -> None:
+            seen.append("handler")
+            consumer.stop()
+
+        await consumer.receive(handle)
+    source.add("2")
+    async with consuming(source, hooks=hooks) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        async with message:
+            seen.append("block")
+    source.add("3")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle_batch(batch: MessageBatch) -> None:
+            seen.append("batch")
+            consumer.stop()
+
+        await consumer.receive_batches(handle_batch)
+    assert seen == [
+        *("begin 1", "handler", "end 1"),
+        *("begin 2", "block", "end 2"),
+        *("begin 3", "batch", "end 3"),
+    ]
 
 
 def test_dead_letters_are_cut_to_the_limits() -> None:
