@@ -30,12 +30,13 @@ class AdminFacade:
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
     ) -> TopicInfo:
-        """Create the topic if it is missing.
+        """Create the topic if it is missing, and bring an existing one to what is given.
 
-        :param partitions: how many; None is the broker's default. An existing topic keeps what it has.
-        :param retention: how long messages are kept; None is the broker's default.
+        :param partitions: how many; None is the broker's default, or what the topic has. They can be added, not removed.
+        :param retention: how long messages are kept; None is the broker's default, or what the topic has.
         :param options: the broker's own, as its page of the documentation lists them.
         :raises ConfigurationError: the name or an option cannot be used.
+        :raises Unsupported: the broker cannot change an existing topic that way.
         """
         check_name(name, "topic")
         if partitions is not None and partitions < 1:

@@ -136,7 +136,8 @@ class BackendSettings(BaseSettings):
                     else repr(",".join(map(str, value)) if name == "hosts" else value)
                 )
                 raise InvalidSetting(
-                    f"A {parts.scheme}: URL takes no {name}, but {shown} is given", advice=f"Leave the {name} out"
+                    f"A URL of the scheme {parts.scheme!r} takes no {name}, but {shown} is given",
+                    advice=f"Leave the {name} out",
                 )
 
     @property

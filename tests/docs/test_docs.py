@@ -26,13 +26,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.bus import connect
 from broker.errors import BrokerError
 from tests.holding import holding
 
@@ -237,6 +238,40 @@ def test_the_tables_of_settings_are_those_of_the_code(monkeypatch: pytest.Monkey
         text = page.read_text(encoding="utf-8")
         wanted = SETTINGS.sub(lambda match: match[1] + settings_table(match["target"]) + match[4], text)
         tables += len(SETTINGS.findall(text))
+        if os.environ.get("UPDATE_DOCS"):
+            page.write_text(wanted, encoding="utf-8")
+        else:
+            assert text == wanted, f"{page.relative_to(ROOT)} is out of date: run UPDATE_DOCS=1 make docs"
+    assert tables >= 2
+
+
+CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
+
+
+async def capabilities_table(url: str) -> str:
+    async with connect(url) as bus:
+        lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
+    return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
+
+
+def flat(capabilities: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for field in fields(capabilities):
+        value = getattr(capabilities, field.name)
+        if is_dataclass(value):
+            yield from flat(value, f"{prefix}{field.name}.")
+        elif isinstance(value, bool):
+            yield f"{prefix}{field.name}", "yes" if value else "no"
+        else:
+            yield f"{prefix}{field.name}", "none" if value is None else str(value)
+
+
+async def test_the_tables_of_capabilities_are_those_of_the_backends() -> None:
+    tables = 0
+    for page in sorted((ROOT / "docs" / "backends").glob("*.md")):
+        text = wanted = page.read_text(encoding="utf-8")
+        for match in CAPABILITIES.finditer(text):
+            tables += 1
+            wanted = wanted.replace(match[0], match[1] + await capabilities_table(match["url"]) + match[4])
         if os.environ.get("UPDATE_DOCS"):
             page.write_text(wanted, encoding="utf-8")
         else:
