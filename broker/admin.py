@@ -32,7 +32,7 @@ class AdminFacade:
     ) -> TopicInfo:
         """Create the topic if it is missing, and bring an existing one to what is given.
 
-        :param partitions: how many; None is the broker's default, or what the topic has. They can be added, not removed.
+        :param partitions: how many; None is the broker's default, or what the topic has. They can only be added.
         :param retention: how long messages are kept; None is the broker's default, or what the topic has.
         :param options: the broker's own, as its page of the documentation lists them.
         :raises ConfigurationError: the name or an option cannot be used.

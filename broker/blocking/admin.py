@@ -29,7 +29,7 @@ class Admin:
     ) -> TopicInfo:
         """Create the topic if it is missing.
 
-        :param partitions: how many; None is the broker's default, or what the topic has. They can be added, not removed.
+        :param partitions: how many; None is the broker's default, or what the topic has. They can only be added.
         :param retention: how long messages are kept; None is the broker's default.
         :param options: the broker's own, as its page of the documentation lists them.
         :raises ConfigurationError: the name or an option cannot be used.
