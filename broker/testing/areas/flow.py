@@ -92,17 +92,18 @@ class Flow(ConformanceCase):
     @promise(
         "flow.forgotten-messages-are-named",
         "A consumer blocked by messages forgotten unsettled warns, and names them.",
-        seconds=90,
     )
     async def test_forgotten_messages_are_named(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         events: list[Event] = []
         bus.hooks.listen(events.append)
-        async with bus.messages(topic, subscription="readers", max_outstanding=2) as inbox:
+        async with bus.messages(topic, subscription="readers", max_outstanding=2, blocked_after=0.3) as inbox:
             await bus.topic(topic).publish_batch(numbered(5))
             held = await take(inbox, 2, harness.patience)
             await eventually(
-                lambda: any(isinstance(event, FlowBlocked) for event in events), 45.0, "the warning of blocked flow"
+                lambda: any(isinstance(event, FlowBlocked) for event in events),
+                harness.patience,
+                "the warning of blocked flow",
             )
             (blocked, *_) = [event for event in events if isinstance(event, FlowBlocked)]
             assert {message.id for message in blocked.oldest} == {message.id for message in held}

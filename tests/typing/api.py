@@ -1,0 +1,371 @@
+"""Checked by pyright, never run: the facade and hand-written fakes satisfy every protocol of `broker.protocols`.
+
+Assigning to a name of the protocol's type is the proof; `assert_type` pins what inference gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+
+import broker
+from broker import protocols
+from broker.admin import AdminFacade
+from broker.bus import Bus
+from broker.codecs import Bytes, Json, Text
+from broker.consumer import MessageConsumer
+from broker.log_reader import LogReaderFacade
+from broker.messages import Envelope, Message, MessageBatch, OutboundMessage, Receipt, Record, RecordBatch
+from broker.record_consumer import RecordConsumer
+from broker.redrive import Redriven
+from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.topic import TopicFacade
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@dataclass
+class Refund:
+    number: int
+    reason: str
+
+
+# -- the facade --------------------------------------------------------------------------------------------
+
+
+def facade_satisfies_every_protocol(
+    bus: Bus,
+    topic: TopicFacade[Order],
+    messages: MessageConsumer[Order],
+    records: RecordConsumer[Order],
+    log: LogReaderFacade,
+    admin: AdminFacade,
+    redriven: Redriven,
+) -> None:
+    publisher: protocols.Publisher = bus
+    typed_topic: protocols.Topic[Order] = topic
+    iterator: protocols.MessageIterator[Order] = messages
+    batched_iterator: protocols.BatchedMessageIterator[Order] = messages
+    stream: protocols.MessageStream[Order] = messages
+    batched_stream: protocols.BatchedMessageStream[Order] = messages
+    receiver: protocols.Receiver[Order] = messages
+    batched_receiver: protocols.BatchedReceiver[Order] = messages
+    record_iterator: protocols.RecordIterator[Order] = records
+    batched_record_iterator: protocols.BatchedRecordIterator[Order] = records
+    record_stream: protocols.RecordStream[Order] = records
+    batched_record_stream: protocols.BatchedRecordStream[Order] = records
+    reader: protocols.LogReader = log
+    administration: protocols.Admin = admin
+    report: protocols.RedriveReport = redriven
+    bytes_codec: protocols.Codec[bytes] = Bytes()
+    text_codec: protocols.Codec[str] = Text()
+    json_codec: protocols.Codec[Order] = Json(Order)
+    _use(publisher, typed_topic, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
+    _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, administration)
+    _use(report, bytes_codec, text_codec, json_codec)
+
+
+def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:
+    envelopes: list[Envelope] = [message, record]
+    _use([OutboundMessage.from_message(envelope) for envelope in envelopes])
+
+
+async def types_follow_the_codec(bus: Bus) -> None:
+    assert_type(bus.topic("orders"), TopicFacade[bytes])
+    assert_type(bus.topic("orders", codec=Json(Order)), TopicFacade[Order])
+    assert_type(bus.messages("orders", subscription="billing"), MessageConsumer[bytes])
+    assert_type(bus.messages("orders", subscription="billing", codec=Text()), MessageConsumer[str])
+    assert_type(bus.messages("orders", subscription="billing", codec=Json(Order)), MessageConsumer[Order])
+    assert_type(bus.messages("orders", subscription="b.x", codec=Json(Order | Refund)), MessageConsumer[Order | Refund])
+    assert_type(bus.messages("orders", subscription="b.x", codec=Json(list[Order])), MessageConsumer[list[Order]])
+    assert_type(bus.records("orders", group="audit"), RecordConsumer[bytes])
+    assert_type(bus.records("orders", group="audit", codec=Json(Order)), RecordConsumer[Order])
+    assert_type(bus.records("orders", group="audit", codec=Json(Order)).as_messages(), MessageConsumer[Order])
+
+
+async def payloads_are_typed(bus: Bus) -> None:
+    async with bus.messages("orders", subscription="billing", codec=Json(Order)) as inbox:
+        message = await inbox.next_message(timeout=1.0)
+        assert_type(message, Message[Order] | None)
+        async for each in inbox:
+            async with each:
+                assert_type(each.payload, Order)
+                assert_type(each.data, bytes | None)
+                assert_type(each.key, bytes | None)
+                assert_type(each.attributes, Mapping[str, str])
+                assert_type(each.delivery_attempt, int | None)
+        async for batch in inbox.batches(10):
+            assert_type(batch, MessageBatch[Order])
+            assert_type(batch[0].payload, Order)
+            await batch.ack()
+        await inbox.receive(_handle_order, concurrency=8)
+        await inbox.receive(_answer_order)
+        await inbox.receive_batches(_handle_orders)
+    async with bus.records("orders", group="audit") as log:
+        async for record in log:
+            assert_type(record.payload, bytes)
+            assert_type(record.offset, int)
+        assert_type(await log.next_batch(), RecordBatch[bytes])
+
+
+async def publishing_is_typed(bus: Bus) -> None:
+    topic = bus.topic("orders", codec=Json(Order))
+    assert_type(await topic.publish(Order(1), key="a", attributes={"a": "b"}), Receipt)
+    assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")]), list[Receipt])
+    assert_type(await topic.enqueue(Order(1)), asyncio.Future[Receipt])
+    await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
+    await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]
+
+
+async def transactions_are_typed(bus: Bus) -> None:
+    async with bus.transactional_publisher("mover") as publisher, bus.records("orders", group="mover") as log:
+        as_protocol: protocols.TransactionalPublisher = publisher
+        async with as_protocol.transaction(log) as transaction:
+            open_one: protocols.Transaction = transaction
+            assert_type(await open_one.publish("orders.copy", b"x"), Receipt)
+
+
+async def connect_is_typed() -> None:
+    async with broker.connect("inmem:") as bus:
+        assert_type(bus, Bus)
+
+
+async def _handle_order(message: Message[Order]) -> None:
+    assert_type(message.payload, Order)
+
+
+async def _answer_order(message: Message[Order]) -> int:
+    return message.payload.number
+
+
+async def _handle_orders(batch: MessageBatch[Order]) -> Sequence[BaseException | None]:
+    return [None for _ in batch]
+
+
+# -- fakes that an application writes for its own tests ------------------------------------------------------
+
+
+class FakeTopic:
+    """Remembers what was published."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.published: list[Order | OutboundMessage] = []
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def publish(
+        self,
+        payload: Order | OutboundMessage,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        self.published.append(payload)
+        return Receipt(str(len(self.published)))
+
+    async def publish_batch(self, payloads: Sequence[Order | OutboundMessage]) -> list[Receipt]:
+        return [await self.publish(payload) for payload in payloads]
+
+    async def enqueue(
+        self,
+        payload: Order | OutboundMessage,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> asyncio.Future[Receipt]:
+        return asyncio.ensure_future(self.publish(payload))
+
+    async def flush(self) -> None: ...
+
+
+class FakePublisher:
+    def topic(self, name: str) -> protocols.Topic[bytes]:
+        raise LookupError(name)
+
+
+class FakeMessages:
+    """A scripted inbox, in all shapes."""
+
+    def __init__(self, messages: Sequence[Message[Order]]) -> None:
+        self._messages = list(messages)
+
+    async def next_message(self, timeout: float | None = None) -> Message[Order] | None:
+        return self._messages.pop(0) if self._messages else None
+
+    async def next_batch(self, max_messages: int = 100, timeout: float | None = None) -> MessageBatch[Order]:
+        return MessageBatch(self._messages[:max_messages])
+
+    async def __aiter__(self) -> AsyncIterator[Message[Order]]:
+        for message in self._messages:
+            yield message
+
+    async def batches(self, max_messages: int = 100) -> AsyncIterator[MessageBatch[Order]]:
+        yield MessageBatch(self._messages[:max_messages])
+
+    async def receive(self, handler: protocols.Handler[Order], *, concurrency: int = 1) -> None:
+        for message in self._messages:
+            await handler(message)
+
+    async def receive_batches(
+        self, handler: protocols.BatchHandler[Order], *, max_messages: int = 100, concurrency: int = 1
+    ) -> None:
+        await handler(MessageBatch(self._messages))
+
+
+class FakeRecords:
+    """A scripted log, in all shapes."""
+
+    def __init__(self, records: Sequence[Record[Order]]) -> None:
+        self._records = list(records)
+
+    async def next_record(self, timeout: float | None = None) -> Record[Order] | None:
+        return self._records.pop(0) if self._records else None
+
+    async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[Order]:
+        return RecordBatch(self._records[:max_records])
+
+    async def __aiter__(self) -> AsyncIterator[Record[Order]]:
+        for record in self._records:
+            yield record
+
+    async def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[Order]]:
+        yield RecordBatch(self._records[:max_records])
+
+
+class FakeLog:
+    async def partitions(self, topic: str) -> Sequence[int]:
+        return [0]
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return {0: Bounds(0, 0)}
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        return {0: 0}
+
+    async def read(
+        self, topic: str, partition: int, start: int | None = None, stop: int | None = None, *, max_records: int = 1000
+    ) -> AsyncIterator[RecordBatch[bytes]]:
+        yield RecordBatch([])
+
+
+class FakeTransaction:
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes | OutboundMessage | None,
+        *,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt:
+        return Receipt("1")
+
+    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
+        return [Receipt("1") for _ in payloads]
+
+
+class FakeTransactionalPublisher:
+    def transaction(
+        self, consumer: protocols.BatchedRecordStream[Any] | None = None
+    ) -> AbstractAsyncContextManager[protocols.Transaction]:
+        raise LookupError
+
+
+@dataclass
+class FakeReport:
+    moved: int
+    by_topic: Mapping[str, int]
+    skipped: int
+
+
+class FakeAdmin:
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
+    ) -> TopicInfo:
+        return TopicInfo(name=name)
+
+    async def delete_topic(self, name: str) -> None: ...
+    async def topics(self) -> list[str]:
+        return []
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        return TopicInfo(name=name)
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start = "earliest", **options: Any
+    ) -> SubscriptionInfo:
+        return SubscriptionInfo(topic=topic, name=name)
+
+    async def delete_subscription(self, topic: str, name: str) -> None: ...
+    async def subscriptions(self, topic: str) -> list[str]:
+        return []
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        return SubscriptionInfo(topic=topic, name=name)
+
+    async def purge(self, topic: str) -> int | None:
+        return None
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        return Lag(waiting=0)
+
+    async def redrive(
+        self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
+    ) -> protocols.RedriveReport:
+        return FakeReport(0, {}, 0)
+
+
+class Rot13:
+    """A codec of one's own."""
+
+    def encode(self, payload: str) -> bytes | None:
+        return payload.encode("rot13")
+
+    def decode(self, data: bytes | None) -> str:
+        return (data or b"").decode("rot13")
+
+
+def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -> None:
+    topic: protocols.Topic[Order] = FakeTopic("orders")
+    publisher: protocols.Publisher = FakePublisher()
+    iterator: protocols.MessageIterator[Order] = messages
+    batched_iterator: protocols.BatchedMessageIterator[Order] = messages
+    stream: protocols.MessageStream[Order] = messages
+    batched_stream: protocols.BatchedMessageStream[Order] = messages
+    receiver: protocols.Receiver[Order] = messages
+    batched_receiver: protocols.BatchedReceiver[Order] = messages
+    record_iterator: protocols.RecordIterator[Order] = records
+    batched_record_iterator: protocols.BatchedRecordIterator[Order] = records
+    record_stream: protocols.RecordStream[Order] = records
+    batched_record_stream: protocols.BatchedRecordStream[Order] = records
+    reader: protocols.LogReader = FakeLog()
+    transaction: protocols.Transaction = FakeTransaction()
+    transactional: protocols.TransactionalPublisher = FakeTransactionalPublisher()
+    admin: protocols.Admin = FakeAdmin()
+    report: protocols.RedriveReport = FakeReport(0, {}, 0)
+    codec: protocols.Codec[str] = Rot13()
+    _use(topic, publisher, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
+    _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, transaction)
+    _use(transactional, admin, report, codec)
+
+
+def handlers_may_answer(handlers: list[protocols.Handler[Order]]) -> None:
+    async def answers(message: Message[Order]) -> str:
+        return str(message.payload.number)
+
+    def hands_on(message: Message[Order]) -> Awaitable[str]:
+        return answers(message)
+
+    handlers.extend([answers, hands_on, _handle_order])
+
+
+def _use(*_: object) -> None: ...
