@@ -1,0 +1,186 @@
+"""A consumer process that is killed, or frozen for longer than its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker.hooks import Hooks
+from broker.messages import OutboundMessage
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.settings import JetStreamSettings
+from tests.jetstream.support import make_topic, publish, until
+from tests.servers.nats import shared_server
+
+pytestmark = pytest.mark.chaos
+
+
+class Line(NamedTuple):
+    partition: int
+    offset: int
+    body: str
+
+
+class Consumer:
+    """One consumer process and the file of what it was given."""
+
+    def __init__(self, kind: str, topic: str, path: Path) -> None:
+        url = f"{shared_server().url}?lease_seconds=1&owner_timeout=1"
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.jetstream_process", kind, url, topic, str(path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    async def ready(self) -> None:
+        def wait() -> None:
+            assert self.process.stdout is not None
+            while self.process.stdout.readline().strip() != "ready":
+                assert self.process.poll() is None
+
+        await asyncio.to_thread(wait)
+
+    def lines(self) -> list[Line]:
+        if not self.path.exists():
+            return []
+        rows = [line.split() for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [Line(int(row[0]), int(row[1]), row[2]) for row in rows]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+Start = Callable[[str], Consumer]
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"chaos.{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[JetStreamBackend]:
+    backend = JetStreamBackend(JetStreamSettings(servers=(shared_server().url,)), Hooks())
+    await backend.open()
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture
+def start(topic: str, tmp_path: Path) -> Iterator[Start]:
+    running: list[Consumer] = []
+
+    def start_one(kind: str) -> Consumer:
+        consumer = Consumer(kind, topic, tmp_path / f"consumer-{len(running)}")
+        running.append(consumer)
+        return consumer
+
+    yield start_one
+    for consumer in running:
+        consumer.close()
+
+
+def bodies(*consumers: Consumer) -> list[str]:
+    return [line.body for consumer in consumers for line in consumer.lines() if line.offset >= 0]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_messages_of_a_consumer_that_is_gone_come_again(
+    backend: JetStreamBackend, topic: str, start: Start, how: signal.Signals
+) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(1000)))
+    first = start("messages")
+    await first.ready()
+    await until(lambda: len(first.lines()) > 100)
+    first.signal(how)
+    second = start("messages")
+    wanted = {str(n) for n in range(1000)}
+    await until(lambda: set(bodies(first, second)) == wanted, 20)
+    seen = bodies(first, second)
+    # Twice only what was on its way when the process went: one fetch that was handed over, one that followed it.
+    assert len(seen) - len(wanted) <= 40
+    if how is signal.SIGSTOP:
+        first.signal(signal.SIGCONT)
+        await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(1000, 1200)))
+        await until(lambda: len(set(bodies(first, second))) == 1200, 20)
+        assert len(bodies(first, second)) - 1200 <= 80
+    lag = None
+    async with asyncio.timeout(10):
+        while lag != (0, 0):
+            found = await backend.admin().lag(topic, "billing")
+            lag = (found.waiting, found.unsettled)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_records_go_to_the_next_owner_in_order(
+    backend: JetStreamBackend, topic: str, start: Start, how: signal.Signals
+) -> None:
+    await make_topic(backend, topic, partitions=2)
+    first, second = start("records"), start("records")
+    await first.ready()
+    await second.ready()
+    publishing = asyncio.create_task(keep_publishing(backend, topic, 60, 20))
+    await until(lambda: len(first.lines()) > 50 and len(second.lines()) > 50)
+    first.signal(how)
+    await publishing
+    wanted = {str(n) for n in range(1200)}
+    await until(lambda: set(bodies(first, second)) == wanted, 20)
+    if how is signal.SIGSTOP:
+        await all_committed(backend, topic)
+        before = len(first.lines())
+        ends = {number: max(line.offset for line in second.lines() if line.partition == number) for number in range(2)}
+        first.signal(signal.SIGCONT)
+        await publish(backend, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(1200, 1400)))
+        await until(lambda: len(set(bodies(first, second))) == 1400, 20)
+        after = first.lines()[before:]
+        # It ends the fetch that it was in the middle of, is told that the partition is gone, and gets nothing more of it.
+        stale = [line for line in after if 0 <= line.offset <= ends[line.partition]]
+        assert len(stale) <= 20
+        assert {line.body for line in after if line.offset < 0} <= {"LeaseLost"}
+        assert not stale or "LeaseLost" in {line.body for line in after}
+    for partition in range(2):
+        check_order([line for line in second.lines() if line.partition == partition])
+        check_order([line for line in first.lines() if line.partition == partition])
+    # The new owner begins at what was committed: twice only what one fetch had handed over, per move of a partition.
+    assert len(bodies(first, second)) - len(set(bodies(first, second))) <= 120
+
+
+async def all_committed(backend: JetStreamBackend, topic: str) -> None:
+    async with asyncio.timeout(10):
+        while (await backend.admin().lag(topic, "audit")).waiting:
+            await asyncio.sleep(0.02)
+
+
+async def keep_publishing(backend: JetStreamBackend, topic: str, batches: int, size: int) -> None:
+    target = backend.publish_target(topic)
+    for batch in range(batches):
+        await target.publish(
+            [OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(batch * size, (batch + 1) * size)]
+        )
+        await asyncio.sleep(0.02)
+
+
+def check_order(lines: list[Line]) -> None:
+    """Offsets grow; where an owner began again at the committed position, they grow from there."""
+    offsets = [line.offset for line in lines if line.offset >= 0]
+    restarts = [index for index in range(1, len(offsets)) if offsets[index] <= offsets[index - 1]]
+    assert len(restarts) <= 2, offsets
+    for begin, end in zip([0, *restarts], [*restarts, len(offsets)], strict=True):
+        assert offsets[begin:end] == sorted(set(offsets[begin:end]))
