@@ -249,8 +249,9 @@ class MessageQueue:
         if self._lanes is not None:
             while self.waiters:
                 self.waiters.popleft().wake()
-        elif self.waiters:
-            self.waiters.popleft().wake()
+        else:
+            while self.waiters and not self.waiters.popleft().wake():
+                pass
 
     def stop_waiting(self, waker: Waker) -> None:
         """A consumer no longer sleeps here; another takes over what it may have been woken for."""

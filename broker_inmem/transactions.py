@@ -2,7 +2,8 @@
 
 Opening a producer of an id fences the one that had it: its open transaction is aborted, and all it tries from
 then on is fatal. A transaction that is open for too long by the server's clock is aborted, which its producer
-learns when it commits. Calls do not suspend; one transaction of a producer at a time.
+learns when it commits. Calls do not suspend; one transaction of a producer at a time. Ids are not deduplicated
+within a transaction: what is done again after an abort has stored nothing before.
 """
 
 from __future__ import annotations

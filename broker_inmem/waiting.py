@@ -29,13 +29,15 @@ class Waker:
         """Begin to listen; a `wake` from now on ends the next `wait`. Call it under the server's lock."""
         self._future = self.loop.create_future()
 
-    def wake(self) -> None:
-        if self._future is None:
-            return
+    def wake(self) -> bool:
+        """End the sleep; whether somebody was asleep whose loop still runs."""
+        if self._future is None or self.loop.is_closed():
+            return False
         if threading.get_ident() == self._thread:
             self._end()
         else:
             self.call(self._end)
+        return True
 
     def call(self, callback: object, *args: object) -> None:
         """Have the waker's loop call this soon; nothing happens if that loop is closed."""

@@ -185,6 +185,34 @@ def test_a_group_is_rebalanced_across_loops() -> None:
         assert staying.result(20) == (2, 4)
 
 
+def test_a_loop_that_was_closed_while_it_slept_keeps_nothing_from_others() -> None:
+    broker = Broker()
+    dead = asyncio.new_event_loop()
+    clients = [Client(broker)]
+
+    async def fall_asleep() -> None:
+        await clients[0].backend.open()
+        await clients[0].topic()
+        source = await clients[0].subscribe()
+        sleepers.append(asyncio.create_task(take(source, wait=30)))
+        await asyncio.sleep(0)
+
+    async def go_on() -> None:
+        async with Client(broker) as client, asyncio.timeout(10):
+            source = await client.subscribe()
+            sleeping = asyncio.create_task(take(source, wait=30))
+            await asyncio.sleep(0)
+            await client.publish([b"a"])
+            assert bodies(await sleeping) == [b"a"]
+
+    sleepers: list[asyncio.Task[object]] = []
+    dead.run_until_complete(fall_asleep())
+    # As if the thread that ran the loop had been abandoned; nobody is to complain of the task.
+    sleepers[0]._log_destroy_pending = False  # type: ignore[attr-defined]
+    dead.close()
+    asyncio.run(go_on())
+
+
 async def test_real_time_ends_leases_too() -> None:
     async with Client(Broker(), lease_seconds=0.05) as client:
         await client.topic()
