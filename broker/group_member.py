@@ -34,7 +34,7 @@ class GroupMember:
         *,
         hooks: Hooks,
         on_revoking: OnRevoking | None,
-        forget: Callable[[Sequence[TopicPartition]], None],
+        forget: Callable[[Sequence[TopicPartition]], None] | None,
     ) -> None:
         self._assignments = assignments
         self._pump = pump
@@ -136,7 +136,8 @@ class GroupMember:
         async with self._pump.paused_intake():
             await self._source.seek(positions)
             self._pump.drop(positions)
-            self._forget(list(positions))
+            if self._forget is not None:
+                self._forget(list(positions))
             for partition, position in positions.items():
                 if (held := self._assignments.get(partition)) is not None:
                     held.sought(position)
@@ -235,4 +236,5 @@ class GroupMember:
     def _drop(self, partitions: Sequence[TopicPartition]) -> None:
         self._pump.drop(partitions)
         self._pump.let_go(partitions)
-        self._forget(partitions)
+        if self._forget is not None:
+            self._forget(partitions)

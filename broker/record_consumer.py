@@ -30,6 +30,7 @@ from broker.messages import Record, RecordBatch
 from broker.protocols import Codec
 from broker.record_decoding import RecordDecoder
 from broker.record_pump import RecordPump
+from broker.record_reading import RecordReading
 from broker.record_serving import MakeMessages, message_capabilities, opener
 from broker.record_streams import Steps
 from broker.retry import Drop, Retry
@@ -42,15 +43,15 @@ __all__ = ["RecordConsumer"]
 
 T = TypeVar("T", default=bytes)
 
-_STEPS_BETWEEN_YIELDS: Final = 256
 _LEAST_CLOSE: Final = 1.0
 
 
 class _State(IntEnum):
     NEW = 0
-    OPEN = 1
-    CLOSING = 2
-    CLOSED = 3
+    OPENING = 1
+    OPEN = 2
+    CLOSING = 3
+    CLOSED = 4
 
 
 class RecordConsumer(Generic[T]):
@@ -103,8 +104,7 @@ class RecordConsumer(Generic[T]):
         self._make_messages = make_messages
         self._state = _State.NEW
         self._assignments = Assignments()
-        self._error_raised = False
-        self._handed_without_yield = 0
+        self._reading: RecordReading | None = None
         self._closing: asyncio.Task[None] | None = None
         self._decoder: RecordDecoder | None = None
 
@@ -150,14 +150,26 @@ class RecordConsumer(Generic[T]):
             self._pump,
             hooks=self._hooks,
             on_revoking=self._on_revoking,
-            forget=_nothing if self._decoder is None else self._decoder.forget,
+            forget=None if self._decoder is None else self._decoder.forget,
         )
-        self._state = _State.OPEN
+        self._state = _State.OPENING
         try:
             await self._member.join(self._backend, self._subscription)
         except BaseException:
             self._state = _State.CLOSED
             raise
+        if self._state is not _State.OPENING:
+            await self._close()
+            raise self._not_open()
+        self._state = _State.OPEN
+        self._reading = RecordReading(
+            self,
+            self._pump,
+            self._assignments,
+            self._decoder,
+            check=self._check_open,
+            stop_when_idle=self._stop_when_idle,
+        )
         return self
 
     async def __aexit__(
@@ -171,7 +183,7 @@ class RecordConsumer(Generic[T]):
         Waits for the commits that were asked for, at most `close_timeout` seconds in all, and commits nothing by
         itself. The group stays. May be called twice; cancelling the caller does not stop it.
         """
-        if self._state is _State.NEW:
+        if self._state <= _State.OPENING:
             self._state = _State.CLOSED
         if self._state is _State.CLOSED:
             return
@@ -264,7 +276,7 @@ class RecordConsumer(Generic[T]):
     @property
     def closed(self) -> bool:
         """Whether it was closed, or ended by an error."""
-        return self._state > _State.OPEN or self._error_raised
+        return self._state > _State.OPEN or (self._reading is not None and self._reading.ended is not None)
 
     @property
     def healthy(self) -> bool:
@@ -279,14 +291,7 @@ class RecordConsumer(Generic[T]):
         :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
         :raises Closed: the consumer was closed.
         """
-        if self._handed_without_yield >= _STEPS_BETWEEN_YIELDS:
-            await self._yield()
-        if await self._available(timeout):
-            record = self._pump.pop_one()
-            self._assignments.hand_over_one(record, self)
-            self._handed_without_yield += 1
-            return record
-        return None
+        return await self._open_reading().one(timeout)
 
     async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
         """What is there, at least one and at most `max_records`; empty after `timeout` idle seconds.
@@ -296,16 +301,7 @@ class RecordConsumer(Generic[T]):
         """
         if max_records < 1:
             raise ConfigurationError(f"max_records is {max_records}", advice="Ask for 1 or more")
-        if self._handed_without_yield >= _STEPS_BETWEEN_YIELDS:
-            await self._yield()
-        if await self._available(timeout):
-            records = self._pump.pop(max_records)
-            if self._decoder is not None:
-                self._decoder.decode_following(records)
-            self._assignments.hand_over(records, self)
-            self._handed_without_yield += len(records)
-            return RecordBatch(records, self)
-        return RecordBatch([], self)
+        return RecordBatch(await self._open_reading().some(max_records, timeout), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
         """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
@@ -319,58 +315,23 @@ class RecordConsumer(Generic[T]):
         """
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
-    async def _yield(self) -> None:
-        # A consumer that finds its buffer full never suspends: let the intake and everybody else have their turn.
-        self._handed_without_yield = 0
-        await asyncio.sleep(0)
+    def _open_reading(self) -> RecordReading:
+        if self._reading is None:
+            raise self._not_open()
+        return self._reading
 
-    async def _available(self, timeout: float | None) -> bool:
-        """Wait until the next record can be popped, decoded; False if there was none in time."""
-        started: float | None = None
-        while True:
-            if self._state is not _State.OPEN or self._error_raised:
-                raise self._not_open()
-            pump = self._pump
-            head = pump.peek()
-            if head is not None:
-                if self._decoder is None or self._decoder.decode_next(head):
-                    return True
-                now = self._loop.time()
-                started = now if started is None else started
-                if timeout is not None and started + timeout <= now:
-                    return False
-                await self._decoder.buried(None if timeout is None else started + timeout - now)
-                continue
-            if pump.error is not None:
-                self._error_raised = True
-                raise pump.error
-            self._handed_without_yield = 0
-            now = self._loop.time()
-            if started is None:
-                left = self._patience(now, now, timeout)
-                started = now
-            else:
-                left = self._patience(now, started, timeout)
-                if left is not None and left <= 0:
-                    return False
-            await pump.arrival(left)
-
-    def _patience(self, now: float, started: float, timeout: float | None) -> float | None:
-        """Seconds that a call which began at `started` may still wait; None is for ever."""
-        left = None if timeout is None else started + timeout - now
-        if timeout is None and self._stop_when_idle is not None and self._pump.idle_since is not None:
-            left = max(started, self._pump.idle_since) + self._stop_when_idle - now
-        return left
+    def _check_open(self) -> None:
+        if self.closed:
+            raise self._not_open()
 
     def _not_open(self) -> Closed:
-        if self._state is _State.NEW:
+        if self._state <= _State.OPENING:
             return Closed(
                 "The record consumer is not open", advice="Enter it first: async with bus.records(...) as log"
             )
-        if self._error_raised and self._pump.error is not None:
-            return Closed(
-                f"The record consumer ended with an error: {self._pump.error.message}", native=self._pump.error
-            )
+        ended = None if self._reading is None else self._reading.ended
+        if ended is not None:
+            return Closed(f"The record consumer ended with an error: {ended.message}", native=ended)
         return Closed("The record consumer is closed")
 
     # -- committing and positions --------------------------------------------------------------------------
@@ -439,9 +400,5 @@ class RecordConsumer(Generic[T]):
         return self.assignment() if partitions is None else [TopicPartition(*partition) for partition in partitions]
 
     def _check_not_closed(self) -> None:
-        if self._state in (_State.NEW, _State.CLOSED):
+        if self._state not in (_State.OPEN, _State.CLOSING):
             raise self._not_open()
-
-
-def _nothing(partitions: Sequence[TopicPartition]) -> None:
-    return

@@ -122,14 +122,15 @@ class RecordDecoder:
         message = message_of(record)
         limits = self._backend.capabilities.publish.limits
         writer = DeadLetterWriter(self._target_name, put, limits, self._hooks)
-        await writer.write(message, reason="undecodable", error=error, attempts=None, subscription=self._group)
+        reason = f"cannot be decoded: {error.native}"
+        await writer.write(message, reason=reason, error=error, attempts=None, subscription=self._group)
         self._poison = None
         if self._pump.discard(record):
             held = self._assignments.get(TopicPartition(record.topic, record.partition))
             if held is not None:
                 held.skip(record.offset)
         if self._hooks.listening:
-            self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason="undecodable"))
+            self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason=reason))
 
 
 def _undecodable(record: Record[Any], error: Exception) -> DecodeError:

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError
-from broker.hooks import FetchFailed, Hooks
+from broker.hooks import FetchFailed, Hooks, logger
 from broker.messages import Record
 from broker.spi import RecordSource, TopicPartition
 
@@ -278,6 +278,7 @@ class RecordPump:
 
     async def _back_off(self, error: BrokerError, seconds: float) -> None:
         self._failing = True
+        logger.warning("Fetching from %r failed, next try in %.2f s: %s", self._topic, seconds, error)
         if self._hooks.listening:
             self._hooks.emit(FetchFailed(topic=self._topic, error=error, pause=seconds))
         ends = self._loop.time() + seconds

@@ -232,6 +232,22 @@ async def test_calls_before_open_say_how_to_open() -> None:
         await consumer.__aenter__()
 
 
+async def test_a_close_while_it_joins_leaves_the_group_again() -> None:
+    backend: Any = FakeBackend()
+    consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
+
+    async def join_and_be_closed() -> None:
+        with pytest.raises(Closed, match="async with"):
+            await consumer.next_record()
+        await consumer.close()
+
+    backend.joining = join_and_be_closed
+    with pytest.raises(Closed):
+        await consumer.__aenter__()
+    assert backend.source.closed
+    assert consumer.closed
+
+
 async def test_a_missing_topic_and_a_missing_family_show_at_open() -> None:
     backend: Any = FakeBackend()
 
@@ -748,7 +764,7 @@ async def test_an_undecodable_record_goes_to_the_dead_letters_and_counts_as_done
         assert letter.attributes["n"] == "2"
         assert letter.attributes["dead-letter-topic"] == "orders"
         assert letter.attributes["dead-letter-subscription"] == "audit"
-        assert letter.attributes["dead-letter-reason"] == "undecodable"
+        assert letter.attributes["dead-letter-reason"].startswith("cannot be decoded: ")
         assert "@2 cannot be decoded" in letter.attributes["dead-letter-error"]
         assert letter.attributes["dead-letter-id"] == "id-2"
         assert letter.publish_time is not None
