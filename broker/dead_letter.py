@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -75,6 +76,11 @@ class DeadLetterWriter:
         self._publish = publish
         self._limits = limits
         self._hooks = hooks
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Repeat no failed write from now on; one that is under way may still succeed."""
+        self._closing.set()
 
     async def write(
         self,
@@ -85,7 +91,10 @@ class DeadLetterWriter:
         attempts: int | None,
         subscription: str,
     ) -> None:
-        """Return when the letter is on the broker; runs until cancelled otherwise."""
+        """Return when the letter is on the broker; failed writes are repeated until `close`.
+
+        :raises BrokerError: the write failed, and the writer is closed.
+        """
         letter = make_dead_letter(
             message,
             id=message.id,
@@ -100,8 +109,12 @@ class DeadLetterWriter:
             try:
                 await self._publish(letter)
             except BrokerError as failure:
+                if self._closing.is_set():
+                    raise
                 self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
-                await asyncio.sleep(pause)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._closing.wait()
                 pause = min(_LONGEST_PAUSE, 2 * pause)
             else:
                 return

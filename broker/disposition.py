@@ -1,7 +1,7 @@
 """What becomes of messages that were not simply acked: retried, dead-lettered, dropped, or brought back later.
 
-One per consumer. Its tasks belong to the consumer: they go on when whoever asked is cancelled, and a close
-gives back what they had not finished. Used on one event loop.
+One per consumer. Its tasks belong to the consumer: they go on when whoever asked is cancelled; a close lets writes
+that are under way end, and gives back what was not written. Used on one event loop.
 """
 
 from __future__ import annotations
@@ -84,15 +84,24 @@ class Disposition:
             attempts = self._engine.attempts.failures(message.id) or message.delivery_attempt
             self._give_up_soon(intake, message, reason, error, attempts)
 
-    async def close(self) -> None:
-        """Stop writing and holding; what was not finished is open again, for the intake to give back."""
+    def stop(self) -> None:
+        """Hold nothing more, and repeat no failed write; what was held is the intake's to give back."""
         self._holder.close()
         self._intakes.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if isinstance(self._dead_letter, DeadLetterWriter):
+            self._dead_letter.close()
+
+    async def close(self, deadline: float) -> None:
+        """Let the writes that are under way end, until the loop time `deadline`.
+
+        What was not written is open again, for the intake to give back.
+        """
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
     def _bring_back(
         self, intake: Intake, message: Message[Any], delay: float, *, soon: bool = True

@@ -242,7 +242,7 @@ class Engine:
         deadline = self._loop.time() + self.options.close_timeout
         self.end()
         await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
-        await self.disposition.close()
+        self.disposition.stop()
         self.ready.drain()
         self._release_unused()
         while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
@@ -253,6 +253,7 @@ class Engine:
             worker.cancel()
         if late:
             await asyncio.wait(late, timeout=0.1)
+        await self.disposition.close(deadline)
         for intake in self._intakes:
             intake.release([message for message in intake.held if message.state is _OPEN])
         await asyncio.gather(*(intake.close(deadline + 0.5) for intake in self._intakes))

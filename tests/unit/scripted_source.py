@@ -161,9 +161,12 @@ class Letters:
         self.written: list[OutboundMessage] = []
         self.failures: list[BrokerError] = []
         self.tried = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def publish(self, message: OutboundMessage) -> object:
         self.tried += 1
+        await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)
         self.written.append(message)

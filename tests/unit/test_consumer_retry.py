@@ -100,10 +100,29 @@ async def test_a_close_during_a_dead_letter_write_gives_the_original_back() -> N
         await until(lambda: letters.tried)
         async with asyncio.timeout(5):
             await consumer.close()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(ConnectionFailed):
             await rejecting
     assert source.outcomes(Outcome.ACK) == []
     assert source.outcomes(Outcome.RELEASE) == ["1"]
+
+
+async def test_a_close_lets_a_dead_letter_write_that_is_under_way_end() -> None:
+    source = ScriptedSource(redelivers=False)
+    letters = Letters()
+    letters.gate.clear()
+    source.add("1")
+    async with consuming(source, letters=letters) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        rejecting = asyncio.create_task(message.reject("no"))
+        await until(lambda: letters.tried)
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: not consumer._engine.running)  # pyright: ignore[reportOptionalMemberAccess]
+        letters.gate.set()
+        await closing
+        await rejecting
+    assert len(letters.written) == 1
+    assert source.outcomes(Outcome.ACK) == ["1"]
 
 
 async def test_exceptions_that_are_never_retried_give_up_at_once() -> None:
