@@ -1,0 +1,133 @@
+"""The matrix: what a run of the kit writes, and that the committed page speaks of every promise there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.testing.conformance import AREAS, Conformance
+from broker.testing.matrix import FAILED, OK, Matrix, areas
+from broker.testing.promises import promises_of
+from tests.broken_variants.variants import VARIANTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+
+pytest_plugins = ["pytester"]
+
+KIT_MODULE = """
+import pytest
+from broker.testing import promise, requires
+from broker.testing.areas.outcomes import Outcomes
+from tests.conformance.inmem_harness import InmemHarness
+
+class Harness(InmemHarness):
+    name = "{backend}"
+
+class TestIt(Outcomes):
+    harness_class = Harness
+"""
+
+
+def test_test_names_and_promises_are_unique() -> None:
+    names = [name for area in AREAS for name, _ in promises_of(area)]
+    assert sorted(names) == sorted(name for name, _ in promises_of(Conformance)), "Two areas name a test alike"
+    assert len({promise.name for _, promise in promises_of(Conformance)}) == len(names)
+
+
+def test_every_test_of_the_kit_has_a_promise() -> None:
+    without = [
+        name
+        for name in dir(Conformance)
+        if name.startswith("test_") and not hasattr(getattr(Conformance, name), "__promise__")
+    ]
+    assert without == []
+
+
+def test_promises_are_sentences() -> None:
+    for _, promise in promises_of(Conformance):
+        assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", promise.name)
+        assert promise.text.endswith("."), promise.name
+
+
+def test_page_is_current_and_has_no_empty_cell() -> None:
+    rows = dict(_rows(PAGE.read_text(encoding="utf-8")))
+    wanted = {promise.name: promise.text.replace("|", "\\|") for _, promises in areas() for promise in promises}
+    assert {name: cells[0] for name, cells in rows.items() if name in wanted} == wanted, "Run `make conformance`"
+    for name in wanted:
+        for cell in rows[name][1:]:
+            assert cell == OK or cell.startswith("n/a: needs capability "), f"{name}: {cell!r}"
+        assert len(rows[name]) == 3, f"{name} has {len(rows[name]) - 1} backends"
+
+
+def test_page_lists_every_broken_variant() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    listed = re.findall(
+        r"^\| ([a-z-]+) \| (.+) \| `([a-z.-]+)` \|$", text.partition("## What the kit catches")[2], re.MULTILINE
+    )
+    assert sorted(listed) == sorted((variant.name, variant.broken, variant.promise) for variant in VARIANTS)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_run_is_collected_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+    pytester.makepyfile(test_one=KIT_MODULE.format(backend="one"))
+    pytester.makepyfile(test_two=KIT_MODULE.format(backend="two"))
+    ended = pytester.runpytest_subprocess(
+        "-p", "broker.testing.matrix", "-n", workers, "--conformance-write=page.md", "-k", "idle_is_an_answer"
+    )
+    ended.assert_outcomes(passed=2)
+    ended.stdout.fnmatch_lines(["*page.md was not written: * did not run*", "*two: 1 ok*"][:1])
+    assert not (pytester.path / "page.md").exists(), "A page with empty cells was written"
+
+
+def test_render_is_deterministic() -> None:
+    first, second = _full(), _full(reverse=True)
+    assert first.render() == second.render()
+    assert first.missing() == []
+    assert (
+        "| `publishing.id-is-kept` | An id given by the publisher is what consumers see. | ok | ok |" in first.render()
+    )
+    assert "| loses-it | It is lost. | `messages.arrive-equal` |" in first.render()
+
+
+def test_missing_cells_are_named() -> None:
+    matrix = _full()
+    del matrix.cells[("publishing.id-is-kept", "two")]
+    assert matrix.missing() == ["publishing.id-is-kept on two"]
+
+
+def test_one_failure_outweighs_a_success() -> None:
+    matrix = Matrix()
+    for outcome in ("passed", "failed", "passed"):
+        matrix.pytest_runtest_logreport(_report(outcome))
+    assert matrix.cells == {("publishing.id-is-kept", "one"): FAILED}
+
+
+def _full(*, reverse: bool = False) -> Matrix:
+    matrix = Matrix(variants={"loses-it": ("It is lost.", "messages.arrive-equal")})
+    names = [promise.name for _, promises in areas() for promise in promises]
+    for name in reversed(names) if reverse else names:
+        for backend in ("two", "one") if reverse else ("one", "two"):
+            matrix.cells[(name, backend)] = OK
+    return matrix
+
+
+def _report(outcome: str) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid="test",
+        location=("", 0, ""),
+        keywords={},
+        outcome=outcome,  # pyright: ignore[reportArgumentType]
+        longrepr=None,
+        when="call",
+        user_properties=[("conformance", ("one", "publishing.id-is-kept"))],
+    )
+
+
+def _rows(text: str) -> Iterator[tuple[str, list[str]]]:
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            yield cells[0].strip("`"), cells[1:]
