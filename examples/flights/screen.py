@@ -146,4 +146,4 @@ class Screen:
         for failure in balance.failures:
             self.say(f"[bold red]Does not hold:[/] {failure}")
         if not balance.failures:
-            self.say("[bold green]Every promise holds:[/] nothing lost, order kept, the fold survived SIGKILL")
+            self.say("[bold green]Every promise holds:[/] nothing lost, order kept, the fold survived the kill")
