@@ -7,7 +7,6 @@ Closing it closes consumers, then flushes and closes topics, then the connection
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from broker.capabilities import Capabilities, RecordCapabilities
 from broker.consumer import MessageConsumer
 from broker.consumer_factory import ConsumerFactory, check_topics, unsupported
 from broker.consumer_options import ConsumerOptions, MessageOptions
-from broker.errors import BrokerError, Closed, InvalidSetting, Unsupported
+from broker.errors import BrokerError, Closed, Unsupported
 from broker.group_member import OnRevoking
 from broker.hooks import Hooks
 from broker.log_reader import LogReaderFacade
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
 from broker.record_consumer import RecordConsumer
-from broker.registry import create_backend
+from broker.registry import read_target
 from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
 from broker.spi import Backend, RecordSubscription, Start
@@ -38,8 +37,6 @@ from broker.topic import TopicFacade
 __all__ = ["Bus", "Health", "connect"]
 
 T = TypeVar("T")
-
-_ENVIRONMENT = "BROKER_URL"
 
 
 class RecordOptions(TypedDict, total=False):
@@ -69,25 +66,21 @@ def connect(target: str | BackendSettings | None = None) -> Bus:
     :param target: a URL, a settings object of a backend, or None for the environment variable BROKER_URL.
     :raises UnknownScheme, UnknownSetting, InvalidSetting, MissingClient: what is wrong and how to mend it.
     """
-    if target is None:
-        target = os.environ.get(_ENVIRONMENT) or None
-        if target is None:
-            raise InvalidSetting(
-                f"No broker was named and {_ENVIRONMENT} is not set",
-                advice=f"Call connect(url), or set {_ENVIRONMENT}, for instance to embedded:",
-            )
+    backend_type, settings = read_target(target)
     hooks = Hooks()
-    return Bus(create_backend(target, hooks), hooks)
+    return Bus(backend_type(settings, hooks), hooks, url=settings.url)
 
 
 class Bus:
     """One connection to one broker.
 
     :ivar hooks: where observers of this bus register.
+    :ivar url: the URL it was made from, with secrets masked; only the scheme if it was made from settings.
     """
 
-    def __init__(self, backend: Backend, hooks: Hooks) -> None:
+    def __init__(self, backend: Backend, hooks: Hooks, *, url: str = "") -> None:
         self.hooks = hooks
+        self.url = url
         self._backend = backend
         self._opening = asyncio.Lock()
         self._opened = False
@@ -154,6 +147,10 @@ class Bus:
         except BrokerError as error:
             return Health(False, None, str(error))
         return Health(True, seconds, f"{self.capabilities.backend} answered in {seconds * 1000:.1f} ms")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._opened else "not open"
+        return f"<Bus {self.url or self.capabilities.backend}, {state}>"
 
     @property
     def capabilities(self) -> Capabilities:

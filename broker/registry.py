@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from broker.errors import ConfigurationError, MissingClient, UnknownScheme
+from broker.errors import ConfigurationError, InvalidSetting, MissingClient, UnknownScheme
 from broker.urls import scheme_of
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "create_backend",
     "load_backend",
     "missing_client",
+    "read_target",
     "register",
     "schemes",
 ]
@@ -133,15 +134,25 @@ def create_backend(target: str | BackendSettings | None, hooks: Hooks) -> Backen
 
     :raises ConfigurationError: one of its kinds; there is no BROKER_URL, or no such scheme, setting or client.
     """
+    backend_type, settings = read_target(target)
+    return backend_type(settings, hooks)
+
+
+def read_target(target: str | BackendSettings | None) -> tuple[BackendType, BackendSettings]:
+    """The backend class that `create_backend` makes, and the settings it gets.
+
+    :raises ConfigurationError: as there.
+    """
     if target is None:
         target = os.environ.get("BROKER_URL", "")
         if not target.strip():
-            raise ConfigurationError(
-                "No broker is named", advice="Give connect() a URL such as 'embedded:', or set BROKER_URL"
+            raise InvalidSetting(
+                "No broker was named and BROKER_URL is not set",
+                advice="Call connect(url), or set BROKER_URL, for instance to embedded:",
             )
     if isinstance(target, str):
         backend_type = load_backend(scheme_of(target))
-        return backend_type(backend_type.settings_type.from_url(target), hooks)
+        return backend_type, backend_type.settings_type.from_url(target)
     if not hasattr(target, "schemes"):
         raise ConfigurationError(
             f"A {type(target).__name__} names no broker", advice="Give a URL or a backend's settings object"
@@ -152,7 +163,7 @@ def create_backend(target: str | BackendSettings | None, hooks: Hooks) -> Backen
             f"The backend of {target.schemes[0]!r} takes other settings than {type(target).__name__}",
             advice=f"Make a {backend_type.settings_type.__name__}",
         )
-    return backend_type(target, hooks)
+    return backend_type, target
 
 
 def missing_client(extra: str, module: str, error: BaseException | None = None) -> MissingClient:

@@ -72,10 +72,12 @@ class Bus:
     """One connection to one broker.
 
     :ivar hooks: where observers of this bus register.
+    :ivar url: the URL it was made from, with secrets masked; only the scheme if it was made from settings.
     """
 
     def __init__(self, bus: asynchronous.Bus) -> None:
         self.hooks: Hooks = bus.hooks
+        self.url: str = bus.url
         self._bus = bus
         self._portal = Portal()
         self._lock = threading.Lock()
@@ -120,6 +122,9 @@ class Bus:
                 failures.append(error)
         if failures:
             raise PublishError([outcome for error in failures for outcome in error.outcomes])
+
+    def __repr__(self) -> str:
+        return repr(self._bus)
 
     def __enter__(self) -> Self:
         self.open()

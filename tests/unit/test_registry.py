@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+import broker.blocking
 from broker.errors import ConfigurationError, InvalidSetting, MissingClient, UnknownScheme, UnknownSetting
 from broker.hooks import Hooks
 from broker.registry import create_backend, load_backend, register, schemes
@@ -50,6 +51,14 @@ def test_a_url_makes_a_backend_with_its_settings():
 def test_a_settings_object_finds_its_backend():
     settings = StubSettings(size=7)
     assert created(settings).settings is settings
+
+
+def test_a_bus_shows_where_it_goes_and_no_secret():
+    for connect in (broker.connect, broker.blocking.connect):
+        bus = connect("nats://me:hidden@localhost?name=app")
+        assert bus.url.startswith("nats://me:***@localhost?name=app")
+        assert "hidden" not in repr(bus)
+        assert repr(connect("inmem:")) == "<Bus inmem:, not open>"
 
 
 def test_without_a_target_the_environment_names_the_broker(monkeypatch: pytest.MonkeyPatch):
