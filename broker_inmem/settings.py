@@ -47,27 +47,37 @@ class InmemSettings(BackendSettings):
     lease_seconds: float | None = Field(
         default=None,
         gt=0,
-        description="How long a message is this connection's without renewal; the server's default if none",
+        description="How long a message is this connection's without renewal; as the server says, 30 s, if none",
     )
     seed: int | None = Field(
         default=None, description="What the order between keys is drawn from; drawn itself if none"
     )
-    shuffle: int | None = Field(default=None, ge=0, description="Window within which keys are mixed; 0 keeps the order")
-    partitions: int | None = Field(default=None, ge=1, description="Partitions of a topic made without saying how many")
+    shuffle: int | None = Field(
+        default=None, ge=0, description="Window within which keys are mixed; 0 keeps the order, 8 if none"
+    )
+    partitions: int | None = Field(
+        default=None, ge=1, description="Partitions of a topic made without saying how many; 4 if none"
+    )
     native_delay: float | None = Field(
-        default=None, ge=0, description="Longest delay of a nack that the server keeps, seconds"
+        default=None, ge=0, description="Longest delay of a nack that the server keeps, seconds; 30 days if none"
     )
     dedup_seconds: float | None = Field(
-        default=None, ge=0, description="How long ids are remembered to drop duplicates"
+        default=None, ge=0, description="Seconds for which ids are remembered to drop duplicates; 120 if none"
     )
-    session_seconds: float | None = Field(default=None, gt=0, description="Silence after which a group member is out")
-    rebalance_seconds: float | None = Field(default=None, gt=0, description="Time to give up partitions in")
+    session_seconds: float | None = Field(
+        default=None, gt=0, description="Silence after which a group member is out; 10 if none"
+    )
+    rebalance_seconds: float | None = Field(default=None, gt=0, description="Time to give up partitions in; 30 if none")
     transaction_seconds: float | None = Field(
-        default=None, gt=0, description="Time after which a transaction is aborted"
+        default=None, gt=0, description="Time after which a transaction is aborted; 60 if none"
     )
-    retention_seconds: float | None = Field(default=None, gt=0, description="Age at which records leave the log")
-    retention_messages: int | None = Field(default=None, ge=1, description="Most records of a partition's log")
-    max_body: int | None = Field(default=None, ge=1, description="Largest body, bytes")
+    retention_seconds: float | None = Field(
+        default=None, gt=0, description="Age at which records leave the log; never if none"
+    )
+    retention_messages: int | None = Field(
+        default=None, ge=1, description="Most records of a partition's log; no bound if none"
+    )
+    max_body: int | None = Field(default=None, ge=1, description="Largest body, bytes; 1 MiB if none")
 
     @field_validator("broker", mode="before")
     @classmethod
