@@ -11,7 +11,7 @@ tombstone; any other codec raises `DecodeError` for it. To see tombstones as the
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Union, cast, get_args, get_origin, overload
 
 import msgspec
 from typing_extensions import TypeForm, TypeVar
@@ -111,7 +111,7 @@ class Json(Generic[T]):
     def decode(self, data: bytes | None) -> T:
         """:raises DecodeError: it is not JSON, not of type `T`, or a tombstone that `T` does not admit."""
         if data is None and self._admits_none:
-            return None  # pyright: ignore[reportReturnType]
+            return cast("T", None)
         try:
             return self._engine.decode(_present(repr(self), data))
         except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import PrivateAttr, SecretBytes, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -269,7 +269,8 @@ class BackendSettings(BaseSettings):
         if isinstance(value, str) and "://" in value:
             return repr(mask_url(value))
         if isinstance(value, (list, tuple)):
-            return ",".join(mask_url(str(item)) if "://" in str(item) else str(item) for item in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            items = [str(item) for item in cast("Sequence[object]", value)]
+            return ",".join(mask_url(item) if "://" in item else item for item in items)
         return repr(value) if isinstance(value, str) else str(value)
 
     @classmethod
