@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import broker
+from broker.urls import mask_url
 from examples.flights.data import FLIGHTS_IN_ALL, read_airlines, read_flights
 from examples.flights.lives import LifeEnded
 from examples.flights.picture import draw
@@ -55,7 +56,7 @@ def run(url: str, count: int, picture: Path, screen: Screen) -> tuple[Balance, l
     screen.say("Reading the flights")
     flights, airlines = read_flights(count), read_airlines()
     with shared_url(url) as shared:
-        screen.say(f"{len(flights):,} flights go through {url}")
+        screen.say(f"{len(flights):,} flights go through {mask_url(url)}")
         balance = asyncio.run(tell(shared, flights, screen))
     rows = carrier_rows(balance.report.carriers, balance.auditor.cancelled_by_carrier, airlines)
     screen.table(rows)

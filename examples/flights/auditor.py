@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import perf_counter
 from typing import Final
 
 import broker
@@ -56,7 +55,6 @@ class Auditor:
         self.expected = DelayFold()
         self.again = 0
         self.records = 0
-        self.seconds = 0.0
         self.order_published = _Order()
         self.order_handled = _Order()
         self.order_cancelled = _Order()
@@ -84,7 +82,6 @@ class Auditor:
     async def run(self, bus: broker.Bus) -> None:
         """Read until `finish` was called and nothing more comes."""
         take = {FLIGHTS: self._take_flight, DELAYS: self._take_delay, CANCELLED: self._take_cancelled}
-        started = perf_counter()
         async with bus.records(list(take), group="audit") as log:
             while True:
                 batch = await log.next_batch(2000, timeout=_IDLE_SECONDS)
@@ -95,7 +92,6 @@ class Auditor:
                 for record in batch:
                     take[record.topic](record)
                 self.records += len(batch)
-                self.seconds = perf_counter() - started
                 await batch.commit()
                 self._progress()
 

@@ -100,7 +100,6 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
             "published and confirmed": published / publish_seconds,
             "handled, first consumer": handled_before / seconds_before,
             "handled, second consumer": report.handled / report.seconds if report.seconds else 0.0,
-            "records audited": auditor.records / auditor.seconds,
         }
     balance.seconds = perf_counter() - started
     return balance

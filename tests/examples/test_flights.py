@@ -82,6 +82,8 @@ def test_a_failed_promise_is_told_and_makes_the_exit_status(
 
 
 def test_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--url", "nats://127.0.0.1:9", "--flights", "100", "--picture", str(tmp_path / "delays.png")]
+    arguments = ["--url", "nats://secret@127.0.0.1:9", "--flights", "100", "--picture", str(tmp_path / "delays.png")]
     assert app.main(arguments) == 1
-    assert "The demo failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "The demo failed" in shown
+    assert "secret" not in shown
