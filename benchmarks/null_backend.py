@@ -11,8 +11,11 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities, PublishCapabilities
+from broker.envelopes import NO_ATTRIBUTES
 from broker.errors import BrokerError, Unsupported
-from broker.messages import NO_ATTRIBUTES, Message, OutboundMessage, Receipt
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.spi import MessageSubscription, RecordListener, RecordSubscription, Settlement, SourceListener
 
 __all__ = ["BODY", "NullBackend"]

@@ -19,6 +19,7 @@ from broker.capabilities import (
 )
 from broker.codecs import Bytes, Json, Text
 from broker.consumer import MessageConsumer, Service
+from broker.envelopes import Envelope
 from broker.errors import (
     AlreadySettled,
     AuthenticationFailed,
@@ -48,18 +49,9 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
-from broker.messages import (
-    Envelope,
-    Message,
-    MessageBatch,
-    OutboundMessage,
-    Outcome,
-    Receipt,
-    Record,
-    RecordBatch,
-    SettleState,
-)
+from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
+from broker.outbound import OutboundMessage
 from broker.protocols import (
     Admin,
     BatchedMessageIterator,
@@ -79,7 +71,9 @@ from broker.protocols import (
     Transaction,
     TransactionalPublisher,
 )
+from broker.receipts import Receipt
 from broker.record_consumer import RecordConsumer
+from broker.records import Record, RecordBatch
 from broker.registry import register
 from broker.retry import DROP, Retry
 from broker.runner import run, serve

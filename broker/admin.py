@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name
-from broker.redrive import DeadLetter, Redriven, list_dead_letters, redrive
+from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
 from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
-
-if TYPE_CHECKING:
-    from broker.bus import Bus
 
 __all__ = ["AdminFacade"]
 
@@ -24,7 +21,7 @@ __all__ = ["AdminFacade"]
 class AdminFacade:
     """Provisioning and operations of one bus."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: RedriveBus) -> None:
         self._bus = bus
 
     async def ensure_topic(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
+from broker.envelopes import Envelope
 from broker.errors import MissingClient
-from broker.messages import Record
 
 __all__ = ["record_schema", "records_to_arrow"]
 
@@ -38,7 +38,18 @@ def record_schema() -> Any:
     )
 
 
-def records_to_arrow(records: Sequence[Record[Any]]) -> Any:
+class Row(Envelope, Protocol):
+    """What a record is to this module."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+
+
+def records_to_arrow(records: Sequence[Row]) -> Any:
     """The records as a `pyarrow.Table` of `record_schema()`, one row each, in their order.
 
     :raises MissingClient: pyarrow is not installed.

@@ -21,10 +21,11 @@ from typing import Any, Final
 from broker.assignments import Held, taken_away
 from broker.errors import BrokerError, Closed, LeaseLost
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.messages import Message, Outcome, Record, SettleState
+from broker.messages import Message, Outcome, SettleState
 from broker.offset_tracker import OffsetTracker
 from broker.record_commits import Committer
 from broker.record_views import FIRST, Delivery, delivery_of, record_of
+from broker.records import Record
 from broker.spi import Backend, RecordSource, RecordSubscription, Settlement, SourceListener, TopicPartition
 
 __all__ = ["RecordsAsMessages"]

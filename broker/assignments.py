@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from broker.errors import LeaseLost
-from broker.messages import Record
+from broker.records import Record
 from broker.spi import TopicPartition
 
 __all__ = ["Assignments", "Held"]

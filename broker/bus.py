@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
@@ -33,6 +33,7 @@ from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
 from broker.spi import Backend, RecordSubscription, Start
 from broker.topic import TopicFacade
+from broker.transactions import open_transactional_publisher
 
 __all__ = ["Bus", "Health", "connect"]
 
@@ -86,6 +87,8 @@ class Bus:
         self._opened = False
         self._closed = False
         self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
+        self._admin = AdminFacade(self)
+        self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
         self._consumers: list[MessageConsumer[Any] | RecordConsumer[Any]] = []
 
@@ -192,8 +195,6 @@ class Bus:
         """
         if not self.capabilities.publish.transactions:
             raise self._unsupported("transactions", "publish.transactions")
-        from broker.transactions import open_transactional_publisher
-
         return open_transactional_publisher(
             transactional_id, self._backend, self.capabilities, self.hooks, self._check_open
         )
@@ -342,7 +343,7 @@ class Bus:
         self._remember(consumer)
         return consumer
 
-    @cached_property
+    @property
     def log(self) -> LogReaderFacade:
         """Reads of a topic's log without a group.
 
@@ -350,12 +351,14 @@ class Bus:
         """
         if not self._record_family().log_reader:
             raise self._unsupported("reading the log", "records.log_reader")
-        return LogReaderFacade(self._backend.log_reader(), self._record_family())
+        if self._log is None:
+            self._log = LogReaderFacade(self._backend.log_reader(), self._record_family())
+        return self._log
 
-    @cached_property
+    @property
     def admin(self) -> AdminFacade:
         """Provisioning and operations."""
-        return AdminFacade(self)
+        return self._admin
 
     # -- inside ------------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from broker.capabilities import Limits
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
 from broker.errors import BrokerError
 from broker.hooks import DeadLetterFailed, Hooks
-from broker.messages import DEAD_LETTER_PREFIX, Envelope, Message, OutboundMessage
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 
 __all__ = ["DeadLetterWriter", "make_dead_letter"]
 

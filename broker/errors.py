@@ -35,10 +35,9 @@ client library's own exception, or None) and `advice` (what to do, one sentence)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from broker.messages import Receipt
+from broker.receipts import Receipt
 
 __all__ = [
     "AlreadySettled",

@@ -14,9 +14,9 @@ from typing import Any
 from broker.assignments import Assignments, taken_away
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.messages import Record
 from broker.record_commits import Committer, Positions
 from broker.record_pump import RecordPump
+from broker.records import Record
 from broker.spi import Backend, RecordSource, RecordSubscription, TopicPartition
 
 __all__ = ["GroupMember", "OnRevoking"]

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from broker.messages import Message, OutboundMessage, Receipt
+    from broker.messages import Message
+    from broker.outbound import OutboundMessage
+    from broker.receipts import Receipt
 
 __all__ = [
     "Connected",

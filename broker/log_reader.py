@@ -13,8 +13,8 @@ from typing import Any
 
 from broker.capabilities import RecordCapabilities
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
-from broker.messages import Record, RecordBatch
 from broker.names import check_name
+from broker.records import Record, RecordBatch
 from broker.spi import Bounds, LogReaderSpi
 
 __all__ = ["LogReaderFacade"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from broker.capabilities import Capabilities
 from broker.errors import InvalidMessage, MessageTooLarge, Unsupported
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 
 __all__ = ["MessageLimits", "message_size", "utf8_length"]
 

@@ -1,9 +1,8 @@
-"""The vocabulary: what is published, what is received, and how each is settled.
+"""Messages that are settled one by one.
 
-`Message` and `Record` are two families that never pretend to be each other; `Envelope` is what they
-share, so that forwarders and codecs can be written once. Objects here hold no lock: use them from the
-event loop that made them (`broker.blocking` crosses threads for you). Awaiting a settlement may be
-cancelled; the settlement itself goes on, because it belongs to the consumer from the moment of the call.
+Objects here hold no lock: use them from the event loop that made them (`broker.blocking` crosses threads for
+you). Awaiting a settlement may be cancelled; the settlement itself goes on, because it belongs to the consumer
+from the moment of the call.
 """
 
 from __future__ import annotations
@@ -11,152 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
-from types import MappingProxyType, TracebackType
-from typing import Any, Final, Generic, Protocol, Self, overload
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
-from broker.errors import AlreadySettled, InvalidMessage, LeaseLost
+from broker.envelopes import UNSET, View, brief
+from broker.errors import AlreadySettled, LeaseLost
 
-__all__ = [
-    "DEAD_LETTER_PREFIX",
-    "RESERVED_PREFIX",
-    "BatchOwner",
-    "Envelope",
-    "Message",
-    "MessageBatch",
-    "MessageOwner",
-    "OutboundMessage",
-    "Outcome",
-    "Receipt",
-    "Record",
-    "RecordBatch",
-    "RecordOwner",
-    "SettleState",
-    "View",
-]
+__all__ = ["BatchOwner", "Message", "MessageBatch", "MessageOwner", "Outcome", "SettleState"]
 
 T = TypeVar("T", default=bytes)
-T_co = TypeVar("T_co", covariant=True, default=bytes)
-
-RESERVED_PREFIX: Final = "anybroker-"
-"""Attributes under this prefix carry what a broker has no place for (key, times); users never see or set them."""
-DEAD_LETTER_PREFIX: Final = "dead-letter-"
-"""Attributes under this prefix tell why and whence a dead letter came; `redrive` removes them."""
-
-NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class _Unset:
-    __slots__ = ()
-
-
-UNSET: Final = _Unset()
-
-
-class Envelope(Protocol):
-    """What a Message and a Record have in common."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def data(self) -> bytes | None: ...
-    @property
-    def attributes(self) -> Mapping[str, str]: ...
-    @property
-    def publish_time(self) -> datetime | None: ...
-    @property
-    def broker_time(self) -> datetime | None: ...
-    @property
-    def native(self) -> Any: ...
-
-
-class OutboundMessage:
-    """A message to be published; immutable once made.
-
-    :param data: the body; None is a tombstone where the broker has one (`capabilities.publish.tombstones`).
-    :param key: identity for partitioning and order; `str` is encoded as UTF-8. None and empty differ.
-    :param attributes: text to text; they come back equal on every backend.
-    :param id: what consumers see as `message.id`, and what the broker deduplicates by where it can.
-    :param deliver_at: not before this moment (timezone-aware), where the broker schedules.
-    :param ttl: seconds after which the broker may drop it, where it can.
-    :param partition: the partition to append to, where the broker has them; otherwise the key decides.
-    :param publish_time: the producer's clock; set when the message is published, if None.
-    :raises InvalidMessage: a field has the wrong type or a reserved attribute name.
-    """
-
-    __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "publish_time", "ttl")
-
-    def __init__(
-        self,
-        data: bytes | None,
-        key: bytes | str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        id: str | None = None,
-        deliver_at: datetime | None = None,
-        ttl: float | None = None,
-        partition: int | None = None,
-        publish_time: datetime | None = None,
-        native: Any = None,
-    ) -> None:
-        if data is not None and type(data) is not bytes:
-            data = _as_bytes(data)
-        self.data: Final[bytes | None] = data
-        self.key: Final[bytes | None] = key if key is None or type(key) is bytes else _as_key(key)
-        self.attributes: Final[Mapping[str, str]] = _checked_attributes(attributes) if attributes else NO_ATTRIBUTES
-        if id is not None and (not isinstance(id, str) or not id):
-            _wrong("id", id, "a non-empty str or None")
-        self.id: Final[str | None] = id
-        if deliver_at is not None and deliver_at.tzinfo is None:
-            raise InvalidMessage(
-                f"deliver_at {deliver_at.isoformat()} has no timezone", advice="Use datetime.now(UTC) + timedelta(...)"
-            )
-        self.deliver_at: Final[datetime | None] = deliver_at
-        if ttl is not None and not ttl > 0:
-            _wrong("ttl", ttl, "a number of seconds above 0, or None")
-        self.ttl: Final[float | None] = ttl
-        if partition is not None and (type(partition) is not int or partition < 0):
-            _wrong("partition", partition, "an int of 0 or more, or None")
-        self.partition: Final[int | None] = partition
-        self.publish_time: Final[datetime | None] = publish_time
-        self.native: Final[Any] = native
-
-    @classmethod
-    def from_message(cls, message: Envelope) -> OutboundMessage:
-        """Copy a received message or record for forwarding: body, key, attributes, producer's time and id.
-
-        `native` rides along, so that a backend of the same kind can forward what this model cannot show.
-        """
-        return cls(
-            message.data,
-            message.key,
-            message.attributes,
-            id=getattr(message, "id", None),
-            publish_time=message.publish_time,
-            native=message.native,
-        )
-
-    def __repr__(self) -> str:
-        attributes = dict(self.attributes)
-        return f"OutboundMessage(data={_brief(self.data)}, key={self.key!r}, attributes={attributes!r}, id={self.id!r})"
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The broker has the message.
-
-    :ivar id: the message's id as consumers will see it.
-    :ivar partition: where it was appended, None where the broker has no partitions.
-    :ivar offset: its position in the log, None where the broker has no log.
-    :ivar duplicate: the broker had a message of this id already and dropped this one.
-    """
-
-    id: str
-    partition: int | None = None
-    offset: int | None = None
-    duplicate: bool = False
 
 
 class SettleState(IntEnum):
@@ -181,18 +46,6 @@ class Outcome(IntEnum):
     """Never deliver again: dead-letter it."""
     RELEASE = 3
     """Not handled at all: deliver again at once; counts as an attempt only where the broker cannot help it."""
-
-
-class View(Protocol):
-    """How a backend shows the lazy part of its own raw messages; one stateless object for all of them."""
-
-    def id(self, raw: Any, /) -> str: ...
-    def key(self, raw: Any, /) -> bytes | None: ...
-    def attributes(self, raw: Any, /) -> Mapping[str, str]: ...
-    def publish_time(self, raw: Any, /) -> datetime | None: ...
-    def broker_time(self, raw: Any, /) -> datetime | None: ...
-    def delivery_attempt(self, raw: Any, /) -> int | None: ...
-    def native(self, raw: Any, /) -> Any: ...
 
 
 class MessageOwner(Protocol):
@@ -372,7 +225,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
 
     def __repr__(self) -> str:
         state = self.state.name.lower()
-        return f"<Message {self.id!r} of {self.topic!r}, key={self.key!r}, data={_brief(self.data)}, {state}>"
+        return f"<Message {self.id!r} of {self.topic!r}, key={self.key!r}, data={brief(self.data)}, {state}>"
 
 
 class MessageBatch(Sequence[Message[T]], Generic[T]):
@@ -421,157 +274,3 @@ class MessageBatch(Sequence[Message[T]], Generic[T]):
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self._messages)}>"
-
-
-class RecordOwner(Protocol):
-    """The consumer that handed a record over."""
-
-    async def commit_records(self, records: Sequence[Record[Any]]) -> None: ...
-
-
-class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
-    """An entry of an ordered, partitioned log.
-
-    `offset` only grows within a partition; it is not dense, but `offset + 1` is a legal position.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    data: bytes | None
-    raw: Any
-    view: View
-    size: int = 0
-    owner: RecordOwner | None = None
-    decoded: Any = UNSET
-    generation: int = 0
-    """Which assignment of the partition handed it over; a commit of an older one is refused."""
-
-    @property
-    def id(self) -> str:
-        """The publisher's id if it gave one, else one made of partition and offset."""
-        return self.view.id(self.raw)
-
-    @property
-    def attributes(self) -> Mapping[str, str]:
-        return self.view.attributes(self.raw)
-
-    @property
-    def publish_time(self) -> datetime | None:
-        """The producer's clock, UTC."""
-        return self.view.publish_time(self.raw)
-
-    @property
-    def broker_time(self) -> datetime | None:
-        """The broker's clock, UTC."""
-        return self.view.broker_time(self.raw)
-
-    @property
-    def native(self) -> Any:
-        """The client library's own object."""
-        return self.view.native(self.raw)
-
-    @property
-    def payload(self) -> T:
-        """The body as the consumer's codec decoded it; the bytes themselves without a codec."""
-        decoded = self.decoded
-        return self.data if decoded is UNSET else decoded  # pyright: ignore[reportReturnType]
-
-    async def commit(self) -> None:
-        """Settle this record and every lower offset of its partition.
-
-        :raises LeaseLost: the partition was taken away since; its new owner reads the record again.
-        :raises SettleError: the broker did not take the commit.
-        """
-        if self.owner is not None:
-            await self.owner.commit_records((self,))
-
-    def __repr__(self) -> str:
-        return f"<Record {self.topic!r}[{self.partition}]@{self.offset}, key={self.key!r}, data={_brief(self.data)}>"
-
-
-class RecordBatch(Sequence[Record[T]], Generic[T]):
-    """Records read together, in order within each partition."""
-
-    __slots__ = ("_owner", "_records")
-
-    def __init__(self, records: list[Record[T]], owner: RecordOwner | None = None) -> None:
-        self._records = records
-        self._owner = owner
-
-    @overload
-    def __getitem__(self, index: int) -> Record[T]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Record[T]]: ...
-    def __getitem__(self, index: int | slice) -> Record[T] | Sequence[Record[T]]:
-        return self._records[index]
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record[T]]:
-        return iter(self._records)
-
-    async def commit(self) -> None:
-        """Settle all records of the batch and every lower offset of their partitions.
-
-        :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
-        """
-        if self._owner is not None:
-            await self._owner.commit_records(self._records)
-
-    def to_arrow(self) -> Any:
-        """The batch as a `pyarrow.Table`.
-
-        Columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
-
-        :raises MissingClient: pyarrow is not installed.
-        """
-        from broker.arrow import records_to_arrow
-
-        return records_to_arrow(self._records)
-
-    def __repr__(self) -> str:
-        return f"<RecordBatch of {len(self._records)}>"
-
-
-def _as_key(key: object) -> bytes:
-    if isinstance(key, str):
-        return key.encode()
-    return key if isinstance(key, bytes) else _wrong("key", key, "bytes, str or None")
-
-
-def _as_bytes(data: object) -> bytes:
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return bytes(data)  # pyright: ignore[reportUnknownArgumentType]
-    return _wrong("data", data, "bytes or None; give the topic a codec to publish other types")
-
-
-def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
-    copy = dict(attributes)
-    for name, value in copy.items():
-        if type(name) is not str or type(value) is not str:
-            _wrong(f"attributes[{name!r}]", value, "a str under a str name")
-        if not name:
-            raise InvalidMessage("An attribute name is empty", advice="Give every attribute a name")
-        if name.startswith(RESERVED_PREFIX):
-            raise InvalidMessage(
-                f"Attribute {name!r} begins with the reserved prefix {RESERVED_PREFIX!r}", advice="Rename it"
-            )
-        try:
-            # ASCII is the common case and needs no encoding to be known as valid.
-            _ = (name.isascii() and value.isascii()) or (name.encode(), value.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidMessage(
-                f"Attribute {name!r} cannot be written as UTF-8", native=error, advice="Remove the lone surrogate"
-            ) from None
-    return MappingProxyType(copy)
-
-
-def _wrong(field: str, value: object, wanted: str) -> Any:
-    raise InvalidMessage(f"{field} is {value!r} of type {type(value).__name__}", advice=f"It takes {wanted}")
-
-
-def _brief(data: bytes | None) -> str:
-    return repr(data) if data is None or len(data) <= 32 else f"{data[:32]!r}… ({len(data)} bytes)"

@@ -18,7 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
-from broker.messages import Message, MessageBatch, OutboundMessage, Receipt, Record, RecordBatch
+from broker.messages import Message, MessageBatch
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record, RecordBatch
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 
 __all__ = [

@@ -30,7 +30,8 @@ from typing import Final
 import msgspec
 
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 
 __all__ = ["PipelineSettings", "PublishingPipeline"]
 

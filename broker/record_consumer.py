@@ -26,13 +26,13 @@ from broker.consumer_options import ConsumerOptions
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.group_member import GroupMember, OnRevoking
 from broker.hooks import Hooks
-from broker.messages import Record, RecordBatch
 from broker.protocols import Codec
 from broker.record_decoding import RecordDecoder
 from broker.record_pump import RecordPump
 from broker.record_reading import RecordReading
 from broker.record_serving import MakeMessages, message_capabilities, opener
 from broker.record_streams import Steps
+from broker.records import Record, RecordBatch
 from broker.retry import Drop, Retry
 from broker.spi import Backend, RecordSubscription, TopicPartition
 

@@ -16,10 +16,11 @@ from broker.assignments import Assignments
 from broker.dead_letter import DeadLetterWriter
 from broker.errors import BrokerError, DecodeError
 from broker.hooks import DeadLettered, Hooks
-from broker.messages import OutboundMessage, Record
+from broker.outbound import OutboundMessage
 from broker.protocols import Codec
 from broker.record_pump import RecordPump
 from broker.record_views import message_of
+from broker.records import Record
 from broker.spi import Backend, PublishTarget, TopicPartition
 
 __all__ = ["RecordDecoder"]

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError
 from broker.hooks import FetchFailed, Hooks, logger
-from broker.messages import Record
+from broker.records import Record
 from broker.spi import RecordSource, TopicPartition
 
 __all__ = ["RecordPump"]

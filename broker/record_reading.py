@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from broker.assignments import Assignments
 from broker.errors import BrokerError
-from broker.messages import Record, RecordOwner
 from broker.record_decoding import RecordDecoder
 from broker.record_pump import RecordPump
+from broker.records import Record, RecordOwner
 
 __all__ = ["RecordReading"]
 

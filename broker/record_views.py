@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from broker.messages import Message, Record, View
+from broker.envelopes import View
+from broker.messages import Message
+from broker.records import Record
 
 __all__ = ["FIRST", "Delivery", "delivery_of", "message_of", "record_of"]
 

@@ -21,17 +21,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol, Unpack
 
-from broker.capabilities import ConfirmedAck
+from broker.capabilities import Capabilities, ConfirmedAck
 from broker.consumer import MessageConsumer
+from broker.consumer_options import MessageOptions
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
 from broker.errors import BrokerError, InvalidName, PublishError, Unsupported
-from broker.messages import DEAD_LETTER_PREFIX, Envelope, Message, OutboundMessage, Record
+from broker.log_reader import LogReaderFacade
+from broker.messages import Message
 from broker.names import check_name, native_name
+from broker.outbound import OutboundMessage
+from broker.protocols import Topic
+from broker.records import Record
 from broker.retry import Retry
-
-if TYPE_CHECKING:
-    from broker.bus import Bus
+from broker.spi import Backend
 
 __all__ = ["REDRIVE_SUBSCRIPTION", "DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
 
@@ -118,8 +122,23 @@ def redriven_message(letter: Message[Any]) -> OutboundMessage:
     )
 
 
+class RedriveBus(Protocol):
+    """What a redrive needs of the bus."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def log(self) -> LogReaderFacade: ...
+    def topic(self, name: str) -> Topic[bytes]: ...
+    def messages(
+        self, topics: str, *, subscription: str, **options: Unpack[MessageOptions]
+    ) -> MessageConsumer[bytes]: ...
+
+
 async def redrive(
-    bus: Bus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
+    bus: RedriveBus, dead_letter_topic: str, *, limit: int | None, progress: Callable[[int], object] | None
 ) -> Redriven:
     """Move letters until there are none, or `limit` were moved; see the module for what moving means."""
     run = _Run(bus)
@@ -135,7 +154,7 @@ async def redrive(
     return run.report
 
 
-async def list_dead_letters(bus: Bus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
+async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
     """The oldest `limit` letters that a redrive would look at; nothing is settled or moved."""
     records = bus.capabilities.records
     subscriptions = await bus.backend.admin().list_subscriptions(dead_letter_topic)
@@ -155,7 +174,7 @@ async def list_dead_letters(bus: Bus, dead_letter_topic: str, *, limit: int) -> 
 class _Run:
     """One redrive under way."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: RedriveBus) -> None:
         self.report = Redriven()
         self.left: list[Message[bytes]] = []
         self._bus = bus
@@ -209,7 +228,7 @@ class _Run:
         self.left.append(letter)
 
 
-def _letters(bus: Bus, topic: str) -> MessageConsumer[bytes]:
+def _letters(bus: RedriveBus, topic: str) -> MessageConsumer[bytes]:
     family = bus.capabilities.messages
     if family is None:
         raise Unsupported(
@@ -228,7 +247,7 @@ def _letters(bus: Bus, topic: str) -> MessageConsumer[bytes]:
 
 
 async def _next_letters(
-    bus: Bus, letters: MessageConsumer[bytes], topic: str, most: int, *, held: int
+    bus: RedriveBus, letters: MessageConsumer[bytes], topic: str, most: int, *, held: int
 ) -> Sequence[Message[bytes]]:
     """The next letters; none when the broker has nothing but the `held` ones, or gives nothing for long."""
     for idle in range(_MOST_IDLE_ROUNDS):
@@ -240,7 +259,7 @@ async def _next_letters(
     return ()
 
 
-async def _is_drained(bus: Bus, topic: str, *, held: int, idle: bool) -> bool:
+async def _is_drained(bus: RedriveBus, topic: str, *, held: int, idle: bool) -> bool:
     try:
         lag = await bus.backend.admin().lag(topic, REDRIVE_SUBSCRIPTION)
     except BrokerError:
@@ -249,7 +268,7 @@ async def _is_drained(bus: Bus, topic: str, *, held: int, idle: bool) -> bool:
     return lag.waiting == 0 and (idle or lag.unsettled == held)
 
 
-async def _read_log(bus: Bus, topic: str, limit: int) -> list[Record[bytes]]:
+async def _read_log(bus: RedriveBus, topic: str, limit: int) -> list[Record[bytes]]:
     found: list[Record[bytes]] = []
     for partition in await bus.log.partitions(topic):
         room = limit

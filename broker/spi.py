@@ -41,10 +41,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from broker.capabilities import Capabilities
+from broker.envelopes import View
 from broker.errors import BrokerError
 from broker.hooks import Event
-from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record, View
+from broker.messages import Message, Outcome
 from broker.names import Ephemeral
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record
 
 __all__ = [
     "AdminSpi",

@@ -28,9 +28,10 @@ from broker.capabilities import Capabilities
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published
 from broker.message_limits import MessageLimits
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.protocols import Codec
 from broker.publishing_pipeline import PipelineSettings, PublishingPipeline
+from broker.receipts import Receipt
 from broker.spi import PublishTarget
 
 __all__ = ["TopicFacade"]

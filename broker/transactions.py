@@ -31,9 +31,10 @@ from broker.errors import (
 from broker.group_member import GroupMember
 from broker.hooks import Hooks, Published, logger
 from broker.message_limits import MessageLimits
-from broker.messages import OutboundMessage, Receipt
 from broker.names import check_name
+from broker.outbound import OutboundMessage
 from broker.protocols import BatchedRecordStream
+from broker.receipts import Receipt
 from broker.record_consumer import RecordConsumer
 from broker.spi import Backend, TransactionSpi
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from broker.errors import OffsetOutOfRange
-from broker.messages import Record
+from broker.records import Record
 from broker.spi import Bounds
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW

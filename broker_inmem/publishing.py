@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from broker.errors import BrokerError, Closed
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker_inmem.connections import Connection
 from broker_inmem.topic import Topic, TransactionWork
 

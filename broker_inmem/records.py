@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound
 from broker.hooks import Connected, Disconnected, Warned
-from broker.messages import Record
 from broker.names import Ephemeral
+from broker.records import Record
 from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry

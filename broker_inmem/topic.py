@@ -15,7 +15,8 @@ from zlib import crc32
 
 from broker.errors import BrokerError, InvalidMessage, InvalidSetting
 from broker.message_limits import MessageLimits, message_size
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.spi import Start
 from broker_inmem.entries import Entry, TransactionState, as_datetime
 from broker_inmem.options import BrokerOptions

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from broker.errors import BackendError, BrokerError, Closed, TransactionAborted, TransactionFatal
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.spi import RecordSource, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import TransactionState

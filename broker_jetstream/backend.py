@@ -7,6 +7,7 @@ the embedded server if it is ours.
 
 from __future__ import annotations
 
+import asyncio
 from secrets import token_hex
 from typing import ClassVar
 
@@ -198,9 +199,8 @@ class JetStreamBackend:
         return await self._connection.flush(self._settings.request_timeout)
 
     async def close(self) -> None:
-        for source in tuple(self._sources):
-            await source.close()
-        self._sources.clear()
+        sources, self._sources = self._sources, []
+        await asyncio.gather(*(source.close() for source in sources))
         await self._connection.close()
         if self._server is not None:
             await self._server.stop()

@@ -185,6 +185,8 @@ async def hang_up(client: Client) -> None:
     writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
     if isinstance(writer, asyncio.StreamWriter):
         writer.transport.abort()
+        # Else nats-py writes its rest to the aborted connection, fails, and leaves its tasks behind.
+        client._pending, client._pending_data_size = [], 0  # pyright: ignore[reportPrivateUsage]
     # Nothing is awaited in between, so the client does not take this for a broken connection.
     await client.close()
 

@@ -19,8 +19,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from broker.envelopes import NO_ATTRIBUTES
 from broker.errors import MessageTooLarge
-from broker.messages import NO_ATTRIBUTES, OutboundMessage
+from broker.outbound import OutboundMessage
 
 __all__ = [
     "MAX_HEADERS",

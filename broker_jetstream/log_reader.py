@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.errors import BackendError, ConnectionFailed, OffsetOutOfRange, OperationTimeout, TopicNotFound, Unsupported
-from broker.messages import Record
+from broker.records import Record
 from broker.spi import Bounds
 from broker_jetstream.connection import Connection
 from broker_jetstream.fastpath import Outgoing

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SettleError
-from broker.messages import Record
+from broker.records import Record
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.consumers import NANOSECONDS
@@ -352,11 +352,15 @@ class Partition:
             self._credit = 0
             self._heard = now
             self._wake()
-        if not self._pin:
+        if self._pin:
+            await self._stay()
+        else:
             await self._stir()
-        elif self._listening is not None:
+
+    async def _stay(self) -> None:
+        if self._listening is not None:
             token = b"k%d" % next(self._numbers)
-            self._asked[token] = now
+            self._asked[token] = time.monotonic()
             # One byte never takes a message: this pull only says that we are there.
             await self._pull({"batch": 1, "max_bytes": 1, "no_wait": True}, token)
 
@@ -369,8 +373,10 @@ class Partition:
         async with self._lock:
             if self.proven:
                 return True
+            if not self._pin or self._taking or not self._connection.connected:
+                return False
             begin = time.monotonic()
-            await self.keep()
+            await self._stay()
             owner = await self._owner()
             if self._epoch != self._connection.epoch or not self._pin or self._taking:
                 return False

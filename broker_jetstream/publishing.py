@@ -31,7 +31,8 @@ from broker.errors import (
     TopicNotFound,
     Unsupported,
 )
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing

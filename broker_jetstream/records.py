@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound
-from broker.messages import Record
+from broker.records import Record
 from broker.spi import RecordListener, Start, TopicPartition
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection

@@ -29,7 +29,9 @@ from broker.capabilities import (
 )
 from broker.errors import BrokerError, Closed, LeaseLost, SubscriptionNotFound, TopicNotFound, Unsupported
 from broker.hooks import Hooks
-from broker.messages import Message, OutboundMessage, Outcome, Receipt
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.settings import BackendSettings
 from broker.spi import Lag, MessageSubscription, Settlement, SubscriptionInfo, TopicInfo
 from broker.testing import Harness

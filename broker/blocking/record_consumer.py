@@ -20,7 +20,7 @@ from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
-from broker.messages import Record
+from broker.records import Record
 from broker.retry import Drop, Retry
 from broker.spi import TopicPartition
 

@@ -17,7 +17,8 @@ from typing_extensions import TypeVar
 
 from broker.blocking.portal import Call, Portal
 from broker.hooks import Hooks
-from broker.messages import Message, MessageBatch, Record, RecordBatch, SettleState
+from broker.messages import Message, MessageBatch, SettleState
+from broker.records import Record, RecordBatch
 
 if TYPE_CHECKING:
     import pyarrow

@@ -18,7 +18,8 @@ from typing_extensions import TypeVar
 from broker import topic as asynchronous
 from broker.blocking.portal import Portal
 from broker.errors import BrokerError, PublishError
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 
 __all__ = ["ReceiptFuture", "Topic"]
 

@@ -14,7 +14,8 @@ from broker import protocols
 from broker.blocking.portal import Portal
 from broker.blocking.record_consumer import RecordConsumer
 from broker.errors import Closed
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 
 __all__ = ["Transaction", "TransactionalPublisher"]
 

@@ -18,8 +18,9 @@ from broker.cli.rendering import envelope_json, envelope_line, json_line
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_start
 from broker.cli.topics import TopicName
-from broker.messages import Message, Record, RecordBatch
+from broker.messages import Message
 from broker.names import ephemeral
+from broker.records import Record, RecordBatch
 
 __all__ = ["app"]
 

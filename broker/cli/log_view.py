@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.cli.exits import Exit, Failure
-from broker.messages import Record
 from broker.protocols import LogReader
+from broker.records import Record
 from broker.spi import Bounds
 
 __all__ = ["read_from", "read_last"]

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 from broker.cli.exits import Exit, Failure
 from broker.cli.streams import Source
 from broker.errors import InvalidMessage
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 
 __all__ = [
     "BadLine",

@@ -17,7 +17,8 @@ from broker.cli.rendering import envelope_json, envelope_row, json_line, show_ta
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
 from broker.cli.topics import TopicName
-from broker.messages import Message, Record
+from broker.messages import Message
+from broker.records import Record
 
 __all__ = ["app", "next_of", "show"]
 

@@ -25,8 +25,9 @@ from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.streams import Source
 from broker.cli.topics import TopicName
 from broker.errors import BrokerError
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.protocols import Topic
+from broker.receipts import Receipt
 
 __all__ = ["app"]
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from broker.messages import Message, Record
+from broker.messages import Message
+from broker.records import Record
 
 __all__ = [
     "cut",

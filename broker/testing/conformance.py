@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker.testing.areas.admin import Administration
 from broker.testing.areas.as_messages import AsMessages
+from broker.testing.areas.blocking import Blocking
 from broker.testing.areas.cancelling import Cancelling
 from broker.testing.areas.closing import Closing
 from broker.testing.areas.commits import Commits
@@ -15,6 +16,7 @@ from broker.testing.areas.flow import Flow
 from broker.testing.areas.groups import Groups
 from broker.testing.areas.leases import Leases
 from broker.testing.areas.log_reader import LogReading
+from broker.testing.areas.observing import Observing
 from broker.testing.areas.order import Order
 from broker.testing.areas.outcomes import Outcomes
 from broker.testing.areas.publishing import Publishing
@@ -29,6 +31,7 @@ __all__ = [
     "AREAS",
     "Administration",
     "AsMessages",
+    "Blocking",
     "Cancelling",
     "Closing",
     "Codecs",
@@ -43,6 +46,7 @@ __all__ = [
     "Leases",
     "Limits",
     "LogReading",
+    "Observing",
     "Order",
     "Outcomes",
     "Publishing",
@@ -79,6 +83,8 @@ AREAS = (
     Administration,
     Reconnecting,
     Errors,
+    Observing,
+    Blocking,
 )
 
 
@@ -107,5 +113,7 @@ class Conformance(
     Administration,
     Reconnecting,
     Errors,
+    Observing,
+    Blocking,
 ):
     """Every conformance test: what a backend's test module subclasses."""

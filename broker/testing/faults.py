@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import BrokerError
-from broker.messages import Message, OutboundMessage, Receipt
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.spi import (
     Backend,
     MessageSource,

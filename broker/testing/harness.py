@@ -72,6 +72,10 @@ class Harness(ABC):
         """End this connection as the death of its process would: nothing is given back, nothing is said."""
         raise Unsupported(f"Harness {self.name!r} cannot crash a client")
 
+    async def cut(self, bus: Bus) -> None:
+        """Break this connection on the wire, now; it may come back at once."""
+        raise Unsupported(f"Harness {self.name!r} cannot cut a connection")
+
     async def advance(self, seconds: float) -> None:
         """Move the broker's clock forward."""
         raise Unsupported(f"Harness {self.name!r} has no clock to move")

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.messages import Message, Record
+from broker.messages import Message
+from broker.records import Record
 
 __all__ = [
     "Inbox",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from typing import Self
@@ -33,6 +34,20 @@ class Worker:
         async with asyncio.timeout(patience):
             while (line := await self._line()) != "holding":
                 assert line, f"The worker ended early, with status {await self._process.wait()}"
+
+    def freeze(self) -> None:
+        """SIGSTOP: it stands still until `thaw`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    async def until_acked(self, count: int, patience: float) -> None:
+        """Wait until so many messages were acked in all."""
+        async with asyncio.timeout(patience):
+            while len(self.handled) < count:
+                assert await self._line(), f"The worker ended early, with status {await self._process.wait()}"
 
     async def kill(self) -> None:
         """SIGKILL; harmless when it is dead."""

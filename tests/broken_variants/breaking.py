@@ -10,7 +10,9 @@ from typing import Any, Self
 from broker.bus import Bus
 from broker.errors import BrokerError
 from broker.hooks import Hooks
-from broker.messages import Message, OutboundMessage, Outcome, Receipt
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.registry import create_backend
 from broker.settings import BackendSettings
 from broker.spi import Backend, MessageSubscription, RecordSubscription, Settlement, TopicPartition

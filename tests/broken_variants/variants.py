@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from broker.bus import Bus
 from broker.errors import BackendError, BrokerError, TopicNotFound
-from broker.messages import Message, OutboundMessage, Outcome, Receipt
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.spi import MessageSubscription, Settlement, TopicPartition
 from broker.testing.faults import Wrapped
 from broker_inmem import InmemSettings

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from broker.hooks import Hooks
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, until

@@ -12,7 +12,10 @@ import pytest
 
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks
-from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record
 from broker.spi import MessageSource, RecordSource, RecordSubscription, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
@@ -50,7 +53,8 @@ def events() -> list[Event]:
 
 
 @pytest.fixture
-async def open_backend(events: list[Event]) -> AsyncIterator[Open]:
+async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]:
+    # It needs the proxy only so that connections are closed before their server.
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str, **values: Any) -> JetStreamBackend:

@@ -124,7 +124,8 @@ def test_attributes_of_the_option():
 
 def test_what_consume_prints_can_be_published_again():
     from broker.cli.rendering import envelope_json
-    from broker.messages import OutboundMessage, Record
+    from broker.outbound import OutboundMessage
+    from broker.records import Record
 
     class Seen:
         def __init__(self, message: OutboundMessage) -> None:

@@ -60,5 +60,9 @@ class InmemHarness(Harness):
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
+    async def cut(self, bus: Bus) -> None:
+        self.broker.faults.isolate(bus)
+        self.broker.faults.heal(bus)
+
     async def crash(self, bus: Bus) -> None:
         self.broker.faults.kill(bus)

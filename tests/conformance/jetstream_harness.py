@@ -51,6 +51,9 @@ class JetStreamHarness(Harness):
         self._behind[bus] = proxy
         return bus
 
+    async def cut(self, bus: Bus) -> None:
+        self._behind[bus].cut()
+
     async def crash(self, bus: Bus) -> None:
         self._behind[bus].hold()
 

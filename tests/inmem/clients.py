@@ -7,8 +7,11 @@ from typing import Any, Self
 
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
-from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record
+from broker.messages import Message, Outcome
 from broker.names import Ephemeral
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record
 from broker.spi import MessageSource, MessageSubscription, RecordSource, RecordSubscription, Settlement, TopicPartition
 from broker_inmem import Broker, InmemSettings
 from broker_inmem.backend import InmemBackend

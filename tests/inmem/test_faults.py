@@ -8,7 +8,8 @@ import pytest
 
 from broker.errors import AuthenticationFailed, ConnectionFailed, LeaseLost, OperationTimeout
 from broker.hooks import Connected, Disconnected
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
 from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, MessageListener, PartitionListener, bodies, published, read, settle, take
 

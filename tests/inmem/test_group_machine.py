@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.errors import ConnectionFailed, LeaseLost
-from broker.messages import OutboundMessage, Record
+from broker.outbound import OutboundMessage
+from broker.records import Record
 from broker.spi import RecordSource, TopicPartition
 from broker_inmem import Broker, BrokerOptions, ManualClock
 from broker_inmem.records import InmemRecordSource

@@ -16,8 +16,9 @@ from broker.errors import (
     TopicNotFound,
     Unsupported,
 )
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
 from broker.names import EPHEMERAL
+from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, ManualClock
 from tests.inmem.clients import Client, bodies, published, settle, take
 

@@ -16,7 +16,8 @@ from broker.errors import (
     TopicNotFound,
     UnknownSetting,
 )
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, ManualClock
 from tests.inmem.clients import Client, bodies, published, read, settle, take
 

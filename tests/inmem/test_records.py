@@ -10,8 +10,8 @@ import pytest
 
 from broker.errors import Closed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
 from broker.hooks import Warned
-from broker.messages import OutboundMessage
 from broker.names import EPHEMERAL
+from broker.outbound import OutboundMessage
 from broker.spi import Bounds, RecordSource, TopicPartition
 from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, PartitionListener, bodies, published, read

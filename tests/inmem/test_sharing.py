@@ -13,7 +13,7 @@ import pytest
 
 from broker.errors import ConfigurationError, InvalidSetting, UnknownSetting
 from broker.hooks import Hooks
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker.registry import create_backend
 from broker_inmem import Broker, BrokerOptions, InmemSettings, ManualClock, SystemClock
 from broker_inmem.backend import InmemBackend

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from broker.errors import BackendError, Closed, ConnectionFailed, TransactionAborted, TransactionFatal
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker.spi import Bounds, TopicPartition
 from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, bodies, read, take

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker.hooks import Event
-from broker.messages import Message, OutboundMessage, Outcome, Receipt, Record
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record
 from broker.spi import MessageSource, MessageSubscription, RecordSource, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 

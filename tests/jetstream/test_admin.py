@@ -16,8 +16,9 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
 from broker.names import native_name
+from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe

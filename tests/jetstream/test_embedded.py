@@ -18,7 +18,8 @@ import pytest
 
 from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
 from broker.hooks import Connected, Event, Hooks
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
 from broker_jetstream import server as server_module
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.server import EmbeddedServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker_jetstream.headers import NativeMessage
 from broker_jetstream.inherited import GATHER_STEP, in_stream_order
 from tests.jetstream.conftest import Open

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.errors import Closed, LeaseLost, NotFound, SubscriptionNotFound, TopicNotFound, Unsupported
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
 from broker.names import EPHEMERAL, native_name
+from broker.outbound import OutboundMessage
 from broker.spi import Settlement
 from broker_jetstream.backend import JetStreamBackend
 from tests.jetstream.conftest import Open

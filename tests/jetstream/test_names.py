@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from broker.errors import InvalidName
-from broker.messages import OutboundMessage
 from broker.names import NativeName, native_name
+from broker.outbound import OutboundMessage
 from broker_jetstream import names
 from broker_jetstream.fastpath import FastClient, PublicClient, make_client, supports_fast_path
 from broker_jetstream.headers import MessageView, NativeMessage, encode_headers, header_lines, parse_time

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from broker.errors import BrokerError, Closed, InvalidMessage, MessageTooLarge, TopicNotFound, Unsupported
-from broker.messages import OutboundMessage, Outcome, Receipt
+from broker.messages import Outcome
 from broker.names import native_name
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.publishing import partition_of
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
-from broker.messages import OutboundMessage, Record
 from broker.names import EPHEMERAL, Ephemeral, native_name
+from broker.outbound import OutboundMessage
+from broker.records import Record
 from broker.spi import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.membership import plan

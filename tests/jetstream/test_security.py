@@ -18,7 +18,8 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Hooks
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe

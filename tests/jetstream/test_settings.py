@@ -9,7 +9,8 @@ import pytest
 
 from broker.errors import InvalidSetting, UnknownSetting
 from broker.hooks import Hooks
-from broker.messages import OutboundMessage, Outcome
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
 from broker.spi import RecordSubscription, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings

@@ -18,9 +18,13 @@ from broker.admin import AdminFacade
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
 from broker.consumer import MessageConsumer
+from broker.envelopes import Envelope
 from broker.log_reader import LogReaderFacade
-from broker.messages import Envelope, Message, MessageBatch, OutboundMessage, Receipt, Record, RecordBatch
+from broker.messages import Message, MessageBatch
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.record_consumer import RecordConsumer
+from broker.records import Record, RecordBatch
 from broker.redrive import Redriven
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 from broker.topic import TopicFacade

@@ -16,7 +16,8 @@ from broker.dead_letter import DeadLetterWriter
 from broker.engine import Engine
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, Hooks
-from broker.messages import Message, OutboundMessage, Outcome
+from broker.messages import Message, Outcome
+from broker.outbound import OutboundMessage
 from broker.protocols import Codec
 from broker.retry import DROP, Drop, Retry
 from broker.spi import Settlement, SourceListener

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from broker.capabilities import Capabilities, Limits, PublishCapabilities
 from broker.errors import BrokerError
 from broker.hooks import Hooks
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.publishing_pipeline import PipelineSettings
+from broker.receipts import Receipt
 from broker.topic import TopicFacade
 
 Answer = Callable[[OutboundMessage], BrokerError | None]

@@ -10,7 +10,7 @@ import pytest
 
 from broker.arrow import record_schema, records_to_arrow
 from broker.errors import MissingClient
-from broker.messages import Record, RecordBatch
+from broker.records import Record, RecordBatch
 from tests.unit.record_fakes import VIEW, WRITTEN, record
 
 

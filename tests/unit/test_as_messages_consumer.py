@@ -13,7 +13,7 @@ from broker.codecs import Json
 from broker.consumer_factory import ConsumerFactory
 from broker.errors import Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, LeaseExpired, PartitionsRevoked
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker.record_consumer import RecordConsumer
 from broker.retry import Retry
 from broker.spi import RecordSubscription, TopicPartition

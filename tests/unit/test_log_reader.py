@@ -11,8 +11,8 @@ import pytest
 from broker.capabilities import RecordCapabilities
 from broker.errors import ConfigurationError, InvalidName, NotFound, OffsetOutOfRange, Unsupported
 from broker.log_reader import LogReaderFacade
-from broker.messages import Record
 from broker.protocols import LogReader
+from broker.records import Record
 from broker.spi import Bounds
 from tests.unit.record_fakes import record
 

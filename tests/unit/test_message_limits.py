@@ -10,7 +10,7 @@ import pytest
 from broker.capabilities import Capabilities, Limits, PublishCapabilities
 from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.message_limits import MessageLimits, message_size
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 
 LIMITS = Limits(body=10, key=4, id=5, attribute_key=6, attribute_value=7, attributes=2, message=24)
 

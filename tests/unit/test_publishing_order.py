@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.errors import BrokerError, ConnectionFailed
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.publishing_pipeline import PipelineSettings
+from broker.receipts import Receipt
 from tests.unit.scripted_target import ScriptedTarget, topic_of
 
 

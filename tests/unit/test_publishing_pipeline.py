@@ -15,8 +15,9 @@ from broker.errors import (
     OperationTimeout,
     PublishError,
 )
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.publishing_pipeline import PipelineSettings
+from broker.receipts import Receipt
 from tests.unit.scripted_target import ScriptedTarget, capabilities, topic_of
 
 

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.as_messages import RecordsAsMessages
 from broker.errors import LeaseLost
 from broker.hooks import Hooks
-from broker.messages import Message, Outcome, Record
+from broker.messages import Message, Outcome
 from broker.record_consumer import RecordConsumer
+from broker.records import Record
 from broker.spi import RecordSubscription, Settlement, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 

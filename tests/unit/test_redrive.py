@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.bus import Bus
-from broker.messages import DEAD_LETTER_PREFIX, Message, OutboundMessage
+from broker.envelopes import DEAD_LETTER_PREFIX
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.redrive import REDRIVE_SUBSCRIPTION, DeadLetter
 from broker.retry import Retry
 from broker_inmem import Broker

@@ -23,8 +23,9 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Event, Hooks, Published
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.protocols import Topic
+from broker.receipts import Receipt
 from broker.topic import TopicFacade
 from tests.unit.scripted_target import ScriptedTarget, capabilities, topic_of
 

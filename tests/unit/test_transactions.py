@@ -28,8 +28,9 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Hooks, Published
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
 from broker.protocols import TransactionalPublisher
+from broker.receipts import Receipt
 from broker.record_consumer import RecordConsumer
 from broker.spi import RecordSource, RecordSubscription, TopicPartition
 from broker.transactions import TransactionalPublisherFacade, open_transactional_publisher

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from broker.messages import Message, OutboundMessage
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.testing.areas.retry import QUICK, handling
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness

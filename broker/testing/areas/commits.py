@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness

@@ -8,7 +8,8 @@ from datetime import datetime
 from broker.codecs import Json, Text
 from broker.errors import BackendError
 from broker.hooks import DeadLettered, DeadLetterFailed, Event
-from broker.messages import Message, OutboundMessage
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.retry import DROP, Retry
 from broker.testing.areas.retry import QUICK
 from broker.testing.case import ConformanceCase

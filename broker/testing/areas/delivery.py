@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
-from broker.messages import Message, OutboundMessage
+from broker.messages import Message
 from broker.names import ephemeral
+from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from broker.codecs import Json, Text
+from broker.envelopes import RESERVED_PREFIX
 from broker.errors import InvalidMessage, InvalidName, MessageTooLarge
-from broker.messages import RESERVED_PREFIX, Message, OutboundMessage
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires

@@ -10,7 +10,8 @@ import pytest
 
 from broker.errors import LeaseLost
 from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
-from broker.messages import OutboundMessage, Record
+from broker.outbound import OutboundMessage
+from broker.records import Record
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires

@@ -208,6 +208,29 @@ class Leases(ConformanceCase):
             # The last acks before the death may have been on their way.
             assert len(set(seen) - set(rest)) <= 30
 
+    @requires("messages.lease", "shared", "harness.worker")
+    @promise(
+        "leases.frozen-process-loses-its-lease",
+        "What a process held that stood still for longer than a lease goes to another; nothing is lost.",
+    )
+    async def test_frozen_process_loses_its_lease(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers"):
+            pass
+        await bus.topic(topic).publish_batch(numbered(20))
+        worker = await harness.worker(topic, "readers", handle=5)
+        await worker.until_holding(3 * harness.patience)
+        worker.freeze()
+        try:
+            async with bus.messages(topic, subscription="readers") as inbox:
+                rest = [body for body in numbered(20) if body not in worker.handled]
+                await until_seen(inbox, rest, harness.patience)
+                worker.thaw()
+                await nothing_more(inbox, 1.5 * harness.lease_seconds)
+        finally:
+            worker.thaw()
+        await worker.kill()
+
 
 async def _first_of(first: Inbox, second: Inbox, patience: float) -> tuple[Inbox, Inbox, Message[bytes]]:
     """Which of two consumers got the only message, the other one, and the message."""

@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from broker.errors import OffsetOutOfRange, TopicNotFound
-from broker.messages import OutboundMessage, Record
+from broker.outbound import OutboundMessage
 from broker.protocols import LogReader
+from broker.records import Record
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires

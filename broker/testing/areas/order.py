@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 
-from broker.messages import Message, OutboundMessage
+from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.retry import Retry
 from broker.testing.areas.retry import QUICK, handling
 from broker.testing.case import ConformanceCase
@@ -123,6 +124,34 @@ class Order(ConformanceCase):
         for key, bodies in seen.items():
             before = bodies.index(b"m-000002")
             assert set(bodies[before + 1 :]) >= {b"m-000003", b"m-000004", b"m-000005"}, f"Key {key!r}: {bodies}"
+
+    @requires("messages.ordered_delivery")
+    @promise(
+        "order.failures-keep-order",
+        "With handlers that fail again and again, every key is still handled completely and in order.",
+    )
+    async def test_failures_keep_order(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: defaultdict[bytes | None, list[bytes | None]] = defaultdict(list)
+        calls: Counter[tuple[bytes | None, bytes | None]] = Counter()
+
+        async def handle(message: Message[bytes]) -> None:
+            calls[(message.key, message.data)] += 1
+            if sum(calls.values()) % 13 == 0 and calls[(message.key, message.data)] < 3:
+                raise ValueError("raised by the test")
+            seen[message.key].append(message.data)
+
+        policy = Retry(max_attempts=5, initial=0.01, maximum=0.02, jitter=0.0)
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, retry=policy) as inbox:
+            await bus.topic(topic).publish_batch(_interleaved(10, 100))
+            await handling(
+                inbox.receive(handle, concurrency=8),
+                lambda: sum(map(len, seen.values())) >= 1000,
+                inbox,
+                2 * harness.patience,
+            )
+        assert all(bodies == numbered(100) for bodies in seen.values())
+        assert sum(calls.values()) > 1000
 
     @promise(
         "order.dead-letter-releases-followers",

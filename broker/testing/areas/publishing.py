@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from broker.errors import BackendError, BrokerError, Closed, PublishError, TopicNotFound, Unsupported
-from broker.messages import OutboundMessage, Receipt
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import Faults
 from broker.testing.harness import Harness, unique

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from broker.bus import Bus
-from broker.errors import BrokerError
+from broker.errors import BrokerError, PublishError, SettleError
 from broker.hooks import Connected, Disconnected, Event
 from broker.messages import Message
+from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
@@ -91,6 +92,50 @@ class Reconnecting(ConformanceCase):
     )
     async def test_pause_loses_nothing(self, harness: Harness) -> None:
         await self._through(harness, lambda: harness.pause(1.5 * harness.lease_seconds))
+
+    @requires("harness.cut")
+    @promise(
+        "reconnect.cut-in-a-batch-loses-nothing",
+        "Connections cut in mid-batch lose nothing: each message's fate is told, and what has a receipt arrives.",
+    )
+    async def test_cut_in_a_batch_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        confirmed: set[bytes] = set()
+        seen: set[bytes | None] = set()
+        all_sent = asyncio.Event()
+
+        async def consume() -> None:
+            async with bus.messages(topic, subscription="readers") as inbox:
+                while not (all_sent.is_set() and seen >= confirmed):
+                    batch = await inbox.next_batch(50, timeout=harness.quiet)
+                    seen.update(message.data for message in batch)
+                    try:
+                        await batch.ack()
+                    except SettleError:
+                        continue
+
+        consuming = asyncio.ensure_future(consume())
+        for number in range(8):
+            batch = numbered(200, f"b{number}")
+            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(batch))
+            if number % 2:
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                await harness.cut(bus)
+            try:
+                await publishing
+            except PublishError as error:
+                outcomes = zip(batch, error.outcomes, strict=True)
+                confirmed.update(body for body, outcome in outcomes if isinstance(outcome, Receipt))
+            except BrokerError as error:
+                _check_retriable(error)
+            else:
+                confirmed.update(batch)
+        all_sent.set()
+        async with asyncio.timeout(6 * harness.patience):
+            await consuming
+        assert seen >= confirmed
+        assert len(confirmed) >= 800
 
     @requires("harness.restart")
     @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.")

@@ -9,8 +9,9 @@ import pytest
 
 from broker.codecs import Json
 from broker.errors import Closed, DecodeError, OffsetOutOfRange, TopicNotFound
-from broker.messages import OutboundMessage, Record
 from broker.names import ephemeral
+from broker.outbound import OutboundMessage
+from broker.records import Record
 from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from broker.errors import AlreadySettled
-from broker.messages import OutboundMessage, SettleState
+from broker.messages import SettleState
+from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires

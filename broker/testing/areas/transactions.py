@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.errors import TransactionFatal, Unsupported
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import broker.blocking
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 
 TOPIC = "orders"
 

@@ -17,7 +17,8 @@ from broker.errors import (
     ConfigurationError,
 )
 from broker.hooks import HandlerFailed
-from broker.messages import OutboundMessage, SettleState
+from broker.messages import SettleState
+from broker.outbound import OutboundMessage
 from broker.retry import Retry
 from tests.unit.blocking.common import TOPIC, publish, waiting
 

@@ -19,7 +19,7 @@ from broker.errors import (
     TopicNotFound,
     UnknownScheme,
 )
-from broker.messages import OutboundMessage
+from broker.outbound import OutboundMessage
 from broker_inmem import Broker
 from tests.unit.blocking.common import TOPIC
 

@@ -16,6 +16,7 @@ import broker.log_reader
 import broker.messages
 import broker.protocols
 import broker.record_consumer
+import broker.records
 import broker.topic
 from broker.blocking import AsMessagesOptions, MessageOptions, RecordOptions
 
@@ -51,8 +52,8 @@ def parameters(function: Callable[..., Any], options: type | None) -> dict[str, 
         (broker.admin.AdminFacade, broker.blocking.Admin),
         (broker.messages.Message, broker.blocking.BlockingMessage),
         (broker.messages.MessageBatch, broker.blocking.BlockingMessageBatch),
-        (broker.messages.Record, broker.blocking.BlockingRecord),
-        (broker.messages.RecordBatch, broker.blocking.BlockingRecordBatch),
+        (broker.records.Record, broker.blocking.BlockingRecord),
+        (broker.records.RecordBatch, broker.blocking.BlockingRecordBatch),
         (broker.protocols.TransactionalPublisher, broker.blocking.TransactionalPublisher),
         (broker.protocols.Transaction, broker.blocking.Transaction),
         (broker.consumer.Service, broker.blocking.Service),
@@ -84,7 +85,7 @@ def test_blocking_surface_mirrors_the_asynchronous_one(asynchronous: type, block
     ("asynchronous", "blocking"),
     [
         (broker.messages.Message, broker.blocking.BlockingMessage),
-        (broker.messages.Record, broker.blocking.BlockingRecord),
+        (broker.records.Record, broker.blocking.BlockingRecord),
     ],
 )
 def test_blocking_messages_show_every_field(asynchronous: type, blocking: type) -> None:

@@ -1,0 +1,120 @@
+"""`OutboundMessage`: what is published, checked when it is made. Immutable; safe from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Envelope, brief
+from broker.errors import InvalidMessage
+
+__all__ = ["OutboundMessage"]
+
+
+class OutboundMessage:
+    """A message to be published; immutable once made.
+
+    :param data: the body; None is a tombstone where the broker has one (`capabilities.publish.tombstones`).
+    :param key: identity for partitioning and order; `str` is encoded as UTF-8. None and empty differ.
+    :param attributes: text to text; they come back equal on every backend.
+    :param id: what consumers see as `message.id`, and what the broker deduplicates by where it can.
+    :param deliver_at: not before this moment (timezone-aware), where the broker schedules.
+    :param ttl: seconds after which the broker may drop it, where it can.
+    :param partition: the partition to append to, where the broker has them; otherwise the key decides.
+    :param publish_time: the producer's clock; set when the message is published, if None.
+    :raises InvalidMessage: a field has the wrong type or a reserved attribute name.
+    """
+
+    __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "publish_time", "ttl")
+
+    def __init__(
+        self,
+        data: bytes | None,
+        key: bytes | str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        id: str | None = None,
+        deliver_at: datetime | None = None,
+        ttl: float | None = None,
+        partition: int | None = None,
+        publish_time: datetime | None = None,
+        native: Any = None,
+    ) -> None:
+        if data is not None and type(data) is not bytes:
+            data = _as_bytes(data)
+        self.data: Final[bytes | None] = data
+        self.key: Final[bytes | None] = key if key is None or type(key) is bytes else _as_key(key)
+        self.attributes: Final[Mapping[str, str]] = _checked_attributes(attributes) if attributes else NO_ATTRIBUTES
+        if id is not None and (not isinstance(id, str) or not id):
+            _wrong("id", id, "a non-empty str or None")
+        self.id: Final[str | None] = id
+        if deliver_at is not None and deliver_at.tzinfo is None:
+            raise InvalidMessage(
+                f"deliver_at {deliver_at.isoformat()} has no timezone", advice="Use datetime.now(UTC) + timedelta(...)"
+            )
+        self.deliver_at: Final[datetime | None] = deliver_at
+        if ttl is not None and not ttl > 0:
+            _wrong("ttl", ttl, "a number of seconds above 0, or None")
+        self.ttl: Final[float | None] = ttl
+        if partition is not None and (type(partition) is not int or partition < 0):
+            _wrong("partition", partition, "an int of 0 or more, or None")
+        self.partition: Final[int | None] = partition
+        self.publish_time: Final[datetime | None] = publish_time
+        self.native: Final[Any] = native
+
+    @classmethod
+    def from_message(cls, message: Envelope) -> OutboundMessage:
+        """Copy a received message or record for forwarding: body, key, attributes, producer's time and id.
+
+        `native` rides along, so that a backend of the same kind can forward what this model cannot show.
+        """
+        return cls(
+            message.data,
+            message.key,
+            message.attributes,
+            id=getattr(message, "id", None),
+            publish_time=message.publish_time,
+            native=message.native,
+        )
+
+    def __repr__(self) -> str:
+        attributes = dict(self.attributes)
+        return f"OutboundMessage(data={brief(self.data)}, key={self.key!r}, attributes={attributes!r}, id={self.id!r})"
+
+
+def _as_key(key: object) -> bytes:
+    if isinstance(key, str):
+        return key.encode()
+    return key if isinstance(key, bytes) else _wrong("key", key, "bytes, str or None")
+
+
+def _as_bytes(data: object) -> bytes:
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)  # pyright: ignore[reportUnknownArgumentType]
+    return _wrong("data", data, "bytes or None; give the topic a codec to publish other types")
+
+
+def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
+    copy = dict(attributes)
+    for name, value in copy.items():
+        if type(name) is not str or type(value) is not str:
+            _wrong(f"attributes[{name!r}]", value, "a str under a str name")
+        if not name:
+            raise InvalidMessage("An attribute name is empty", advice="Give every attribute a name")
+        if name.startswith(RESERVED_PREFIX):
+            raise InvalidMessage(
+                f"Attribute {name!r} begins with the reserved prefix {RESERVED_PREFIX!r}", advice="Rename it"
+            )
+        try:
+            # ASCII is the common case and needs no encoding to be known as valid.
+            _ = (name.isascii() and value.isascii()) or (name.encode(), value.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(
+                f"Attribute {name!r} cannot be written as UTF-8", native=error, advice="Remove the lone surrogate"
+            ) from None
+    return MappingProxyType(copy)
+
+
+def _wrong(field: str, value: object, wanted: str) -> Any:
+    raise InvalidMessage(f"{field} is {value!r} of type {type(value).__name__}", advice=f"It takes {wanted}")
