@@ -1,4 +1,4 @@
-"""Testing against `broker`: the conformance kit for backend authors, and pytest fixtures for applications.
+"""Testing against `broker`: the conformance kit for backend authors, messages without a broker for applications.
 
 A backend passes the kit by subclassing two classes:
 
@@ -13,7 +13,8 @@ A backend passes the kit by subclassing two classes:
     class TestMine(Conformance):
         harness_class = MyHarness
 
-See `docs/writing-a-backend.md`. Importing this package opens nothing and needs pytest only.
+See `docs/writing-a-backend.md`, and `docs/testing.md` for the rest. Importing this
+package opens nothing and needs pytest only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import pytest
 # The kit's assertions explain themselves only if pytest rewrites them, which it must be told before they are imported.
 pytest.register_assert_rewrite("broker.testing.areas", "broker.testing.waiting")
 
+from broker.testing.fakes import make_message, make_record  # noqa: E402
 from broker.testing.harness import Harness  # noqa: E402
 from broker.testing.promises import Promise, promise, requires  # noqa: E402
 
-__all__ = ["Harness", "Promise", "promise", "requires"]
+__all__ = ["Harness", "Promise", "make_message", "make_record", "promise", "requires"]

@@ -1,0 +1,157 @@
+"""Messages and records without a broker: for unit tests of handlers, and for hand-written fakes of the protocols.
+
+Pure, for any event loop. A message made here settles itself: its `state` and `outcome` tell what was asked of it, and
+settling it another way afterwards raises, as on a broker. There is no lease, so nothing expires; `extend` and
+`commit` do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, Final, overload
+
+import msgspec
+from typing_extensions import TypeVar
+
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.protocols import Codec
+from broker.records import Record
+
+__all__ = ["make_message", "make_record"]
+
+T = TypeVar("T")
+
+_numbers: Final = count(1)
+
+
+class _Received(msgspec.Struct, eq=False):
+    """What a broker would keep of it."""
+
+    outbound: OutboundMessage
+    id: str
+    time: datetime
+    attempt: int | None = None
+
+
+class _ReceivedView:
+    __slots__ = ()
+
+    def id(self, raw: _Received, /) -> str:
+        return raw.id
+
+    def key(self, raw: _Received, /) -> bytes | None:
+        return raw.outbound.key
+
+    def attributes(self, raw: _Received, /) -> Mapping[str, str]:
+        return raw.outbound.attributes
+
+    def publish_time(self, raw: _Received, /) -> datetime | None:
+        return raw.outbound.publish_time or raw.time
+
+    def broker_time(self, raw: _Received, /) -> datetime | None:
+        return raw.time
+
+    def delivery_attempt(self, raw: _Received, /) -> int | None:
+        return raw.attempt
+
+    def native(self, raw: _Received, /) -> OutboundMessage:
+        return raw.outbound
+
+
+_VIEW: Final = _ReceivedView()
+
+
+@overload
+def make_message(
+    payload: bytes | OutboundMessage | None,
+    *,
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    delivery_attempt: int = 1,
+) -> Message[bytes]: ...
+@overload
+def make_message(
+    payload: T | OutboundMessage,
+    *,
+    codec: Codec[T],
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    delivery_attempt: int = 1,
+) -> Message[T]: ...
+def make_message(
+    payload: Any,
+    *,
+    codec: Codec[Any] | None = None,
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    delivery_attempt: int = 1,
+) -> Message[Any]:
+    """A message as a consumer would hand it over.
+
+    :param payload: what would be published: bytes, what the codec takes, or an OutboundMessage with its own key,
+        attributes, id and time.
+    :param codec: encodes the payload, and decodes it into `message.payload`.
+    :raises InvalidMessage: it could not be published.
+    """
+    raw = _received(payload, codec, key, attributes)
+    raw.attempt = delivery_attempt
+    message: Message[Any] = Message(topic, raw.outbound.data, raw, _VIEW)
+    if codec is not None:
+        message.decoded = codec.decode(message.data)
+    return message
+
+
+@overload
+def make_record(
+    payload: bytes | OutboundMessage | None,
+    *,
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    partition: int = 0,
+    offset: int = 0,
+) -> Record[bytes]: ...
+@overload
+def make_record(
+    payload: T | OutboundMessage,
+    *,
+    codec: Codec[T],
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    partition: int = 0,
+    offset: int = 0,
+) -> Record[T]: ...
+def make_record(
+    payload: Any,
+    *,
+    codec: Codec[Any] | None = None,
+    key: bytes | str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    topic: str = "fake-topic",
+    partition: int = 0,
+    offset: int = 0,
+) -> Record[Any]:
+    """A record as a consumer would hand it over; parameters as for `make_message`.
+
+    :raises InvalidMessage: it could not be published.
+    """
+    raw = _received(payload, codec, key, attributes)
+    record: Record[Any] = Record(topic, partition, offset, raw.outbound.key, raw.outbound.data, raw, _VIEW)
+    if codec is not None:
+        record.decoded = codec.decode(record.data)
+    return record
+
+
+def _received(
+    payload: Any, codec: Codec[Any] | None, key: bytes | str | None, attributes: Mapping[str, str] | None
+) -> _Received:
+    if not isinstance(payload, OutboundMessage):
+        payload = OutboundMessage(payload if codec is None else codec.encode(payload), key, attributes)
+    return _Received(payload, payload.id or f"fake-{next(_numbers)}", datetime.now(UTC))
