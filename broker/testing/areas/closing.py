@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
+from broker.consuming.runner import serve
 from broker.errors import Closed, SettleError
 from broker.messages import Message
-from broker.runner import serve
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise

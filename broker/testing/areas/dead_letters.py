@@ -6,11 +6,11 @@ import asyncio
 from datetime import datetime
 
 from broker.codecs import Json, Text
+from broker.consuming.retry import DROP, Retry
 from broker.errors import BackendError
 from broker.hooks import DeadLettered, DeadLetterFailed, Event
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.retry import DROP, Retry
 from broker.testing.areas.retry import QUICK
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import Faults

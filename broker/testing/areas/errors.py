@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import broker
+from broker.consuming.retry import Retry
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,
@@ -23,7 +24,6 @@ from broker.errors import (
 )
 from broker.messages import Message
 from broker.names import ephemeral
-from broker.retry import Retry
 from broker.testing.areas.retry import QUICK
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 
+from broker.consuming.retry import Retry
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.retry import Retry
 from broker.testing.areas.retry import QUICK, handling
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from broker.capabilities import LeaseMode
+from broker.consuming.retry import Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Event, HandlerFailed
 from broker.messages import Message
-from broker.retry import Retry
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires

@@ -1,0 +1,154 @@
+"""What observing promises: hooks see every publish, delivery and settlement, and can carry a trace end to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from broker.hooks import Connected, Event, Published, Settled
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.testing.areas.retry import handling
+from broker.testing.case import ConformanceCase
+from broker.testing.harness import Harness
+from broker.testing.promises import promise
+from broker.testing.waiting import eventually, numbered, take
+
+__all__ = ["Observing"]
+
+TRACE = "traceparent"
+
+
+class Observing(ConformanceCase):
+    """Events and interceptors."""
+
+    @promise(
+        "observing.trace-arrives",
+        "An attribute that an interceptor adds while publishing is there when the message is handled, in every way.",
+    )
+    async def test_trace_arrives(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        seen: list[str] = []
+
+        def add_trace(name: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+            assert name == topic
+            return [OutboundMessage(m.data, m.key, {**m.attributes, TRACE: "00-abc-def-01"}, m.id) for m in messages]
+
+        @contextmanager
+        def around(message: Message[Any]) -> Generator[None]:
+            seen.append(message.attributes[TRACE])
+            yield
+
+        bus.hooks.on_publish(add_trace)
+        bus.hooks.around_handling(around)
+
+        async def handle(message: Message[bytes]) -> None:
+            assert message.attributes["own"] == "kept"
+
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish(b"1", attributes={"own": "kept"})
+            await bus.topic(topic).publish_batch([OutboundMessage(b"2", attributes={"own": "kept"})])
+            await bus.topic(topic).enqueue(b"3", attributes={"own": "kept"})
+            await handling(inbox.receive(handle), lambda: len(seen) >= 3, inbox, harness.patience)
+        assert seen == ["00-abc-def-01"] * 3
+
+    @promise(
+        "observing.block-is-wrapped",
+        "`async with message` runs inside the interceptors of handling, which see its error.",
+    )
+    async def test_block_is_wrapped(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        told: list[str] = []
+
+        @contextmanager
+        def around(message: Message[Any]) -> Generator[None]:
+            told.append("begin")
+            try:
+                yield
+            except ValueError as error:
+                told.append(str(error))
+                raise
+            else:
+                told.append("end")
+
+        bus.hooks.around_handling(around)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch([b"good", b"bad"])
+            for message in await take(inbox, 2, harness.patience):
+                async with message:
+                    if message.data == b"bad":
+                        raise ValueError("raised by the test")
+        assert sorted(told) == sorted(["begin", "end", "begin", "raised by the test"])
+
+    @promise(
+        "observing.publishes-are-told",
+        "Every call that publishes is an event with an outcome per message and its time.",
+    )
+    async def test_publishes_are_told(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        await bus.topic(topic).publish(b"x")
+        await bus.topic(topic).publish_batch(numbered(10))
+        for body in numbered(10):
+            await bus.topic(topic).enqueue(body)
+        await bus.topic(topic).flush()
+        told = [event for event in events if isinstance(event, Published)]
+        assert sum(len(event.outcomes) for event in told) == 21
+        assert all(isinstance(outcome, Receipt) for event in told for outcome in event.outcomes)
+        assert all(event.topic == topic and event.seconds >= 0 for event in told)
+
+    @promise("observing.settlements-are-told", "Every settlement is counted in an event: acked, nacked, given back.")
+    async def test_settlements_are_told(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+
+        def counts() -> tuple[int, int, int]:
+            told = [event for event in events if isinstance(event, Settled)]
+            return sum(e.acked for e in told), sum(e.nacked for e in told), sum(e.released for e in told)
+
+        async with bus.messages(topic, subscription="readers", max_outstanding=10) as inbox:
+            await bus.topic(topic).publish_batch(numbered(10))
+            messages = await take(inbox, 10, harness.patience)
+            for message in messages[:5]:
+                await message.ack()
+            for message in messages[5:8]:
+                await message.nack(delay=min(60.0, _native_delay(bus)))
+            await eventually(lambda: counts()[0] == 5, harness.patience, "the news of five acks")
+        await eventually(lambda: sum(counts()) >= 10, harness.patience, "the news of ten settlements")
+        assert counts()[0] == 5
+
+    @promise("observing.removed-listener-hears-nothing", "A listener that was removed hears nothing more.")
+    async def test_removed_listener_hears_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        events: list[Event] = []
+        remove = bus.hooks.listen(events.append)
+        await bus.topic(topic).publish(b"x")
+        heard = len(events)
+        assert heard
+        remove()
+        await bus.topic(topic).publish(b"x")
+        assert len(events) == heard
+
+    @promise(
+        "observing.opening-is-told",
+        "The first connection is an event that names the server, without its credentials.",
+    )
+    async def test_opening_is_told(self, harness: Harness) -> None:
+        events: list[Event] = []
+        bus = harness.open_bus(harness.url(), None)
+        bus.hooks.listen(events.append)
+        async with bus:
+            await asyncio.sleep(0)
+        told = [event for event in events if isinstance(event, Connected)]
+        assert [event.again for event in told] == [False]
+        assert told[0].server
+        assert "@" not in told[0].server
+
+
+def _native_delay(bus: Any) -> float:
+    return bus.capabilities.messages.native_delay
