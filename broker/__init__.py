@@ -18,7 +18,9 @@ from broker.capabilities import (
     RecordCapabilities,
 )
 from broker.codecs import Bytes, Json, Text
-from broker.consumer import MessageConsumer, Service
+from broker.consuming.consumer import MessageConsumer, Service
+from broker.consuming.retry import DROP, Retry
+from broker.consuming.runner import run, serve
 from broker.envelopes import Envelope
 from broker.errors import (
     AlreadySettled,
@@ -71,12 +73,10 @@ from broker.protocols import (
     Transaction,
     TransactionalPublisher,
 )
+from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.record_consumer import RecordConsumer
 from broker.records import Record, RecordBatch
 from broker.registry import register
-from broker.retry import DROP, Retry
-from broker.runner import run, serve
 from broker.spi import Bounds, Lag, SubscriptionInfo, TopicInfo
 
 __all__ = [

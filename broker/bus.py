@@ -18,22 +18,22 @@ from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
 from broker.capabilities import Capabilities, RecordCapabilities
-from broker.consumer import MessageConsumer
-from broker.consumer_factory import ConsumerFactory, check_topics, unsupported
-from broker.consumer_options import ConsumerOptions, MessageOptions
+from broker.consuming.consumer import MessageConsumer
+from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
+from broker.consuming.options import ConsumerOptions, MessageOptions
+from broker.consuming.retry import Drop, Retry
 from broker.errors import BrokerError, Closed, Unsupported
-from broker.group_member import OnRevoking
 from broker.hooks import Hooks
-from broker.log_reader import LogReaderFacade
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
-from broker.record_consumer import RecordConsumer
+from broker.publishing.topic import TopicFacade
+from broker.publishing.transactions import open_transactional_publisher
+from broker.reading.group_member import OnRevoking
+from broker.reading.log_reader import LogReaderFacade
+from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
-from broker.retry import Drop, Retry
 from broker.settings import BackendSettings
 from broker.spi import Backend, RecordSubscription, Start
-from broker.topic import TopicFacade
-from broker.transactions import open_transactional_publisher
 
 __all__ = ["Bus", "Health", "connect"]
 

@@ -24,17 +24,17 @@ from datetime import datetime
 from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities, ConfirmedAck
-from broker.consumer import MessageConsumer
-from broker.consumer_options import MessageOptions
+from broker.consuming.consumer import MessageConsumer
+from broker.consuming.options import MessageOptions
+from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
 from broker.errors import BrokerError, InvalidName, PublishError, Unsupported
-from broker.log_reader import LogReaderFacade
 from broker.messages import Message
 from broker.names import check_name, native_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
+from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record
-from broker.retry import Retry
 from broker.spi import Backend
 
 __all__ = ["REDRIVE_SUBSCRIPTION", "DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from broker.errors import ConfigurationError, SubscriptionNotFound, TopicNotFound
-from broker.message_limits import MessageLimits
+from broker.publishing.limits import MessageLimits
 from broker.spi import Start
 from broker_inmem.clock import Clock, SystemClock
 from broker_inmem.connections import Connection, ConnectionState

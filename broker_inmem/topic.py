@@ -14,8 +14,8 @@ from typing import Final
 from zlib import crc32
 
 from broker.errors import BrokerError, InvalidMessage, InvalidSetting
-from broker.message_limits import MessageLimits, message_size
 from broker.outbound import OutboundMessage
+from broker.publishing.limits import MessageLimits, message_size
 from broker.receipts import Receipt
 from broker.spi import Start
 from broker_inmem.entries import Entry, TransactionState, as_datetime

@@ -28,7 +28,7 @@ from broker.capabilities import (
     PublishCapabilities,
 )
 from broker.errors import BrokerError, Closed, LeaseLost, SubscriptionNotFound, TopicNotFound, Unsupported
-from broker.hooks import Hooks
+from broker.hooks import Connected, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -119,10 +119,12 @@ class ShelfBackend:
 
     def __init__(self, settings: ShelfSettings, hooks: Hooks) -> None:
         self.shelf = SHELVES.setdefault(settings.name, Shelf())
+        self.hooks = hooks
         self.closed = False
 
     async def open(self) -> None:
         self.closed = False
+        self.hooks.emit(Connected(server="shelf"))
 
     def publish_target(self, topic: str) -> ShelfTarget:
         return ShelfTarget(self.shelf, topic)

@@ -29,7 +29,7 @@ from broker.blocking.record_consumer import RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
-from broker.consumer_options import MessageOptions
+from broker.consuming.options import MessageOptions
 from broker.errors import PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral

@@ -19,10 +19,10 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from broker import consumer as asynchronous
 from broker.blocking.handler_threads import HandlerExit, HandlerThreads
 from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingMessage, BlockingMessageBatch
+from broker.consuming import consumer as asynchronous
 from broker.errors import Closed, ConfigurationError, SettleError
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch, Outcome, SettleState

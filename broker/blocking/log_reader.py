@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from broker import log_reader as asynchronous
 from broker.blocking.portal import Portal
 from broker.blocking.settling import BlockingRecordBatch
+from broker.reading import log_reader as asynchronous
 from broker.spi import Bounds
 
 __all__ = ["LogReader"]

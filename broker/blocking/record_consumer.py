@@ -14,14 +14,14 @@ from typing import Any, Generic, Self, TypedDict
 
 from typing_extensions import TypeVar, Unpack
 
-from broker import record_consumer as asynchronous
 from broker.blocking.consumer import MessageConsumer
 from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
+from broker.consuming.retry import Drop, Retry
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
+from broker.reading import record_consumer as asynchronous
 from broker.records import Record
-from broker.retry import Drop, Retry
 from broker.spi import TopicPartition
 
 __all__ = ["AsMessagesOptions", "RecordConsumer"]

@@ -15,10 +15,10 @@ from typing import Final, Generic
 
 from typing_extensions import TypeVar
 
-from broker import topic as asynchronous
 from broker.blocking.portal import Portal
 from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage
+from broker.publishing import topic as asynchronous
 from broker.receipts import Receipt
 
 __all__ = ["ReceiptFuture", "Topic"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from broker.errors import BrokerError
 from broker.messages import Message
@@ -57,7 +57,7 @@ class Faults:
         self.sources: list[FaultySource] = []
 
     def __call__(self, backend: Backend) -> Backend:
-        return _FaultyBackend(backend, self)  # pyright: ignore[reportReturnType]
+        return cast("Backend", _FaultyBackend(backend, self))
 
     def fail_fetch(self, error: BrokerError) -> None:
         """Have the next fetch raise, at once if one is waiting."""
@@ -72,12 +72,12 @@ class _FaultyBackend(Wrapped):
         self.faults = faults
 
     def publish_target(self, topic: str) -> PublishTarget:
-        return FaultyTarget(self.inner.publish_target(topic), topic, self.faults)  # pyright: ignore[reportReturnType]
+        return cast("PublishTarget", FaultyTarget(self.inner.publish_target(topic), topic, self.faults))
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         source = FaultySource(await self.inner.subscribe(subscription, listener), self.faults)
         self.faults.sources.append(source)
-        return source  # pyright: ignore[reportReturnType]
+        return cast("MessageSource", source)
 
 
 class FaultyTarget(Wrapped):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -47,13 +47,13 @@ class Matrix:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == "conformance":
-                backend, promise = _pair(value)
+                backend, promise = cast("tuple[str, str]", value)
                 cell = _cell(report)
                 if cell is not None and self.cells.get((promise, backend)) != FAILED:
                     self.cells[(promise, backend)] = cell
             elif name == "broken_variant" and report.when == "call" and report.passed:
-                variant, description, promise = value  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
-                self.variants[str(variant)] = (str(description), str(promise))  # pyright: ignore[reportUnknownArgumentType]
+                variant, description, promise = cast("tuple[str, str, str]", value)
+                self.variants[variant] = (description, promise)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.path is None or not self.cells:
@@ -152,11 +152,6 @@ def _cell(report: pytest.TestReport) -> str | None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         return f"n/a: {reason.removeprefix('Skipped: ')}"
     return OK if report.when == "call" else None
-
-
-def _pair(value: object) -> tuple[str, str]:
-    backend, promise = value  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
-    return str(backend), str(promise)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _row(*cells: str) -> str:

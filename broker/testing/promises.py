@@ -50,7 +50,7 @@ def promise(
             async with asyncio.timeout(seconds):
                 await test(self, *args, **kwargs)
 
-        within.__promise__ = Promise(name, text)  # pyright: ignore[reportAttributeAccessIssue]
+        vars(within)["__promise__"] = Promise(name, text)
         return within
 
     return decorate
@@ -65,7 +65,7 @@ def requires(*capabilities: str) -> Callable[[F], F]:
     """
 
     def decorate(test: F) -> F:
-        test.__requires__ = capabilities  # pyright: ignore[reportFunctionMemberAccess]
+        vars(test)["__requires__"] = capabilities
         return test
 
     return decorate

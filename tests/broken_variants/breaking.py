@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from broker.bus import Bus
 from broker.errors import BrokerError
-from broker.hooks import Hooks
+from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -162,9 +162,12 @@ class BrokenHarness(InmemHarness):
     patience = 1.0
     backend_class: type[BrokenBackend] = BrokenBackend
     bus_class: type[Bus] = Bus
+    slips: ClassVar[list[BaseException]] = []
+    """Errors of the variants' own code: one that only trips over itself proves nothing."""
 
     def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
         hooks = Hooks()
+        hooks.listen(self._note_slip)
         backend: Any = self.backend_class(create_backend(url, hooks))
         return self.bus_class(backend if wrap is None else wrap(backend), hooks)
 
@@ -173,3 +176,8 @@ class BrokenHarness(InmemHarness):
         while isinstance(inner, Wrapped):
             inner = inner.inner
         self.broker.faults.kill(inner)
+
+    def _note_slip(self, event: Event) -> None:
+        native = getattr(getattr(event, "error", None), "native", None)
+        if isinstance(native, (AttributeError, NameError, TypeError)):
+            self.slips.append(native)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from broker.testing.runner import check
+from tests.broken_variants.breaking import BrokenHarness
 from tests.broken_variants.variants import VARIANTS, Variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 async def test_the_broken_promise_is_named(variant: Variant, request: pytest.FixtureRequest) -> None:
+    BrokenHarness.slips.clear()
     outcomes = await check(variant.harness, [variant.promise, *variant.healthy])
+    assert BrokenHarness.slips == []
     assert outcomes[variant.promise].status == "broken", f"Nobody noticed: {variant.broken}"
     for promise in variant.healthy:
         assert outcomes[promise].status == "kept", f"The variant breaks more than it says: {outcomes[promise].detail}"

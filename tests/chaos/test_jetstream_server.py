@@ -186,7 +186,7 @@ async def test_publishing_through_cuts(open_backend: Open, proxy: Proxy, topic: 
     backend = await open_backend(proxy.url, fast_path=fast)
     await make_topic(backend, topic)
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100))
-    dice = random.Random(7)  # noqa: S311  # the same cuts in every run
+    dice = random.Random(7)  # the same cuts in every run
     while not publishing.done():
         proxy.cut(dice.randrange(20_000))
         await asyncio.sleep(0.08)
@@ -228,7 +228,7 @@ async def test_messages_through_cuts(open_backend: Open, proxy: Proxy, topic: st
     source = await subscribe(backend, topic, confirm_acks=confirm)
     consumer = Consumer(source, 3000)
     consuming = asyncio.create_task(consumer.run())
-    dice = random.Random(11)  # noqa: S311
+    dice = random.Random(11)
     for _ in range(6):
         proxy.cut(dice.randrange(1000, 60_000))
         await asyncio.sleep(0.1)
@@ -269,7 +269,7 @@ async def test_records_through_cuts(open_backend: Open, proxy: Proxy, topic: str
     source = await backend.join(RecordSubscription(topics=[topic], group="audit"), GroupListener())
     reader = Reader(source, 3000)
     reading = asyncio.create_task(reader.run())
-    dice = random.Random(13)  # noqa: S311
+    dice = random.Random(13)
     for _ in range(6):
         proxy.cut(dice.randrange(1000, 60_000))
         await asyncio.sleep(0.15)

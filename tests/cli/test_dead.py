@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.bus import connect
-from broker.retry import Retry
+from broker.consuming.retry import Retry
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from broker.errors import LeaseLost
-from broker.message_limits import MessageLimits
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
+from broker.publishing.limits import MessageLimits
 from broker.spi import Settlement
 from broker_inmem.mixing import Mixer
 from broker_inmem.options import BrokerOptions

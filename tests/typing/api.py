@@ -17,17 +17,17 @@ from broker import protocols
 from broker.admin import AdminFacade
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
-from broker.consumer import MessageConsumer
+from broker.consuming.consumer import MessageConsumer
 from broker.envelopes import Envelope
-from broker.log_reader import LogReaderFacade
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
+from broker.publishing.topic import TopicFacade
+from broker.reading.log_reader import LogReaderFacade
+from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.record_consumer import RecordConsumer
 from broker.records import Record, RecordBatch
 from broker.redrive import Redriven
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
-from broker.topic import TopicFacade
 
 
 @dataclass

@@ -10,16 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from broker.capabilities import ConfirmedAck, LeaseMode, Limits, MessageCapabilities
-from broker.consumer import MessageConsumer
-from broker.consumer_options import ConsumerOptions
-from broker.dead_letter import DeadLetterWriter
-from broker.engine import Engine
+from broker.consuming.consumer import MessageConsumer
+from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.engine import Engine
+from broker.consuming.options import ConsumerOptions
+from broker.consuming.retry import DROP, Drop, Retry
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.retry import DROP, Drop, Retry
 from broker.spi import Settlement, SourceListener
 
 NONE: Mapping[str, str] = MappingProxyType({})

@@ -9,9 +9,9 @@ from broker.capabilities import Capabilities, Limits, PublishCapabilities
 from broker.errors import BrokerError
 from broker.hooks import Hooks
 from broker.outbound import OutboundMessage
-from broker.publishing_pipeline import PipelineSettings
+from broker.publishing.pipeline import PipelineSettings
+from broker.publishing.topic import TopicFacade
 from broker.receipts import Receipt
-from broker.topic import TopicFacade
 
 Answer = Callable[[OutboundMessage], BrokerError | None]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from broker.as_messages import RecordsAsMessages
 from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.errors import Closed, ConnectionFailed, LeaseLost, NotAuthorized, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned
 from broker.messages import Message, Outcome
-from broker.record_serving import message_capabilities
+from broker.reading.as_messages import RecordsAsMessages
+from broker.reading.record_serving import message_capabilities
 from broker.spi import MessageSource, RecordSubscription, Settlement, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 

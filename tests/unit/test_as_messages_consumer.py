@@ -10,12 +10,12 @@ import pytest
 
 import broker
 from broker.codecs import Json
-from broker.consumer_factory import ConsumerFactory
+from broker.consuming.factory import ConsumerFactory
+from broker.consuming.retry import Retry
 from broker.errors import Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, LeaseExpired, PartitionsRevoked
 from broker.outbound import OutboundMessage
-from broker.record_consumer import RecordConsumer
-from broker.retry import Retry
+from broker.reading.record_consumer import RecordConsumer
 from broker.spi import RecordSubscription, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -100,7 +101,8 @@ def test_missing_cells_are_named() -> None:
 
 def test_one_failure_outweighs_a_success() -> None:
     matrix = Matrix()
-    for outcome in ("passed", "failed", "passed"):
+    outcomes: list[Literal["passed", "failed"]] = ["passed", "failed", "passed"]
+    for outcome in outcomes:
         matrix.pytest_runtest_logreport(_report(outcome))
     assert matrix.cells == {("publishing.id-is-kept", "one"): FAILED}
 
@@ -114,12 +116,12 @@ def _full(*, reverse: bool = False) -> Matrix:
     return matrix
 
 
-def _report(outcome: str) -> pytest.TestReport:
+def _report(outcome: Literal["passed", "failed"]) -> pytest.TestReport:
     return pytest.TestReport(
         nodeid="test",
         location=("", 0, ""),
         keywords={},
-        outcome=outcome,  # pyright: ignore[reportArgumentType]
+        outcome=outcome,
         longrepr=None,
         when="call",
         user_properties=[("conformance", ("one", "publishing.id-is-kept"))],

@@ -10,11 +10,11 @@ import pytest
 
 from broker.capabilities import Limits
 from broker.codecs import Json
-from broker.dead_letter import make_dead_letter
+from broker.consuming.dead_letter import make_dead_letter
+from broker.consuming.retry import Attempts, Retry
 from broker.errors import ConnectionFailed, InvalidSetting
 from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed, Hooks
 from broker.messages import Message, MessageBatch, Outcome
-from broker.retry import Attempts, Retry
 from tests.unit.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 FAST = Retry(max_attempts=3, initial=0.001, maximum=0.002)

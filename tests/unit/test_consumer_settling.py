@@ -8,10 +8,10 @@ from contextvars import ContextVar
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
+from broker.consuming.retry import Retry
 from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupported
 from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from broker.retry import Retry
 from tests.unit.scripted_source import ScriptedSource, consuming, until
 
 

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.lanes import Lanes
+from broker.consuming.lanes import Lanes
+from broker.consuming.retry import Retry
 from broker.messages import Message, Outcome
-from broker.retry import Retry
 from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 

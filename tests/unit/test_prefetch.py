@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.prefetch import Prefetch
+from broker.consuming.prefetch import Prefetch
 
 
 def drive(rate: float, seconds: float, limit: int = 10_000) -> Prefetch:

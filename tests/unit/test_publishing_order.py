@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BrokerError, ConnectionFailed
 from broker.outbound import OutboundMessage
-from broker.publishing_pipeline import PipelineSettings
+from broker.publishing.pipeline import PipelineSettings
 from broker.receipts import Receipt
 from tests.unit.scripted_target import ScriptedTarget, topic_of
 

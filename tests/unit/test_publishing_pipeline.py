@@ -16,7 +16,7 @@ from broker.errors import (
     PublishError,
 )
 from broker.outbound import OutboundMessage
-from broker.publishing_pipeline import PipelineSettings
+from broker.publishing.pipeline import PipelineSettings
 from broker.receipts import Receipt
 from tests.unit.scripted_target import ScriptedTarget, capabilities, topic_of
 

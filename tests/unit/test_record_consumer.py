@@ -37,7 +37,7 @@ from broker.hooks import (
     Warned,
 )
 from broker.protocols import BatchedRecordIterator, BatchedRecordStream, RecordIterator, RecordStream
-from broker.record_consumer import RecordConsumer
+from broker.reading.record_consumer import RecordConsumer
 from broker.spi import RecordSubscription, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 

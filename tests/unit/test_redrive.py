@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.bus import Bus
+from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.redrive import REDRIVE_SUBSCRIPTION, DeadLetter
-from broker.retry import Retry
 from broker_inmem import Broker
 
 DEAD = "orders.dead"

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from broker.consuming.runner import serve
 from broker.errors import BackendError
 from broker.messages import Message, Outcome
-from broker.runner import serve
 from tests.unit.scripted_source import ScriptedSource, consuming
 
 PROGRAM = """

@@ -25,8 +25,8 @@ from broker.errors import (
 from broker.hooks import Event, Hooks, Published
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
+from broker.publishing.topic import TopicFacade
 from broker.receipts import Receipt
-from broker.topic import TopicFacade
 from tests.unit.scripted_target import ScriptedTarget, capabilities, topic_of
 
 

@@ -30,10 +30,10 @@ from broker.errors import (
 from broker.hooks import Hooks, Published
 from broker.outbound import OutboundMessage
 from broker.protocols import TransactionalPublisher
+from broker.publishing.transactions import TransactionalPublisherFacade, open_transactional_publisher
+from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.record_consumer import RecordConsumer
 from broker.spi import RecordSource, RecordSubscription, TopicPartition
-from broker.transactions import TransactionalPublisherFacade, open_transactional_publisher
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
 P0 = TopicPartition("orders", 0)

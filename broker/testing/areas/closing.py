@@ -11,6 +11,7 @@ import pytest
 from broker.consuming.runner import serve
 from broker.errors import Closed, SettleError
 from broker.messages import Message
+from broker.protocols import MessageStream
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise
@@ -259,6 +260,6 @@ class Closing(ConformanceCase):
 def _ignore(number: int, frame: object) -> None: ...
 
 
-async def _drain(inbox: object) -> None:
-    async for _ in inbox:  # pyright: ignore[reportUnknownVariableType, reportGeneralTypeIssues]
+async def _drain(inbox: MessageStream[bytes]) -> None:
+    async for _ in inbox:
         pass

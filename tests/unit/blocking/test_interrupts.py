@@ -12,9 +12,9 @@ import pytest
 
 import broker.blocking
 from broker.blocking.portal import Call, Portal
+from broker.consuming.retry import DROP
 from broker.errors import Closed, TopicNotFound
 from broker.messages import SettleState
-from broker.retry import DROP
 from tests.unit.blocking.common import TOPIC, publish
 
 

@@ -13,13 +13,13 @@ import pytest
 
 import broker.blocking
 import broker.messages
+from broker.consuming.retry import Retry
 from broker.errors import (
     ConfigurationError,
 )
 from broker.hooks import HandlerFailed
 from broker.messages import SettleState
 from broker.outbound import OutboundMessage
-from broker.retry import Retry
 from tests.unit.blocking.common import TOPIC, publish, waiting
 
 

@@ -11,13 +11,13 @@ import pytest
 import broker.admin
 import broker.blocking
 import broker.bus
-import broker.consumer
-import broker.log_reader
+import broker.consuming.consumer
 import broker.messages
 import broker.protocols
-import broker.record_consumer
+import broker.publishing.topic
+import broker.reading.log_reader
+import broker.reading.record_consumer
 import broker.records
-import broker.topic
 from broker.blocking import AsMessagesOptions, MessageOptions, RecordOptions
 
 ONLY_ASYNCHRONOUS = {
@@ -45,10 +45,10 @@ def parameters(function: Callable[..., Any], options: type | None) -> dict[str, 
     ("asynchronous", "blocking"),
     [
         (broker.bus.Bus, broker.blocking.Bus),
-        (broker.topic.TopicFacade, broker.blocking.Topic),
-        (broker.consumer.MessageConsumer, broker.blocking.MessageConsumer),
-        (broker.record_consumer.RecordConsumer, broker.blocking.RecordConsumer),
-        (broker.log_reader.LogReaderFacade, broker.blocking.LogReader),
+        (broker.publishing.topic.TopicFacade, broker.blocking.Topic),
+        (broker.consuming.consumer.MessageConsumer, broker.blocking.MessageConsumer),
+        (broker.reading.record_consumer.RecordConsumer, broker.blocking.RecordConsumer),
+        (broker.reading.log_reader.LogReaderFacade, broker.blocking.LogReader),
         (broker.admin.AdminFacade, broker.blocking.Admin),
         (broker.messages.Message, broker.blocking.BlockingMessage),
         (broker.messages.MessageBatch, broker.blocking.BlockingMessageBatch),
@@ -56,7 +56,7 @@ def parameters(function: Callable[..., Any], options: type | None) -> dict[str, 
         (broker.records.RecordBatch, broker.blocking.BlockingRecordBatch),
         (broker.protocols.TransactionalPublisher, broker.blocking.TransactionalPublisher),
         (broker.protocols.Transaction, broker.blocking.Transaction),
-        (broker.consumer.Service, broker.blocking.Service),
+        (broker.consuming.consumer.Service, broker.blocking.Service),
     ],
 )
 def test_blocking_surface_mirrors_the_asynchronous_one(asynchronous: type, blocking: type) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from broker.consumer import Service
+from broker.consuming.consumer import Service
 
 __all__ = ["run", "serve"]
 

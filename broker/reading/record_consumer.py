@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
-from broker.assignments import Assignments
-from broker.consumer_options import ConsumerOptions
+from broker.consuming.options import ConsumerOptions
+from broker.consuming.retry import Drop, Retry
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
-from broker.group_member import GroupMember, OnRevoking
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.record_decoding import RecordDecoder
-from broker.record_pump import RecordPump
-from broker.record_reading import RecordReading
-from broker.record_serving import MakeMessages, message_capabilities, opener
-from broker.record_streams import Steps
+from broker.reading.assignments import Assignments
+from broker.reading.group_member import GroupMember, OnRevoking
+from broker.reading.record_decoding import RecordDecoder
+from broker.reading.record_pump import RecordPump
+from broker.reading.record_reading import RecordReading
+from broker.reading.record_serving import MakeMessages, message_capabilities, opener
+from broker.reading.record_streams import Steps
 from broker.records import Record, RecordBatch
-from broker.retry import Drop, Retry
 from broker.spi import Backend, RecordSubscription, TopicPartition
 
 if TYPE_CHECKING:
-    from broker.consumer import MessageConsumer
+    from broker.consuming.consumer import MessageConsumer
 
 __all__ = ["RecordConsumer"]
 

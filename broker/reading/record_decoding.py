@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Container
 from typing import Any
 
-from broker.assignments import Assignments
-from broker.dead_letter import DeadLetterWriter
+from broker.consuming.dead_letter import DeadLetterWriter
 from broker.errors import BrokerError, DecodeError
 from broker.hooks import DeadLettered, Hooks
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.record_pump import RecordPump
-from broker.record_views import message_of
+from broker.reading.assignments import Assignments
+from broker.reading.record_pump import RecordPump
+from broker.reading.record_views import message_of
 from broker.records import Record
 from broker.spi import Backend, PublishTarget, TopicPartition
 

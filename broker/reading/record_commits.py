@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from broker.assignments import Held, taken_away
 from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, Warned, logger
+from broker.reading.assignments import Held, taken_away
 from broker.spi import RecordSource, TopicPartition
 
 __all__ = ["Committer", "Positions"]

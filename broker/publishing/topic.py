@@ -27,10 +27,10 @@ from typing_extensions import TypeVar
 from broker.capabilities import Capabilities
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published
-from broker.message_limits import MessageLimits
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.publishing_pipeline import PipelineSettings, PublishingPipeline
+from broker.publishing.limits import MessageLimits
+from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt
 from broker.spi import PublishTarget
 

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from broker.assignments import Assignments, taken_away
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.record_commits import Committer, Positions
-from broker.record_pump import RecordPump
+from broker.reading.assignments import Assignments, taken_away
+from broker.reading.record_commits import Committer, Positions
+from broker.reading.record_pump import RecordPump
 from broker.records import Record
 from broker.spi import Backend, RecordSource, RecordSubscription, TopicPartition
 

@@ -10,12 +10,12 @@ import asyncio
 import logging
 from typing import Any
 
-from broker.dead_letter import DeadLetterWriter
-from broker.delay_holder import DelayHolder
+from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.delay_holder import DelayHolder
+from broker.consuming.intake import Host, Intake
+from broker.consuming.retry import DROP, Drop, Retry
 from broker.hooks import DeadLettered, HandlerFailed
-from broker.intake import Host, Intake
 from broker.messages import Message, Outcome, SettleState
-from broker.retry import DROP, Drop, Retry
 from broker.spi import Settlement
 
 __all__ = ["Disposition"]

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.as_messages import RecordsAsMessages
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.consumer_options import ConsumerOptions
+from broker.consuming.options import ConsumerOptions
+from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.retry import Drop, Retry
+from broker.reading.as_messages import RecordsAsMessages
 from broker.spi import Backend, RecordSubscription, SourceListener
 
 if TYPE_CHECKING:
-    from broker.consumer import MessageConsumer
-    from broker.engine import OpenSource
+    from broker.consuming.consumer import MessageConsumer
+    from broker.consuming.engine import OpenSource
 
 __all__ = ["MakeMessages", "message_capabilities", "opener"]
 

@@ -14,9 +14,9 @@ from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.engine import Engine, intake_of
+from broker.consuming.engine import Engine, intake_of
+from broker.consuming.isolation import Isolated
 from broker.errors import BrokerError, Closed, ConfigurationError
-from broker.isolation import Isolated
 from broker.messages import Message, MessageBatch, SettleState
 from broker.protocols import BatchHandler, Handler
 

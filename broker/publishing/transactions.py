@@ -28,14 +28,14 @@ from broker.errors import (
     TransactionFatal,
     Unsupported,
 )
-from broker.group_member import GroupMember
 from broker.hooks import Hooks, Published, logger
-from broker.message_limits import MessageLimits
 from broker.names import check_name
 from broker.outbound import OutboundMessage
 from broker.protocols import BatchedRecordStream
+from broker.publishing.limits import MessageLimits
+from broker.reading.group_member import GroupMember
+from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.record_consumer import RecordConsumer
 from broker.spi import Backend, TransactionSpi
 
 __all__ = ["OpenTransaction", "TransactionalPublisherFacade", "open_transactional_publisher"]

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
-from broker.assignments import Held, taken_away
 from broker.errors import BrokerError, Closed, LeaseLost
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
-from broker.offset_tracker import OffsetTracker
-from broker.record_commits import Committer
-from broker.record_views import FIRST, Delivery, delivery_of, record_of
+from broker.reading.assignments import Held, taken_away
+from broker.reading.offset_tracker import OffsetTracker
+from broker.reading.record_commits import Committer
+from broker.reading.record_views import FIRST, Delivery, delivery_of, record_of
 from broker.records import Record
 from broker.spi import Backend, RecordSource, RecordSubscription, Settlement, SourceListener, TopicPartition
 

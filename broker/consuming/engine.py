@@ -14,17 +14,17 @@ from contextlib import suppress
 from typing import Any
 
 from broker.capabilities import MessageCapabilities
-from broker.consumer_options import ConsumerOptions
-from broker.dead_letter import DeadLetterWriter
-from broker.disposition import Disposition
+from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.disposition import Disposition
+from broker.consuming.intake import Intake
+from broker.consuming.lanes import Lanes
+from broker.consuming.options import ConsumerOptions
+from broker.consuming.ready import ArrivalOrder, Ready
+from broker.consuming.retry import Attempts, Drop, Retry
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
-from broker.intake import Intake
-from broker.lanes import Lanes
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
-from broker.ready import ArrivalOrder, Ready
-from broker.retry import Attempts, Drop, Retry
 from broker.spi import MessageSource, SourceListener
 
 __all__ = ["Engine", "OpenSource", "intake_of"]

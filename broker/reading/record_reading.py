@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.assignments import Assignments
 from broker.errors import BrokerError
-from broker.record_decoding import RecordDecoder
-from broker.record_pump import RecordPump
+from broker.reading.assignments import Assignments
+from broker.reading.record_decoding import RecordDecoder
+from broker.reading.record_pump import RecordPump
 from broker.records import Record, RecordOwner
 
 __all__ = ["RecordReading"]

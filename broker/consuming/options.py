@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError
-from broker.retry import Drop, Retry
 from broker.spi import Start
 
 __all__ = ["ConsumerOptions", "MessageOptions", "check_options"]

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from broker.capabilities import ConfirmedAck, MessageCapabilities
-from broker.consumer import Closable, MessageConsumer
-from broker.consumer_options import ConsumerOptions, check_options
-from broker.dead_letter import DeadLetterWriter
-from broker.engine import Engine, OpenSource
+from broker.consuming.consumer import Closable, MessageConsumer
+from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.engine import Engine, OpenSource
+from broker.consuming.options import ConsumerOptions, check_options
+from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, Topic
-from broker.retry import Drop, Retry
 from broker.spi import Backend, MessageSubscription, Start
 
 __all__ = ["ConsumerFactory", "check_topics", "unsupported"]

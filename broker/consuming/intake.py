@@ -15,18 +15,18 @@ from typing import Any, Protocol
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.consumer_options import ConsumerOptions
+from broker.consuming.fetch_pump import FetchPump
+from broker.consuming.flow import Flow
+from broker.consuming.lanes import Lanes
+from broker.consuming.leases import LeaseKeeper
+from broker.consuming.options import ConsumerOptions
+from broker.consuming.prefetch import Prefetch
+from broker.consuming.ready import Ready
+from broker.consuming.retry import Attempts
+from broker.consuming.settle_pump import SettlePump
 from broker.errors import BrokerError, LeaseLost, Unsupported
-from broker.fetch_pump import FetchPump
-from broker.flow import Flow
 from broker.hooks import Event, FetchFailed, FlowBlocked, Hooks, LeaseExpired, Settled, SettleFailed
-from broker.lanes import Lanes
-from broker.leases import LeaseKeeper
 from broker.messages import Message, Outcome, SettleState
-from broker.prefetch import Prefetch
-from broker.ready import Ready
-from broker.retry import Attempts
-from broker.settle_pump import SettlePump
 from broker.spi import MessageSource, Settlement
 
 __all__ = ["Host", "Intake"]

@@ -1,0 +1,1 @@
+"""Publishing: topics, the pipeline behind `enqueue`, limits, and transactions."""
