@@ -19,13 +19,9 @@ package opens nothing and needs pytest only.
 
 from __future__ import annotations
 
-import pytest
+from broker.testing.asserting import REWRITTEN
+from broker.testing.fakes import make_message, make_record
+from broker.testing.harness import Harness
+from broker.testing.promises import Promise, promise, requires
 
-# The kit's assertions explain themselves only if pytest rewrites them, which it must be told before they are imported.
-pytest.register_assert_rewrite("broker.testing.areas", "broker.testing.waiting")
-
-from broker.testing.fakes import make_message, make_record  # noqa: E402
-from broker.testing.harness import Harness  # noqa: E402
-from broker.testing.promises import Promise, promise, requires  # noqa: E402
-
-__all__ = ["Harness", "Promise", "make_message", "make_record", "promise", "requires"]
+__all__ = ["REWRITTEN", "Harness", "Promise", "make_message", "make_record", "promise", "requires"]

@@ -1,0 +1,202 @@
+"""Variants that deliver or settle wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from broker.errors import BackendError, BrokerError
+from broker.messages import Message, Outcome
+from broker.spi import MessageSubscription, Settlement, View
+from broker.testing.faults import Wrapped
+from tests.broken_variants.breaking import (
+    BrokenBackend,
+    BrokenBus,
+    BrokenSource,
+    BrokenView,
+    CarelessBus,
+)
+from tests.broken_variants.registry import breaks
+
+
+@breaks("messages.nack-redelivers")
+class AcksOnError(BrokenSource):
+    """A nacked message is acked."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.NACK:
+            return replace(settlement, outcome=Outcome.ACK, delay=None)
+        return settlement
+
+
+@breaks("messages.nack-delay-is-kept")
+class ForgetsTheDelay(BrokenSource):
+    """A nacked message comes again at once, whatever the delay."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        return replace(settlement, delay=0.0) if settlement.outcome is Outcome.NACK else settlement
+
+
+@breaks("messages.ack-is-final")
+class DeliversTwiceAfterAnAck(BrokenSource):
+    """The first delivery of a message that is acked comes again."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.ACK and settlement.message.delivery_attempt == 1:
+            return replace(settlement, outcome=Outcome.NACK, delay=0.0)
+        return settlement
+
+
+@breaks("close.gives-back-the-buffer")
+class CloseLosesTheBuffer(BrokenSource):
+    """What is given back unhandled is acked."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.RELEASE:
+            return replace(settlement, outcome=Outcome.ACK, delay=None)
+        return settlement
+
+
+@breaks("cancel.receive-gives-back")
+class DropsOnCancel(BrokenSource):
+    """What a cancelled handler held is dropped."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.RELEASE and settlement.message.lease_ends is not None:
+            return replace(settlement, outcome=Outcome.ACK, delay=None)
+        return settlement
+
+
+@breaks("retry.give-back-is-no-attempt")
+class RestartsBurnAttempts(BrokenSource):
+    """Giving a message back unhandled counts as a failed delivery."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.RELEASE:
+            return replace(settlement, outcome=Outcome.NACK, delay=0.0)
+        return settlement
+
+
+@breaks("leases.refused-ack-raises")
+class SwallowsRefusedAcks(BrokenBackend):
+    """Refused acks are reported as done, and lost leases are not told."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        return _Swallowing(await self.inner.subscribe(subscription, _Deaf(listener)), self, subscription)
+
+
+class _Swallowing(BrokenSource):
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        await self.inner.settle(settlements)
+        return [None] * len(settlements)
+
+
+class _Deaf(Wrapped):
+    def lost(self, messages: Sequence[Message[Any]]) -> None:
+        """Keep it from the core."""
+
+
+@breaks("close.deletes-nothing")
+class CloseDeletesTheSubscription(BrokenSource):
+    """Closing a consumer deletes its subscription."""
+
+    async def close(self) -> None:
+        await self.inner.close()
+        admin = self.backend.inner.admin()
+        await admin.delete_subscription(self.subscription.topic, self.subscription.subscription)
+
+
+@breaks("flow.never-more-than-n-unsettled")
+class ExceedsTheBound(BrokenSource):
+    """Four times as many messages are fetched as were asked for."""
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        return await self.inner.fetch(4 * max_messages, max_bytes, wait)
+
+
+@breaks("flow.bytes-are-bounded")
+class IgnoresBytes(BrokenSource):
+    """The bound on bytes is ignored: messages say that they have no size."""
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        messages = await self.inner.fetch(max_messages, 1 << 40, wait)
+        for message in messages:
+            message.size = 0
+        return messages
+
+
+class _StuckAttempt(BrokenView):
+    def delivery_attempt(self, raw: Any) -> int | None:
+        return 1
+
+
+@breaks("messages.attempts-are-counted")
+class AttemptStuckAtOne(BrokenSource):
+    """Every delivery says that it is the first."""
+
+    def show(self, message: Message[Any]) -> Message[Any]:
+        message.view = cast("View", _StuckAttempt(message.view))
+        return message
+
+
+class _ChangingId(BrokenView):
+    def id(self, raw: Any) -> str:
+        return f"{self.inner.id(raw)}-{self.inner.delivery_attempt(raw)}"
+
+
+@breaks("messages.nack-redelivers", healthy="messages.shape-next-message")
+class ChangesTheIdOnRedelivery(BrokenSource):
+    """Each delivery of a message has an id of its own."""
+
+    def show(self, message: Message[Any]) -> Message[Any]:
+        message.view = cast("View", _ChangingId(message.view))
+        return message
+
+
+@breaks("outcomes.idle-is-an-answer", healthy="")
+class IdleIsRaisedAsAnError(BrokenSource):
+    """A fetch that finds nothing raises."""
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        messages = await self.inner.fetch(max_messages, max_bytes, min(wait, 0.02))
+        if not messages:
+            raise BackendError("nothing came in time")
+        return messages
+
+
+@breaks("leases.held-is-renewed")
+class IgnoresLeaseExtension(BrokenSource):
+    """Renewals of leases are reported as done, and are not."""
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        return [None] * len(messages)
+
+
+@breaks("messages.each-subscription-gets-all")
+class SecondSubscriptionSteals(BrokenBackend):
+    """All subscriptions of a topic are one."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        shared = MessageSubscription(topic=subscription.topic, subscription="everybody", start=subscription.start)
+        return await self.inner.subscribe(shared, listener)
+
+
+@breaks("messages.latest-skips-history")
+class AlwaysStartsAtTheEarliest(BrokenBackend):
+    """A new subscription begins at the earliest message, whatever was asked for."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        early = MessageSubscription(topic=subscription.topic, subscription=subscription.subscription)
+        return await self.inner.subscribe(early, listener)
+
+
+@breaks("cancel.waiters-lose-nothing")
+class CancelLosesAMessage(BrokenBus):
+    """A consumer takes a message, and suspends once more before it hands it over."""
+
+
+@breaks("cancel.ack-is-carried-out")
+class AckDiesWithItsCaller(CarelessBus):
+    """An ack is carried out by its caller, and not if that one is cancelled."""

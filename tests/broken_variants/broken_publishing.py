@@ -1,0 +1,119 @@
+"""Variants that publish wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from broker.errors import BrokerError, TopicNotFound
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from tests.broken_variants.breaking import (
+    BrokenBackend,
+    BrokenTarget,
+)
+from tests.broken_variants.registry import breaks
+
+
+def _copy(message: OutboundMessage, **changes: Any) -> OutboundMessage:
+    names = ("data", "key", "attributes", "id", "deliver_at", "ttl", "partition", "publish_time", "native")
+    return OutboundMessage(**{name: getattr(message, name) for name in names} | changes)
+
+
+@breaks("messages.arrive-equal")
+class LosesOneAttribute(BrokenTarget):
+    """The last attribute of every message is lost."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, attributes=dict(list(message.attributes.items())[:-1]))
+
+
+@breaks("publishing.batch-keeps-order")
+class ReordersAKey(BrokenTarget):
+    """Every batch is published backwards."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        return list(reversed(await self.inner.publish(list(reversed(messages)))))
+
+
+@breaks("dead-letters.carry-the-original")
+class DeadLetterLosesTheKey(BrokenTarget):
+    """Dead letters are written without the key of the original."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, key=None) if "dead-letter-reason" in message.attributes else message
+
+
+@breaks("fidelity.no-key-is-not-the-empty-key")
+class EmptyKeyBecomesNone(BrokenTarget):
+    """A message with an empty key arrives with none."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, key=message.key or None)
+
+
+@breaks("fidelity.tombstone-is-not-empty")
+class TombstoneBecomesEmpty(BrokenTarget):
+    """A tombstone arrives as an empty body."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, data=message.data or b"")
+
+
+@breaks("limits.largest-body")
+class TruncatesTheBody(BrokenTarget):
+    """Bodies are cut at 64 KiB."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, data=message.data[:65536] if message.data is not None else None)
+
+
+@breaks("fidelity.times-are-true")
+class ForgetsTheProducersTime(BrokenTarget):
+    """The time that the producer gave is replaced by the broker's."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, publish_time=None)
+
+
+@breaks("publishing.scheduled-is-not-early")
+class DeliversScheduledAtOnce(BrokenTarget):
+    """`deliver_at` is ignored."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, deliver_at=None)
+
+
+@breaks("publishing.opening-is-lazy")
+class ReceiptForAFailedPublish(BrokenTarget):
+    """A publish that failed returns a receipt."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        try:
+            outcomes = await self.inner.publish(messages)
+        except BrokerError as error:
+            outcomes = [error] * len(messages)
+        return [Receipt("made-up") if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
+
+
+@breaks("errors.missing-topic")
+class CreatesMissingTopics(BrokenTarget):
+    """Publishing to a topic that does not exist creates it."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        outcomes: Sequence[Receipt | BrokerError] = [TopicNotFound("not yet")]
+        with suppress(TopicNotFound):
+            outcomes = await self.inner.publish(messages)
+        if any(isinstance(outcome, TopicNotFound) for outcome in outcomes):
+            await self.backend.inner.admin().ensure_topic(self.topic, partitions=None, retention=None, options={})
+            outcomes = await self.inner.publish(messages)
+        return outcomes
+
+
+@breaks("publishing.topics-never-mix")
+class OtherTopicsMessagesMix(BrokenBackend):
+    """Names are mapped onto the broker's with two of them falling together."""
+
+    def topic_name(self, topic: str) -> str:
+        return topic.replace("_", ".")

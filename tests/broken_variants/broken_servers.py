@@ -1,0 +1,115 @@
+"""Variants whose server forgets, and whose log and transactions lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.errors import BrokerError
+from broker.messages import Outcome
+from broker.spi import Settlement, TopicPartition
+from broker.testing.faults import Wrapped
+from broker_inmem import InmemSettings
+from tests.broken_variants.breaking import (
+    BrokenBackend,
+    BrokenHarness,
+    BrokenRecords,
+    BrokenSource,
+)
+from tests.broken_variants.registry import breaks
+
+
+@breaks("leases.crash-gives-back")
+class NeverRedelivers(BrokenHarness):
+    """What a crashed consumer held is its own for ever."""
+
+    def url(self, *, short_lease: bool = False) -> InmemSettings:
+        return InmemSettings(broker=self.broker, lease_seconds=86400.0)
+
+
+@breaks("reconnect.acks-survive")
+class RestartForgetsAcks(BrokenSource):
+    """Acks are reported as done, and kept where a restart loses them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.acked: set[str] = set()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        kept = [settlement for settlement in settlements if settlement.outcome is not Outcome.ACK]
+        results = iter(await self.inner.settle(kept) if kept else ())
+        return [None if settlement.outcome is Outcome.ACK else next(results) for settlement in settlements]
+
+
+@breaks("records.commit-is-the-next-position")
+class CommitRewinds(BrokenRecords):
+    """A commit stores the last offset instead of the next position."""
+
+    def change(self, partition: TopicPartition, position: int) -> int:
+        return position - 1
+
+
+@breaks("as-messages.commit-is-contiguous")
+class CommitsPastAGap(BrokenRecords):
+    """A commit stores the highest position that was fetched."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.highest: dict[TopicPartition, int] = {}
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
+        records = await self.inner.fetch(max_records, max_bytes, wait)
+        for record in records:
+            self.highest[TopicPartition(record.topic, record.partition)] = record.offset + 1
+        return records
+
+    def change(self, partition: TopicPartition, position: int) -> int:
+        return self.highest.get(partition, position)
+
+
+@breaks("records.nothing-is-committed-unasked")
+class CommitsWhatWasRead(BrokenRecords):
+    """Reading commits."""
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Any:
+        records = await self.inner.fetch(max_records, max_bytes, wait)
+        ends: Mapping[TopicPartition, int] = {TopicPartition(r.topic, r.partition): r.offset + 1 for r in records}
+        await self.inner.commit(ends)
+        return records
+
+
+@breaks("transactions.abort-hides-all")
+class LeaksAnAbortedTransaction(Wrapped):
+    """An aborted transaction is committed."""
+
+    async def abort(self) -> None:
+        await self.inner.commit()
+
+
+@breaks("log.removed-start-raises")
+class LogSkipsWhatWasRemoved(BrokenBackend):
+    """A read whose start was removed begins at the first record that is left."""
+
+    def log_reader(self) -> Any:
+        return _Skipping(self.inner.log_reader())
+
+
+class _Skipping(Wrapped):
+    async def read(self, topic: str, partition: int, start: int, stop: int, max_records: int) -> Any:
+        first = (await self.inner.bounds(topic))[partition].first
+        async for records in self.inner.read(topic, partition, max(start, first), stop, max_records):
+            yield records
+
+
+@breaks("admin.lag-counts-messages")
+class LagIsOffByOne(BrokenBackend):
+    """The lag counts one message too few."""
+
+    def admin(self) -> Any:
+        return _Miscounting(self.inner.admin())
+
+
+class _Miscounting(Wrapped):
+    async def lag(self, topic: str, subscription: str) -> Any:
+        lag = await self.inner.lag(topic, subscription)
+        return type(lag)(waiting=max(0, lag.waiting - 1), unsettled=lag.unsettled, partitions=lag.partitions)
