@@ -167,9 +167,10 @@ class JetStreamRecordSource:
         self._waiter = loop.create_future()
         timer = loop.call_later(seconds, self._wake)
         try:
-            if any(partition.buffered for partition in self._partitions() if not partition.paused and partition.pinned):
+            if any(partition.buffered and partition.proven and not partition.paused for partition in self._partitions()):
                 # It came between the look and the wait.
-                self._wake()
+                await asyncio.sleep(0)
+                return
             await self._waiter
         finally:
             timer.cancel()
