@@ -335,8 +335,13 @@ async def _within(timeout: float | None, handling: Awaitable[Any]) -> Any:
     """Run a handler in a context of its own, for so many seconds at most."""
     if timeout is None:
         return await Isolated(handling)
-    async with asyncio.timeout(timeout):
-        return await Isolated(handling)
+    try:
+        async with asyncio.timeout(timeout) as bound:
+            return await Isolated(handling)
+    except TimeoutError:
+        if bound.expired():
+            raise TimeoutError(f"the handler ran for more than {timeout:g} s") from None
+        raise
 
 
 def _conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
