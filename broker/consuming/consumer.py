@@ -335,8 +335,9 @@ async def _within(timeout: float | None, handling: Awaitable[Any]) -> Any:
     """Run a handler in a context of its own, for so many seconds at most."""
     if timeout is None:
         return await Isolated(handling)
+    bound = asyncio.timeout(timeout)
     try:
-        async with asyncio.timeout(timeout) as bound:
+        async with bound:
             return await Isolated(handling)
     except TimeoutError:
         if bound.expired():
