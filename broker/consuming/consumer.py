@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
+from broker.consuming import scopes
 from broker.consuming.engine import Engine, intake_of
 from broker.consuming.isolation import Isolated
 from broker.errors import BrokerError, Closed, ConfigurationError
@@ -349,9 +350,7 @@ def _conclude(message: Message[Any], error: BaseException | None) -> BaseExcepti
     """Settle what a handler left open; the error that is to go on, such as a cancellation."""
     intake = intake_of(message)
     message.in_use = False
-    if message.scope is not None:
-        message.scope.__exit__(None if error is None else type(error), error, None)
-        message.scope = None
+    scopes.leave(message, error)
     if error is None:
         intake.ack_soon(message)
         return None

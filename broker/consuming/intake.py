@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.consuming import scopes
 from broker.consuming.fetch_pump import FetchPump
 from broker.consuming.flow import Flow
 from broker.consuming.lanes import Lanes
@@ -143,14 +144,10 @@ class Intake:
 
     def begin(self, message: Message[Any]) -> None:
         if self._hooks.handling:
-            message.scope = scope = ExitStack()
-            for interceptor in self._hooks.handling:
-                scope.enter_context(interceptor(message))
+            scopes.enter(message, self._hooks.handling)
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
-        if message.scope is not None:
-            message.scope.__exit__(type(error) if error is not None else None, error, None)
-            message.scope = None
+        scopes.leave(message, error)
         if error is None:
             if message.state is _OPEN:
                 # A refusal is told as SettleFailed: the message comes again, and the loop around the block goes on.
@@ -212,12 +209,7 @@ class Intake:
     def again(self, message: Message[Any]) -> Message[Any]:
         """A fresh copy of a failed message, to be handed over from memory; it takes the old one's place."""
         copy: Message[Any] = msgspec.structs.replace(
-            message,
-            state=_OPEN,
-            outcome=None,
-            lease_ends=None,
-            retries=message.retries + 1,
-            in_use=False,
+            message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
         if message in self.held:
             del self.held[message]
@@ -278,7 +270,8 @@ class Intake:
         if replaced:
             # The source knows the originals; what waits for its next try in memory is a copy of one.
             messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
-        self._lose(messages, "the broker took it back")
+        if messages:
+            self._lose(messages, "the broker took it back")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [message for message in messages if message.state is _OPEN]

@@ -312,6 +312,32 @@ async def test_interceptors_surround_handlers_blocks_and_batches() -> None:
     ]
 
 
+async def test_an_interceptor_that_raises_changes_nothing() -> None:
+    source = ScriptedSource()
+    hooks = Hooks()
+
+    @contextmanager
+    def fails_before(message: Message) -> Generator[None]:
+        raise RuntimeError("before")
+        yield
+
+    @contextmanager
+    def fails_after(message: Message) -> Generator[None]:
+        yield
+        raise RuntimeError("after")
+
+    hooks.around_handling(fails_before)
+    hooks.around_handling(fails_after)
+    source.add("1")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle(message: Message) -> None:
+            consumer.stop()
+
+        await consumer.receive(handle)
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
 def test_dead_letters_are_cut_to_the_limits() -> None:
     original = Message("orders", b"x" * 100, Raw("1", b"k", 1, {"mine": "v"}), VIEW)
     letter = make_dead_letter(
