@@ -357,8 +357,6 @@ class Intake:
         )
         self._hooks.emit(FlowBlocked(outstanding=self._flow.count, oldest=oldest, seconds=seconds))
 
-    # -- ending ------------------------------------------------------------------------------------------
-
     def check_delay(self, delay: float) -> None:
         """:raises Unsupported: neither the broker nor this process can keep such a delay."""
         longest = self.longest_delay
