@@ -150,7 +150,7 @@ async def test_records_go_to_the_next_owner_in_order(
         await publish(backend, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(1200, 1400)))
         await until(lambda: len(set(bodies(first, second))) == 1400, 20)
         after = first.lines()[before:]
-        # It ends the fetch that it was in the middle of, is told that the partition is gone, and gets nothing more of it.
+        # It ends the fetch it was in the middle of, is told that the partition is gone, and gets nothing more of it.
         stale = [line for line in after if 0 <= line.offset <= ends[line.partition]]
         assert len(stale) <= 20
         assert {line.body for line in after if line.offset < 0} <= {"LeaseLost"}

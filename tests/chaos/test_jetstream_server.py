@@ -58,7 +58,8 @@ async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str, **values: Any) -> JetStreamBackend:
-        settings = {"lease_seconds": 1.0, "owner_timeout": 1.0, "reconnect_wait": 0.05, "pull_heartbeat": 0.5, **values}
+        quick: dict[str, Any] = {"lease_seconds": 1.0, "owner_timeout": 1.0, "reconnect_wait": 0.05}
+        settings = {**quick, "pull_heartbeat": 0.5, **values}
         hooks = Hooks()
         hooks.listen(events.append)
         backend = JetStreamBackend(JetStreamSettings(servers=(url,), **settings), hooks)
@@ -115,7 +116,8 @@ class Consumer:
             try:
                 messages: Sequence[Message[Any]] = await self.source.fetch(200, 1 << 20, 1)
             except BrokerError as error:
-                assert error.retriable, error
+                if not error.retriable:
+                    raise
                 await asyncio.sleep(0.02)
                 continue
             self.seen += [int(message.data or b"") for message in messages]
@@ -140,7 +142,8 @@ class Reader:
             try:
                 records = await self.source.fetch(200, 1 << 20, 1)
             except BrokerError as error:
-                assert error.retriable, error
+                if not error.retriable:
+                    raise
                 await asyncio.sleep(0.02)
                 continue
             self.seen += records
