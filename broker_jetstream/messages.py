@@ -46,7 +46,7 @@ logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
 """How long a credit stays open that no fetch stands behind."""
-CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 1.0
 _NAK: Final = b"-NAK"
 _PROGRESS: Final = b"+WPI"
 _MAX_REASON: Final = 1024

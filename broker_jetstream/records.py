@@ -29,7 +29,7 @@ from broker_jetstream.partitions import Partition, committed_of, partition_confi
 __all__ = ["JetStreamRecordSource"]
 
 logger = logging.getLogger("broker")
-CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 0.05
 """How long a new member listens before it claims anything."""
 REVOKE_SECONDS: Final = 5.0
@@ -167,7 +167,9 @@ class JetStreamRecordSource:
         self._waiter = loop.create_future()
         timer = loop.call_later(seconds, self._wake)
         try:
-            if any(partition.buffered and partition.proven and not partition.paused for partition in self._partitions()):
+            if any(
+                partition.buffered and partition.proven and not partition.paused for partition in self._partitions()
+            ):
                 # It came between the look and the wait.
                 await asyncio.sleep(0)
                 return

@@ -58,8 +58,8 @@ async def open_backend(events: list[Event], proxy: Proxy) -> AsyncIterator[Open]
     opened: list[JetStreamBackend] = []
 
     async def open_one(url: str, **values: Any) -> JetStreamBackend:
-        quick: dict[str, Any] = {"lease_seconds": 1.0, "owner_timeout": 1.0, "reconnect_wait": 0.05}
-        settings = {**quick, "pull_heartbeat": 0.5, **values}
+        settings: dict[str, Any] = {"lease_seconds": 1.0, "owner_timeout": 1.0, "reconnect_wait": 0.05}
+        settings |= {"pull_heartbeat": 0.5, **values}
         hooks = Hooks()
         hooks.listen(events.append)
         backend = JetStreamBackend(JetStreamSettings(servers=(url,), **settings), hooks)

@@ -100,6 +100,15 @@ class NatsServer:
     def pause(self) -> None:
         """Freeze it: connections stay and nothing moves."""
         os.kill(self.process_id, signal.SIGSTOP)
+        while self._running_threads():
+            time.sleep(0.001)
+
+    def _running_threads(self) -> bool:
+        states = [
+            path.read_text().rpartition(")")[2].split()[0]
+            for path in Path(f"/proc/{self.process_id}/task").glob("*/stat")
+        ]
+        return any(state not in "TtZX" for state in states)
 
     def resume(self) -> None:
         os.kill(self.process_id, signal.SIGCONT)
