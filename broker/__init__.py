@@ -77,7 +77,7 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 from broker.registry import register
-from broker.spi import Bounds, Lag, SubscriptionInfo, TopicInfo
+from broker.spi import Bounds, Lag, SubscriptionInfo, TopicInfo, TopicPartition
 
 __all__ = [
     "DROP",
@@ -147,6 +147,7 @@ __all__ = [
     "Topic",
     "TopicInfo",
     "TopicNotFound",
+    "TopicPartition",
     "Transaction",
     "TransactionAborted",
     "TransactionFatal",
