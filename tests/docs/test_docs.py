@@ -28,11 +28,13 @@ import threading
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import broker
 from broker.bus import connect
 from broker.errors import BrokerError
 from tests.holding import holding
@@ -294,3 +296,21 @@ def test_every_link_between_pages_leads_somewhere() -> None:
         if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
     ]
     assert not broken
+
+
+ENTRY_POINT_GROUPS = {"backends", "cli"}
+
+
+def test_every_file_and_name_of_the_code_that_a_page_mentions_exists() -> None:
+    wrong: list[str] = []
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        paths = re.findall(r"`((?:broker|broker_\w+|tests|docs|examples|benchmarks)/[\w./-]+)`", text)
+        names = set(re.findall(r"`broker\.(\w+)[`(]", text)) - ENTRY_POINT_GROUPS
+        wrong += [f"{page.relative_to(ROOT)}: {path}" for path in paths if not (ROOT / path).exists()]
+        wrong += [
+            f"{page.relative_to(ROOT)}: broker.{name}"
+            for name in names
+            if not hasattr(broker, name) and find_spec(f"broker.{name}") is None
+        ]
+    assert not wrong
