@@ -7,11 +7,11 @@ key-ordered source gathers them when it opens, and sorts them.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from broker_jetstream.headers import MessageView, NativeMessage, sequence_of
+from broker.messages import Message
+from broker_jetstream.headers import sequence_of
 
 __all__ = ["GATHER_SECONDS", "GATHER_STEP", "in_stream_order", "is_inherited"]
 
@@ -19,15 +19,14 @@ GATHER_SECONDS: Final = 0.25
 """Silence after which nothing more is expected to come again now."""
 GATHER_STEP: Final = 64
 """Messages asked for at a time, so that little that is new is taken from other consumers."""
-_VIEW: Final = MessageView()
 
 
-def is_inherited(message: NativeMessage) -> bool:
+def is_inherited(message: Message[Any]) -> bool:
     """Whether it was delivered before."""
-    return (_VIEW.delivery_attempt(message) or 1) > 1
+    return (message.delivery_attempt or 1) > 1
 
 
-def in_stream_order(messages: Sequence[NativeMessage]) -> deque[NativeMessage]:
+def in_stream_order(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
     """Those that were delivered before by their place in the stream, then the others as they came."""
-    again = sorted(filter(is_inherited, messages), key=lambda message: sequence_of(message.reply))
-    return deque([*again, *(message for message in messages if not is_inherited(message))])
+    again = sorted(filter(is_inherited, messages), key=lambda message: sequence_of(message.raw.reply))
+    return [*again, *(message for message in messages if not is_inherited(message))]

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Sequence
 from itertools import count
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -25,12 +24,10 @@ from broker.errors import (
     BrokerError,
     Closed,
     ConnectionFailed,
-    LeaseLost,
     NotFound,
-    SettleError,
 )
 from broker.hooks import Warned
-from broker.messages import Message, Outcome
+from broker.messages import Message
 from broker.spi import Settlement, SourceListener
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
@@ -39,6 +36,7 @@ from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, status_of
 from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
 from broker_jetstream.layout import Layout
+from broker_jetstream.settling import Settler
 
 __all__ = ["JetStreamMessageSource"]
 
@@ -47,9 +45,6 @@ VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
 """How long a credit stays open that no fetch stands behind."""
 CLOSE_SECONDS: Final = 1.0
-_NAK: Final = b"-NAK"
-_PROGRESS: Final = b"+WPI"
-_MAX_REASON: Final = 1024
 
 
 class JetStreamMessageSource:
@@ -75,13 +70,14 @@ class JetStreamMessageSource:
         self._consumer = consumer
         self._lease = lease_seconds
         self._listener = listener
-        self._confirm = confirm_acks
+        self._settler = Settler(connection, self._name_of(layout, subscription), lease_seconds, confirm=confirm_acks)
         self._ephemeral = ephemeral
         self._inherited = inherited
         self._topic = layout.topic
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
-        self._buffer: deque[NativeMessage] = deque()
+        self._buffer: list[Message[Any]] = []
         self._credit = 0
+        self._idle_since = 0.0
         self._pulls = count(1)
         self._inbox = b""
         self._listening: Listening | None = None
@@ -109,19 +105,19 @@ class JetStreamMessageSource:
             self._idle()
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
-        deadline = time.monotonic() + wait
+        deadline = monotonic() + wait
         if self._inherited and self._connection.connected:
             await self._inherit(max_bytes)
         while True:
             room = max_messages - len(self._buffer)
             if self._failure is None and room > 0 and self._credit * 2 <= room:
                 await self._pull(room - self._credit, max_bytes)
-            if self._buffer:
-                return self._take(max_messages, max_bytes)
+            if self._buffer and (taken := self._take(max_messages, max_bytes)):
+                return taken
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
-            left = deadline - time.monotonic()
+            left = deadline - monotonic()
             if self._interrupted:
                 return []
             if left <= 0:
@@ -164,7 +160,7 @@ class JetStreamMessageSource:
             "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
         }
         self._credit += number
-        self._heard = time.monotonic()
+        self._heard = monotonic()
         reply = b"%b.%d" % (self._inbox, next(self._pulls))
         try:
             await connection.send((Outgoing(self._next, reply, b"", msgspec.json.encode(request)),))
@@ -179,14 +175,15 @@ class JetStreamMessageSource:
             self._status(subject, block)
             return
         self._credit -= 1
-        self._buffer.append(NativeMessage(subject, reply, data, block, time.monotonic() + self._lease))
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        raw = NativeMessage(subject, reply, data, block, monotonic() + self._lease)
+        body = data if data or NULL not in block else None
+        self._buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
+        if self._waiter is not None:
+            self._wake()
 
     def _status(self, subject: bytes, block: bytes) -> None:
         code, text = status_of(block)
-        self._heard = time.monotonic()
+        self._heard = monotonic()
         if code == 100 or not subject.startswith(self._inbox):
             return
         unused = header(block, PENDING)
@@ -223,23 +220,21 @@ class JetStreamMessageSource:
         self._wake()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        buffer, topic, view = self._buffer, self._topic, VIEW
-        taken: list[Message[Any]] = []
-        number = min(max_messages, len(buffer))
-        room = max_bytes
-        while number:
-            raw = buffer[0]
-            data = raw.data
-            size = len(data) + len(raw.block)
-            if size > room and taken:
+        buffer = self._buffer
+        if buffer[0].raw.held_until < monotonic():
+            # The process stood still for longer than the lease: these come again, to whoever asks.
+            self._buffer = buffer = [message for message in buffer if message.raw.held_until >= monotonic()]
+        if len(buffer) <= max_messages and sum([message.size for message in buffer]) <= max_bytes:
+            self._buffer = []
+            return buffer
+        number = size = 0
+        for message in buffer[:max_messages]:
+            size += message.size
+            if size > max_bytes and number:
                 break
-            room -= size
-            number -= 1
-            buffer.popleft()
-            if not data and NULL in raw.block:
-                taken.append(Message(topic, None, raw, view, None, size))
-            else:
-                taken.append(Message(topic, data, raw, view, None, size))
+            number += 1
+        taken = buffer[:number]
+        del buffer[:number]
         return taken
 
     async def _wait(self, seconds: float) -> None:
@@ -253,7 +248,7 @@ class JetStreamMessageSource:
         finally:
             timer.cancel()
             self._waiter = None
-        if self._credit and not self._buffer and time.monotonic() - self._heard > patience:
+        if self._credit and not self._buffer and monotonic() - self._heard > patience:
             if self._connection.connected and self._connection.hooks.listening:
                 self._listener.event(Warned(text=f"{self._name}: the server is silent, asking again"))
             await self._renew_inbox()
@@ -268,6 +263,7 @@ class JetStreamMessageSource:
         if self._closed:
             return
         loop = asyncio.get_running_loop()
+        self._idle_since = monotonic()
         if self._credit and self._parking is None:
             self._parking = loop.call_later(PARK_SECONDS, self._park)
         if self._buffer and self._renewing is None:
@@ -275,7 +271,13 @@ class JetStreamMessageSource:
 
     def _park(self) -> None:
         self._parking = None
-        if not self._fetching and self._credit and not self._closed:
+        if self._fetching or not self._credit or self._closed:
+            return
+        left = self._idle_since + PARK_SECONDS - monotonic()
+        if left > 0:
+            # There was a fetch meanwhile.
+            self._parking = asyncio.get_running_loop().call_later(left, self._park)
+        else:
             self._spawn(self._renew_inbox())
 
     async def _renew_inbox(self) -> None:
@@ -291,15 +293,10 @@ class JetStreamMessageSource:
             self._spawn(self._renew_buffer())
 
     async def _renew_buffer(self) -> None:
-        waiting = list(self._buffer)
-        try:
-            await self._connection.send([Outgoing(raw.reply, b"", b"", _PROGRESS) for raw in waiting])
-        except BrokerError as error:
-            logger.debug("Renewing the leases of %s: %s", self._name, error)
-        else:
-            until = time.monotonic() + self._lease
-            for raw in waiting:
-                raw.held_until = until
+        for error in await self._settler.extend(self._buffer[:]):
+            if error is not None:
+                logger.debug("Renewing the leases of %s: %s", self._name, error)
+                break
         self._idle()
 
     def _reconnected(self) -> None:
@@ -316,101 +313,11 @@ class JetStreamMessageSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
-        results: list[BrokerError | None] = [None] * len(settlements)
-        now = time.monotonic()
-        plain: list[bytes] = []
-        others: list[tuple[int, bytes, bytes]] = []
-        confirm = self._confirm
-        for index, settlement in enumerate(settlements):
-            raw: NativeMessage = settlement.message.raw
-            if raw.held_until < now:
-                results[index] = LeaseLost(
-                    f"The lease of message {settlement.message.id!r} ended before it was settled"
-                )
-            elif settlement.outcome is Outcome.ACK and not confirm:
-                plain.append(raw.reply)
-            else:
-                others.append((index, raw.reply, _payload(settlement)))
-        try:
-            if plain:
-                await self._when_connected(self._connection.send_empty, plain)
-            if others:
-                await self._settle_others(others, results)
-        except BrokerError as error:
-            for index, result in enumerate(results):
-                if result is None:
-                    results[index] = error
-        return results
-
-    async def _settle_others(self, others: list[tuple[int, bytes, bytes]], results: list[BrokerError | None]) -> None:
-        if not self._confirm:
-            await self._when_connected(
-                self._connection.send, [Outgoing(reply, b"", b"", payload) for _, reply, payload in others]
-            )
-            return
-        replies = self._connection.inbox.expect(len(others), frozenset(reply for _, reply, _ in others))
-        deadline = time.monotonic() + self._connection.settings.settle_timeout
-        try:
-            while replies.missing and (left := deadline - time.monotonic()) > 0:
-                epoch = self._connection.epoch
-                lines = [
-                    Outgoing(reply, replies.subject(position), b"", payload)
-                    for position, (_, reply, payload) in enumerate(others)
-                    if replies.answers[position] is None
-                ]
-                await self._when_connected(self._connection.send, lines)
-                # Waking up early means that the connection changed: what is unanswered is sent again, harmlessly.
-                while await replies.wait(left) is False and epoch == self._connection.epoch:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or not self._connection.connected:
-                        break
-        finally:
-            replies.close()
-        for (index, _, _), answer in zip(others, replies.answers, strict=True):
-            if answer is None:
-                results[index] = SettleError(
-                    f"The server did not confirm within {self._connection.settings.settle_timeout:g} seconds",
-                    retriable=True,
-                )
-            elif status_of(answer[0])[0] == 503:
-                results[index] = LeaseLost(
-                    f"{self._name} does not exist any more", advice="Its messages are gone with it"
-                )
-
-    async def _when_connected(self, send: Any, lines: Any) -> None:
-        deadline = time.monotonic() + self._connection.settings.settle_timeout
-        while True:
-            try:
-                await send(lines)
-            except ConnectionFailed:
-                if time.monotonic() >= deadline or self._closed:
-                    raise
-                await self._connection.wait_connected(deadline - time.monotonic())
-            else:
-                return
+        return await self._settler.settle(settlements)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
-        now = time.monotonic()
-        results: list[BrokerError | None] = [None] * len(messages)
-        lines: list[Outgoing] = []
-        renewed: list[NativeMessage] = []
-        for index, message in enumerate(messages):
-            raw: NativeMessage = message.raw
-            if raw.held_until < now:
-                results[index] = LeaseLost(f"The lease of message {message.id!r} ended before it was renewed")
-            else:
-                renewed.append(raw)
-                lines.append(Outgoing(raw.reply, b"", b"", _PROGRESS))
-        if not lines:
-            return results
-        try:
-            await self._connection.send(lines)
-        except BrokerError as error:
-            return [result or error for result in results]
-        for raw in renewed:
-            raw.held_until = now + self._lease
-        return results
+        return await self._settler.extend(messages)
 
     # The end.
 
@@ -434,10 +341,9 @@ class JetStreamMessageSource:
             task.cancel()
 
     async def _give_back(self) -> None:
-        waiting, self._buffer = list(self._buffer), deque()
+        waiting, self._buffer = self._buffer, []
         if self._connection.connected:
-            if waiting:
-                await self._connection.send([Outgoing(raw.reply, b"", b"", _NAK) for raw in waiting])
+            await self._settler.give_back(waiting)
             if self._ephemeral:
                 await consumers.delete(self._connection, self._layout.stream, self._consumer, self._name)
             else:
@@ -445,22 +351,13 @@ class JetStreamMessageSource:
 
     @property
     def _name(self) -> str:
-        return f"Subscription {self._subscription!r} of topic {self._topic!r}"
+        return self._name_of(self._layout, self._subscription)
+
+    @staticmethod
+    def _name_of(layout: Layout, subscription: str) -> str:
+        return f"Subscription {subscription!r} of topic {layout.topic!r}"
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self._name} was closed")
         self._connection.check_open()
-
-
-def _payload(settlement: Settlement) -> bytes:
-    outcome, delay = settlement.outcome, settlement.delay
-    if outcome is Outcome.ACK:
-        return b"+ACK"
-    if outcome is Outcome.REJECT:
-        # One line, because the reason shows up in the server's advisories.
-        text = " ".join(settlement.reason.split())[:_MAX_REASON]
-        return b"+TERM " + text.encode("utf-8", "replace") if text else b"+TERM"
-    if delay is not None and delay > 0:
-        return b'-NAK {"delay": %d}' % round(delay * NANOSECONDS)
-    return _NAK

@@ -141,7 +141,7 @@ class JetStreamTarget:
                 batch, sent = self._encode(messages, ids, indexes, outcomes, layout, replies)
                 if not batch.items:
                     return []
-                replies.missing = len(batch.items)
+                replies.expect_only(len(batch.items))
                 replies.subjects = frozenset(item.subject for item in batch.items)
                 self._in_flight[batch] = None
                 await self._write(batch, deadline)

@@ -40,6 +40,10 @@ class Replies:
             self.missing -= 1
             self._inbox.progress(self)
 
+    def expect_only(self, missing: int) -> None:
+        """So many are still to come; the rest was given up."""
+        self.missing = missing
+
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker_jetstream.headers import NativeMessage
+from broker_jetstream.headers import MessageView, NativeMessage
 from broker_jetstream.inherited import GATHER_STEP, in_stream_order
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, subscribe
@@ -50,8 +51,9 @@ async def test_with_nothing_to_inherit_the_first_fetch_ends_by_silence(open_back
 
 
 def test_new_messages_stay_behind_in_their_order() -> None:
-    def message(sequence: int, attempt: int) -> NativeMessage:
-        return NativeMessage(b"s.0", b"$JS.ACK.s.c.%d.%d.%d.0.0" % (attempt, sequence, sequence), b"", b"")
+    def message(sequence: int, attempt: int) -> Message[bytes]:
+        reply = b"$JS.ACK.s.c.%d.%d.%d.0.0" % (attempt, sequence, sequence)
+        return Message("s", b"", NativeMessage(b"s.0", reply, b"", b""), MessageView())
 
     came = [message(8, 2), message(9, 2), message(3, 2), message(4, 3), message(11, 1), message(10, 1)]
-    assert [int(m.reply.split(b".")[5]) for m in in_stream_order(came)] == [3, 4, 8, 9, 11, 10]
+    assert [int(m.raw.reply.split(b".")[5]) for m in in_stream_order(came)] == [3, 4, 8, 9, 11, 10]

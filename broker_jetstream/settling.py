@@ -1,0 +1,172 @@
+"""Acks, nacks, rejections and lease extensions of one subscription, many in one write.
+
+Calls may run at once and during a fetch. While the connection is down they wait for it, at most `settle_timeout`
+seconds. The server answers the ack of a message alike whether it was still ours or not, so the lease is kept by our
+own clock: what was held for longer than the server grants is told as LeaseLost, and nothing is sent for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final
+
+from broker.errors import BrokerError, ConnectionFailed, LeaseLost, SettleError
+from broker.messages import Message, Outcome
+from broker.spi import Settlement
+from broker_jetstream.connection import Connection
+from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.headers import NativeMessage, status_of
+
+__all__ = ["Settler"]
+
+_ACK: Final = b"+ACK"
+_NAK: Final = b"-NAK"
+_PROGRESS: Final = b"+WPI"
+_MAX_REASON: Final = 1024
+
+
+class Settler:
+    """Settles the messages of one subscription."""
+
+    def __init__(self, connection: Connection, name: str, lease_seconds: float, *, confirm: bool) -> None:
+        self._connection = connection
+        self._name = name
+        self._lease = lease_seconds
+        self._confirm = confirm
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        """Carry these out; an error each, or None."""
+        if self._confirm:
+            return await self._settle_confirmed(settlements)
+        results: list[BrokerError | None] = [None] * len(settlements)
+        deadline = monotonic() + self._connection.settings.settle_timeout
+        while True:
+            now = monotonic()
+            plain: list[bytes] = []
+            others: list[Outgoing] = []
+            for index, settlement in enumerate(settlements):
+                raw: NativeMessage = settlement.message.raw
+                if raw.held_until < now:
+                    results[index] = _lost(settlement.message, "settled")
+                elif settlement.outcome is Outcome.ACK:
+                    plain.append(raw.reply)
+                else:
+                    others.append(Outgoing(raw.reply, b"", b"", _payload(settlement)))
+            try:
+                # An empty message is an ack, too, and the shortest.
+                if plain:
+                    await self._connection.send_empty(plain)
+                if others:
+                    await self._connection.send(others)
+            except ConnectionFailed as error:
+                # Both at once or neither: what was written twice does no harm.
+                if not await self._back(deadline):
+                    return [result or error for result in results]
+            except BrokerError as error:
+                return [result or error for result in results]
+            else:
+                return results
+
+    async def _settle_confirmed(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        connection = self._connection
+        results: list[BrokerError | None] = [None] * len(settlements)
+        lines = [(settlement.message.raw.reply, _payload(settlement)) for settlement in settlements]
+        replies = connection.inbox.expect(len(lines), frozenset(reply for reply, _ in lines))
+        deadline = monotonic() + connection.settings.settle_timeout
+        failure: BrokerError | None = None
+        try:
+            while replies.missing and (left := deadline - monotonic()) > 0:
+                epoch, now = connection.epoch, monotonic()
+                asked: list[Outgoing] = []
+                for index, (reply, payload) in enumerate(lines):
+                    if replies.answers[index] is None and results[index] is None:
+                        if settlements[index].message.raw.held_until < now:
+                            results[index] = _lost(settlements[index].message, "settled")
+                        else:
+                            asked.append(Outgoing(reply, replies.subject(index), b"", payload))
+                replies.expect_only(len(asked))
+                if not asked:
+                    break
+                try:
+                    await connection.send(asked)
+                    failure = None
+                    # What a broken connection may have swallowed is asked again, which does no harm.
+                    while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
+                        await replies.wait(left)
+                        left = deadline - monotonic()
+                except ConnectionFailed as error:
+                    failure = error
+                if not await self._back(deadline):
+                    break
+        except BrokerError as error:
+            failure = error
+        finally:
+            replies.close()
+        for index, answer in enumerate(replies.answers):
+            if results[index] is not None:
+                continue
+            if answer is None:
+                results[index] = failure or SettleError(
+                    f"The server did not confirm within {connection.settings.settle_timeout:g} seconds", retriable=True
+                )
+            elif status_of(answer[0])[0] == 503:
+                results[index] = LeaseLost(f"{self._name} is gone", advice="Its unsettled messages are gone with it")
+        return results
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Renew these leases now; while the connection is down they are not."""
+        now = monotonic()
+        results: list[BrokerError | None] = [None] * len(messages)
+        renewed: list[NativeMessage] = []
+        for index, message in enumerate(messages):
+            raw: NativeMessage = message.raw
+            if raw.held_until < now:
+                results[index] = _lost(message, "renewed")
+            else:
+                renewed.append(raw)
+        if not renewed:
+            return results
+        try:
+            await self._connection.send([Outgoing(raw.reply, b"", b"", _PROGRESS) for raw in renewed])
+        except BrokerError as error:
+            return [result or error for result in results]
+        for raw in renewed:
+            raw.held_until = now + self._lease
+        return results
+
+    async def give_back(self, messages: Sequence[Message[Any]]) -> None:
+        """Have these delivered again at once, to whoever asks."""
+        now = monotonic()
+        lines = [Outgoing(m.raw.reply, b"", b"", _NAK) for m in messages if m.raw.held_until >= now]
+        if lines:
+            await self._connection.send(lines)
+
+    async def _back(self, deadline: float) -> bool:
+        """Wait until the connection is up; whether it is, in time."""
+        left = deadline - monotonic()
+        if left <= 0:
+            return False
+        try:
+            await self._connection.wait_connected(left)
+        except BrokerError:
+            return False
+        return True
+
+
+def _lost(message: Message[Any], what: str) -> LeaseLost:
+    return LeaseLost(f"The lease of message {message.id!r} ended before it was {what}")
+
+
+def _payload(settlement: Settlement) -> bytes:
+    outcome, delay = settlement.outcome, settlement.delay
+    if outcome is Outcome.ACK:
+        return _ACK
+    if outcome is Outcome.REJECT:
+        # One line, because the reason shows up in the server's advisories.
+        text = " ".join(settlement.reason.split())[:_MAX_REASON]
+        return b"+TERM " + text.encode("utf-8", "replace") if text else b"+TERM"
+    if delay is not None and delay > 0:
+        return b'-NAK {"delay": %d}' % round(delay * NANOSECONDS)
+    return _NAK
