@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = given.names or list(BENCHMARKS)
     scale, rounds = (_QUICK, 1) if given.quick else (1.0, given.rounds)
     console = Console()
+    load = os.getloadavg()[0]
+    if load > 1 and not given.quick:
+        console.print(
+            f"[yellow]Something else runs here (load {load:.1f}): costs come out too high, ratios too wide[/]"
+        )
     started = time.perf_counter()
     sections: list[Section] = []
     for name in names:
@@ -63,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.mkdir(parents=True, exist_ok=True)
         page, picture = output / "performance.md", output / "performance.png"
         drawn = plot.draw(sections, picture)
-        report.write(sections, page, picture if drawn else None, rounds=rounds, seconds=seconds)
+        report.write(sections, page, picture if drawn else None, rounds=rounds, seconds=seconds, load=load)
         console.print(f"Written: {page}, {picture}" if drawn else f"Written: {page}")
     missed = [finding.what for section in sections for finding in section.findings if finding.verdict == "MISSED"]
     console.print(f"{len(missed)} bars missed, {seconds:.0f} s in all" + "".join(f"\n  {what}" for what in missed))

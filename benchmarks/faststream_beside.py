@@ -133,6 +133,7 @@ async def _publish_with_faststream(stage: Stage, messages: list[broker.OutboundM
                         message.data,
                         f"{stream}.0",
                         stream=stream,
+                        timeout=30.0,
                         headers={
                             "key": (message.key or b"").decode(),
                             "Nats-Msg-Id": message.id or "",

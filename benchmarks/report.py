@@ -85,10 +85,13 @@ def print_section(section: Section, console: Console) -> None:
     console.print(table)
 
 
-def write(sections: Sequence[Section], path: Path, picture: Path | None, *, rounds: int, seconds: float) -> None:
+def write(
+    sections: Sequence[Section], path: Path, picture: Path | None, *, rounds: int, seconds: float, load: float
+) -> None:
     """Write the page of results.
 
     :param picture: the plot beside the page, if there is one.
+    :param load: processes that wanted a core when it began: what else ran.
     """
     lines = [
         "# Performance",
@@ -97,7 +100,8 @@ def write(sections: Sequence[Section], path: Path, picture: Path | None, *, roun
         "in one process; the spread is the least and the greatest. CPU is that of this process, without the server.",
         "A ratio or difference is taken within each round. Read the ratios: absolute rates are this machine's.",
         "",
-        f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds: {_machine()}.",
+        f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds: {_machine()};",
+        f"load average before it began: {load:.1f}.",
         "",
     ]
     if picture is not None:

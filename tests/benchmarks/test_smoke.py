@@ -53,7 +53,7 @@ def test_a_missed_bar_is_told(tmp_path: Path) -> None:
         Finding("too dear", spread, "µs", at_most=1.9),
         Finding("for comparison", spread, "s"),
     ]
-    write([section], tmp_path / "page.md", tmp_path / "plot.png", rounds=3, seconds=60)
+    write([section], tmp_path / "page.md", tmp_path / "plot.png", rounds=3, seconds=60, load=0.5)
     rows = [line for line in (tmp_path / "page.md").read_text().splitlines() if "1 … 3" in line]
     assert rows == [
         "| quick enough | ≥ 2 x | 2 x | 1 … 3 | met |",
