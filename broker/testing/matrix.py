@@ -106,6 +106,7 @@ class Matrix:
                 cells = [self.cells[(promise.name, backend)] for backend in backends]
                 lines.append(_row(f"`{promise.name}`", promise.text, *cells))
             lines.append("")
+        lines += _origins()
         if self.variants:
             lines += [
                 "## What the kit catches",
@@ -131,6 +132,15 @@ def areas() -> list[tuple[str, list[Promise]]]:
         title = (area.__doc__ or area.__name__).strip().partition("\n")[0].rstrip(".")
         found.append((f"{_spaced(area.__name__)}: {title[0].lower()}{title[1:]}", [p for _, p in promises_of(area)]))
     return found
+
+
+def _origins() -> list[str]:
+    from broker.testing.origins import ORIGINS
+
+    lines = ["## Where the promises come from", "", _row("suite", "its test", "here"), _row("---", "---", "---")]
+    for suite, tests in ORIGINS.items():
+        lines += [_row(suite, test, ", ".join(f"`{name}`" for name in names)) for test, names in tests.items()]
+    return [*lines, ""]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -117,3 +117,25 @@ class OtherTopicsMessagesMix(BrokenBackend):
 
     def topic_name(self, topic: str) -> str:
         return topic.replace("_", ".")
+
+
+@breaks("publishing.every-receipt-is-true")
+class LosesAMessageWithAReceipt(BrokenTarget):
+    """One message in forty has a receipt and is nowhere."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        lost = [index for index, message in enumerate(messages) if (message.data or b"").endswith(b"13")]
+        receipts = iter(await self.inner.publish([m for index, m in enumerate(messages) if index not in lost]))
+        return [Receipt("lost") if index in lost else next(receipts) for index in range(len(messages))]
+
+
+@breaks("publishing.every-receipt-is-true")
+class PublishesTwice(BrokenTarget):
+    """Messages that end in 7 are published twice."""
+
+    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        twice = [message for message in messages if (message.data or b"").endswith(b"7")]
+        receipts = await self.inner.publish(messages)
+        if twice:
+            await self.inner.publish(twice)
+        return receipts

@@ -11,6 +11,7 @@ import pytest
 
 from broker.testing.conformance import AREAS, Conformance
 from broker.testing.matrix import FAILED, OK, Matrix, areas
+from broker.testing.origins import ORIGINS
 from broker.testing.promises import promises_of
 from tests.broken_variants.variants import VARIANTS
 
@@ -51,6 +52,12 @@ def test_promises_are_sentences() -> None:
     for _, promise in promises_of(Conformance):
         assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", promise.name)
         assert promise.text.endswith("."), promise.name
+
+
+def test_origins_name_promises_that_exist() -> None:
+    known = {promise.name for _, promise in promises_of(Conformance)}
+    named = {name for tests in ORIGINS.values() for names in tests.values() for name in names}
+    assert named - known == set()
 
 
 def test_page_is_current_and_has_no_empty_cell() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from broker.messages import Message
 from broker.outbound import OutboundMessage
@@ -182,3 +182,42 @@ class AsMessages(ConformanceCase):
                 await (message.nack(delay=0.2) if message.data == b"m-000002" else message.ack())
             assert bodies(await until_seen(inbox, [b"m-000002"], harness.patience)) == once([b"m-000002"])
             await nothing_more(inbox, harness.quiet)
+
+    @requires("records.rebalance")
+    @promise(
+        "as-messages.rebalance-loses-nothing",
+        "Members that come and go while records are handled as messages lose none of them.",
+    )
+    async def test_rebalance_of_messages_loses_nothing(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=4)
+        handled: Counter[bytes | None] = Counter()
+
+        async def handle(message: Message[bytes]) -> None:
+            await asyncio.sleep(0.001)
+            handled[message.data] += 1
+
+        async def member(stop: asyncio.Event) -> None:
+            other = await harness.connect()
+            async with other.records(topic, group="workers").as_messages() as inbox:
+                work = asyncio.ensure_future(inbox.receive(handle, concurrency=4))
+                await stop.wait()
+                await inbox.close()
+                await work
+
+        await bus.topic(topic).publish_batch(
+            [OutboundMessage(b, key=f"k-{n % 32}") for n, b in enumerate(numbered(2000))]
+        )
+        stops = [asyncio.Event() for _ in range(3)]
+        members: list[asyncio.Future[None]] = []
+        for stop in stops:
+            wanted = len(handled) + 200
+            members.append(asyncio.ensure_future(member(stop)))
+            await eventually(lambda wanted=wanted: len(handled) >= wanted, 3 * harness.patience, f"{wanted} records")
+        stops[0].set()
+        await members[0]
+        await eventually(lambda: len(handled) == 2000, 4 * harness.patience, "the handling of all 2000 records")
+        for stop in stops:
+            stop.set()
+        await asyncio.gather(*members)
+        async with bus.records(topic, group="workers") as log:
+            assert await log.next_record(timeout=2 * harness.quiet) is None, "Finished records were not committed"

@@ -319,6 +319,7 @@ class Codecs(ConformanceCase):
             message = await inbox.next_message(harness.patience)
             assert message is not None
             assert message.payload == _Order(7, "ä\x00😀")
+            assert message.data == codec.encode(message.payload)
             assert json.loads(message.data or b"") == {"number": 7, "note": "ä\x00😀"}
 
     @promise("codecs.text-comes-back", "A payload of `Text` comes back as the same text.")

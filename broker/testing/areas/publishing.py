@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.errors import BackendError, BrokerError, Closed, PublishError, TopicNotFound, Unsupported
+from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, PublishError, TopicNotFound, Unsupported
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
@@ -137,6 +137,29 @@ class Publishing(ConformanceCase):
         else:
             async with bus.messages(topic, subscription="queue") as inbox:
                 assert [message.data for message in await take(inbox, 500, harness.patience)] == wanted
+
+    @requires("records|messages.ordered_delivery")
+    @promise(
+        "publishing.pipeline-retries-in-order",
+        "What failed on its way through the pipeline is sent again by itself, once, before later messages of its key.",
+    )
+    async def test_pipeline_retries_in_order(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "queue")
+        faults.publish[topic].extend(ConnectionFailed("broken by the test") for _ in range(50))
+        wanted = numbered(50)
+        for body in wanted:
+            await bus.topic(topic).enqueue(body, key="k")
+        await bus.topic(topic).flush()
+        if bus.capabilities.records:
+            async with bus.records(topic, group="readers") as log:
+                assert [record.data for record in await read(log, 50, harness.patience)] == wanted
+                assert await log.next_record(timeout=harness.quiet) is None
+        else:
+            async with bus.messages(topic, subscription="queue") as inbox:
+                assert [message.data for message in await take(inbox, 50, harness.patience)] == wanted
+                await nothing_more(inbox, harness.quiet)
 
     @promise("publishing.close-flushes", "Closing right after the last `enqueue` loses none of the messages.")
     async def test_close_flushes(self, harness: Harness) -> None:
