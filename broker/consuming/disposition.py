@@ -10,10 +10,12 @@ import asyncio
 import logging
 from typing import Any
 
+from broker.capabilities import LeaseMode
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
 from broker.consuming.retry import DROP, Drop, Retry
+from broker.errors import Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import Settlement
@@ -66,7 +68,7 @@ class Disposition:
         if delay is None:
             delay = self.retry.delay(1)
         else:
-            intake.check_delay(delay)
+            self._check_delay(intake, delay)
         if message.begin_settling(Outcome.NACK):
             settlement = self._bring_back(intake, message, delay, soon=False)
             if settlement is not None:
@@ -107,17 +109,26 @@ class Disposition:
         self, intake: Intake, message: Message[Any], delay: float, *, soon: bool = True
     ) -> Settlement | None:
         """Hold it here, or have the broker do it; the settlement that is still to be carried out, unless `soon`."""
-        in_process = self._engine.options.ordered_by_key or delay > intake.native_delay
+        in_process = self._engine.options.ordered_by_key or delay > intake.capabilities.native_delay
         if in_process and self._has_room(intake):
             copy = intake.again(message)
             self._intakes[copy] = intake
             self._holder.hold(copy, delay)
             return None
-        settlement = Settlement(message, Outcome.NACK, min(delay, intake.native_delay))
+        settlement = Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
         if soon:
             intake.carry_out_soon(settlement)
             return None
         return settlement
+
+    def _check_delay(self, intake: Intake, delay: float) -> None:
+        """:raises Unsupported: neither the broker nor this process can keep such a delay."""
+        longest = max(intake.capabilities.native_delay, self._engine.options.max_lease)
+        if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
+            raise Unsupported(
+                f"A delay of {delay:g} s is longer than this consumer can keep ({longest:g} s)",
+                advice="Ask for a shorter delay or raise max_lease",
+            )
 
     def _has_room(self, intake: Intake) -> bool:
         # Order needs the message here whatever it costs; otherwise half of the room stays free for others.

@@ -182,7 +182,7 @@ class Engine:
         self._active_at = self._loop.time()
         refused = self.ready.put_all(messages)
         for message, delay in refused:
-            intake.release((message,), min(delay, intake.native_delay))
+            intake.release((message,), min(delay, self.capabilities.native_delay))
         if self._waiters:
             self._wake(len(messages) - len(refused))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -25,7 +24,7 @@ from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
-from broker.errors import BrokerError, LeaseLost, Unsupported
+from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, FetchFailed, FlowBlocked, Hooks, LeaseExpired, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import MessageSource, Settlement
@@ -97,7 +96,7 @@ class Intake:
     def start(self, source: MessageSource, capabilities: MessageCapabilities, *, confirm: bool) -> None:
         """Begin to fetch from the source that was opened with this intake as its listener."""
         self._source = source
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         self._settle_pump = SettlePump(source, self._settled)
         self._fetch_pump = FetchPump(
@@ -124,10 +123,6 @@ class Intake:
             )
         )
 
-    @property
-    def native_delay(self) -> float:
-        return self._capabilities.native_delay
-
     # -- MessageOwner ------------------------------------------------------------------------------------
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
@@ -147,12 +142,19 @@ class Intake:
             scopes.enter(message, self._hooks.handling)
 
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
-        scopes.leave(message, error)
+        if message.scope is not None:
+            scopes.leave(message, error)
         if error is None:
-            if message.state is _OPEN:
-                # A refusal is told as SettleFailed: the message comes again, and the loop around the block goes on.
-                with suppress(BrokerError):
-                    await self.settle(message, _ACK, None, "")
+            if message.state is _OPEN and self._awaits_acks:
+                message.state = _SETTLING
+                message.outcome = _ACK
+                try:
+                    await self._settle_pump.put_and_wait((Settlement(message, _ACK),))
+                except BrokerError:
+                    # It is told as SettleFailed: the message comes again, and the loop around the block goes on.
+                    return False
+            else:
+                self.ack_soon(message)
             return False
         if isinstance(error, Exception):
             if message.state is _OPEN:
@@ -202,7 +204,7 @@ class Intake:
             if message.state is _OPEN:
                 message.state = _SETTLING
                 message.outcome = _RELEASE
-                if not self._capabilities.release_keeps_attempt:
+                if not self.capabilities.release_keeps_attempt:
                     self.engine.attempts.released(message.id)
                 self._settle_pump.put(Settlement(message, _RELEASE, delay))
 
@@ -292,7 +294,7 @@ class Intake:
                 continue
             message.state = _LOST
             self._give_back_followers(message)
-            if self._capabilities.lease is LeaseMode.NONE:
+            if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
                 self.engine.ready.forget(message)
             level = logging.DEBUG if message.lease_ends is None else logging.WARNING
@@ -356,22 +358,6 @@ class Intake:
             ", ".join(repr(message.id) for message in oldest),
         )
         self._hooks.emit(FlowBlocked(outstanding=self._flow.count, oldest=oldest, seconds=seconds))
-
-    def check_delay(self, delay: float) -> None:
-        """:raises Unsupported: neither the broker nor this process can keep such a delay."""
-        longest = self.longest_delay
-        if longest is not None and delay > longest:
-            raise Unsupported(
-                f"A delay of {delay:g} s is longer than this consumer can keep ({longest:g} s)",
-                advice="Ask for a shorter delay or raise max_lease",
-            )
-
-    @property
-    def longest_delay(self) -> float | None:
-        """Seconds; None is no limit."""
-        if self._capabilities.lease is LeaseMode.NONE:
-            return None
-        return max(self._capabilities.native_delay, self.engine.options.max_lease)
 
     def stop_fetching(self) -> None:
         self._fetch_pump.stop()
