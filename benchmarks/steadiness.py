@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import broker
@@ -90,8 +91,23 @@ async def _memory(section: Section, stage: Stage, count: int) -> None:
 
 
 async def _closing(section: Section, stage: Stage, rounds: int) -> None:
-    # The handlers fail on purpose, and each failure would be logged.
-    logging.getLogger("broker").setLevel(logging.CRITICAL)
+    with _quiet():
+        await _close_times(section, stage, rounds)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """The handlers fail on purpose, and each failure would be logged."""
+    logger = logging.getLogger("broker")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+async def _close_times(section: Section, stage: Stage, rounds: int) -> None:
     for name, handler in _HANDLERS.items():
         took: list[float] = []
         for _ in range(rounds):
