@@ -17,6 +17,7 @@ from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.layout import Layout, Layouts, layout_of
+from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
     PARTITIONS_KEY,
     consumer_name,
@@ -28,6 +29,7 @@ from broker_jetstream.names import (
     subscription_of,
     topic_of,
 )
+from broker_jetstream.positions import committed_of
 
 __all__ = ["JetStreamAdmin"]
 
@@ -235,8 +237,13 @@ class JetStreamAdmin:
                 unsettled += unacked
             else:
                 partition = int(info["name"].rpartition("+")[2])
-                partitions[partition] = pending + unacked
-                waiting += pending + unacked
+                behind = pending + unacked
+                if layout.ours:
+                    # Exact also where the durable was not yet put to its committed position.
+                    reader = JetStreamLogReader(self._connection, self._layouts)
+                    behind = await reader.behind(layout, partition, committed_of(info) or 1)
+                partitions[partition] = behind
+                waiting += behind
         return Lag(waiting=waiting, unsettled=unsettled, partitions=partitions)
 
     async def _infos(self, layout: Layout, name: str) -> list[dict[str, Any]]:

@@ -15,20 +15,18 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
 import nats.errors
-import nkeys  # pyright: ignore[reportMissingTypeStubs]
-from nats.aio.client import Client, Server
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
+from broker.errors import BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
 from broker.urls import mask_url
+from broker_jetstream.connecting import connect, discard
 from broker_jetstream.errors import api_error, classify, connect_error
-from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler, hang_up, make_client
+from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler
 from broker_jetstream.headers import status_of
 from broker_jetstream.replies import Inbox
 from broker_jetstream.settings import JetStreamSettings
@@ -37,14 +35,6 @@ __all__ = ["Connection", "Listening"]
 
 logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
-
-
-class _FirstConnectFailed(Exception):
-    """Carries the reason out of nats-py's connect, which would try for ever."""
-
-    def __init__(self, reason: BaseException) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
 
 
 class Listening:
@@ -101,116 +91,12 @@ class Connection:
         self._note_connected(again=False)
 
     async def _connect(self) -> FastClient | PublicClient:
-        settings = self.settings
-        servers = list(self.servers)
-        shown = ", ".join(mask_url(server) for server in servers)
-        tls = settings.ssl_context()
-        transport = make_client(settings.fast_path)
+        transport = await connect(self.settings, self.servers, self.token, self)
         client = transport.client
-        failures = 0
-        connecting = True
-
-        async def on_error(error: Exception) -> None:
-            nonlocal failures
-            if connecting:
-                failures += 1
-                # Each server gets one try; a refusal is final at once.
-                if failures >= len(servers) or not isinstance(error, OSError | nats.errors.TimeoutError | TimeoutError):
-                    raise _FirstConnectFailed(error)
-                return
-            self._note_error(error)
-
-        async def on_disconnected() -> None:
-            if not connecting:
-                self._note_disconnected(transport)
-
-        async def on_reconnected() -> None:
-            if transport is self._transport and not self.closed:
-                self._note_connected(again=True)
-
-        async def on_closed() -> None:
-            if transport is self._transport and not self.closed:
-                self._revive()
-
-        def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-            return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)  # spreads load
-
-        options: dict[str, Any] = {
-            "servers": servers,
-            "name": settings.name,
-            "error_cb": on_error,
-            "disconnected_cb": on_disconnected,
-            "reconnected_cb": on_reconnected,
-            "closed_cb": on_closed,
-            "reconnect_to_server_handler": pick,
-            "allow_reconnect": True,
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": settings.reconnect_wait,
-            "connect_timeout": settings.connect_timeout,
-            "ping_interval": settings.ping_interval,
-            "max_outstanding_pings": settings.max_outstanding_pings,
-            "inbox_prefix": settings.inbox_prefix,
-            "tls": tls,
-            "tls_hostname": settings.tls_hostname,
-            "tls_handshake_first": settings.tls_handshake_first,
-            **self._credentials(),
-        }
-        try:
-            # A fresh timeout around all, because several servers and TLS each have their own.
-            async with asyncio.timeout(settings.connect_timeout + 0.5):
-                await client.connect(**options)
-                # nats-py takes a connection that the server closed right after the greeting for a good one.
-                if not client.is_connected:
-                    raise nats.errors.UnexpectedEOF
-                await client.flush(max(1, round(settings.connect_timeout)))
-        except BaseException as error:
-            reason = error.reason if isinstance(error, _FirstConnectFailed) else error
-            # After a failed handshake nothing tells nats-py that the connection is closed.
-            await self._discard(client, 0.1)
-            if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
-                raise reason from None
-            raise connect_error(reason, shown, tls=tls is not None or self._demands_tls(client)) from reason
-        connecting = False
         self.max_payload = client.max_payload
         version = client.connected_server_version
         self.server_version = (version.major, version.minor)
         return transport
-
-    def _credentials(self) -> dict[str, Any]:
-        settings = self.settings
-        seed = settings.nkey_seed.get_secret_value() if settings.nkey_seed else None
-        if settings.nkey_seed_file is not None:
-            seed = _read(settings.nkey_seed_file, "nkey_seed_file").strip()
-        if seed is not None:
-            _check_seed(seed, "nkey_seed" if settings.nkey_seed else "nkey_seed_file")
-        if settings.creds_file is not None:
-            text = _read(settings.creds_file, "creds_file")
-            # nats-py reads a file without these lines for ever.
-            if "BEGIN NATS USER JWT" not in text or "BEGIN USER NKEY SEED" not in text:
-                raise InvalidSetting(
-                    f"Setting 'creds_file' {str(settings.creds_file)!r} is no credentials file",
-                    advice="Name a file with the user's JWT and NKey seed, as `nsc generate creds` writes it",
-                )
-        found: dict[str, Any] = {
-            "user": settings.user,
-            "password": settings.password.get_secret_value() if settings.password else None,
-            "token": self.token,
-            "user_credentials": str(settings.creds_file) if settings.creds_file else None,
-            "nkeys_seed_str": seed,
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    @staticmethod
-    def _demands_tls(client: Client) -> bool:
-        return bool(getattr(client, "_server_info", {}).get("tls_required"))
-
-    @staticmethod
-    async def _discard(client: Client, seconds: float = _FLUSH_SECONDS) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await hang_up(client)
-        except Exception as error:  # a client that never connected may fail in any way to close
-            logger.debug("Closing a failed connection: %r", error)
 
     # What the client tells.
 
@@ -227,7 +113,16 @@ class Connection:
         for callback in tuple(self._on_connected):
             callback()
 
-    def _note_disconnected(self, transport: FastClient | PublicClient) -> None:
+    def reconnected(self, transport: FastClient | PublicClient) -> None:
+        if transport is self._transport and not self.closed:
+            self._note_connected(again=True)
+
+    def gave_up(self, transport: FastClient | PublicClient) -> None:
+        """nats-py does so when the server closes a connection with an error."""
+        if transport is self._transport and not self.closed:
+            self._revive()
+
+    def disconnected(self, transport: FastClient | PublicClient) -> None:
         if transport is not self._transport:
             return
         transport.forget_unwritten()
@@ -238,7 +133,7 @@ class Connection:
             if self.relocate is not None:
                 self._revive()
 
-    def _note_error(self, error: Exception) -> None:
+    def error(self, error: Exception) -> None:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
@@ -271,7 +166,7 @@ class Connection:
             for listening in tuple(self._listening):
                 listening.native = await transport.listen(listening.subject, listening.handler)
             if old is not None:
-                await self._discard(old.client)
+                await discard(old.client)
             self._note_connected(again=True)
             return
 
@@ -461,28 +356,9 @@ class Connection:
                 except (nats.errors.Error, OSError) as error:
                     logger.debug("Flushing at close: %r", error)
             self.connected = False
-            await self._discard(self._transport.client)
+            await discard(self._transport.client)
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiting.clear()
         self.inbox.wake_all()
-
-
-def _read(path: Path, setting: str) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSetting(
-            f"Setting {setting!r} {str(path)!r} cannot be read: {error}", native=error, advice="Name a readable file"
-        ) from error
-
-
-def _check_seed(seed: str, setting: str) -> None:
-    from_seed: Any = nkeys.from_seed  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    try:
-        from_seed(bytearray(seed.encode())).wipe()
-    except Exception as error:  # the library raises what base32 and libsodium raise, too
-        raise InvalidSetting(
-            f"Setting {setting!r} is no NKey seed", native=error, advice="A seed begins with 'SU'"
-        ) from None

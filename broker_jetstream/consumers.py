@@ -6,6 +6,7 @@ or a delivery limit that would break a promise, which is raised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -17,19 +18,65 @@ from broker_jetstream.layout import Layout
 
 __all__ = [
     "EPHEMERAL_SECONDS",
+    "GROUP",
     "NANOSECONDS",
+    "POSITION_KEY",
     "create",
     "delete",
     "ensure_message_consumer",
     "info",
     "message_config",
+    "partition_config",
+    "pinned_by",
+    "pull_request",
     "start_config",
 ]
 
 NANOSECONDS: Final = 1_000_000_000
 EPHEMERAL_SECONDS: Final = 300
 """A subscription of one consumer's own, whose process died, goes after this time."""
+GROUP: Final = "owner"
+"""The priority group that every pull of a record group names."""
+POSITION_KEY: Final = "anybroker-position"
+"""Metadata of a durable whose committed position is not its floor: it starts, or was sought, somewhere else."""
+_FOREVER: Final = 3650 * 86_400 * NANOSECONDS
 _MAX_WAITING: Final = 8192
+
+
+def partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
+    """The durable of one partition of a group."""
+    # Every durable can go everywhere: one that began at a later message refuses to be reset before it.
+    return {
+        "ack_policy": "all",
+        "ack_wait": _FOREVER,
+        "max_deliver": -1,
+        "max_ack_pending": -1,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "filter_subject": layout.partition_filter(partition),
+        "priority_groups": [GROUP],
+        "priority_policy": "pinned_client",
+        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
+        "metadata": {POSITION_KEY: str(position)} if position > 1 else {},
+    }
+
+
+def pull_request(connection: Connection, number: int, max_bytes: int) -> dict[str, Any]:
+    """The body of a pull for so many messages."""
+    settings = connection.settings
+    return {
+        "batch": number,
+        "expires": round(settings.pull_expires * NANOSECONDS),
+        "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
+        # Never less than one message of the largest size, which a smaller bound would hold up for ever.
+        "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
+    }
+
+
+def pinned_by(info: Mapping[str, Any]) -> bytes:
+    """The pin of a group's durable; empty if nobody is pinned."""
+    groups: list[dict[str, Any]] = info.get("priority_groups") or []
+    return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
 
 
 def start_config(start: Start) -> dict[str, Any]:

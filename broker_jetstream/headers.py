@@ -26,6 +26,7 @@ from broker.outbound import OutboundMessage
 __all__ = [
     "MAX_HEADERS",
     "NULL",
+    "NUM_PENDING",
     "PENDING",
     "PIN",
     "SEQUENCE",
@@ -62,6 +63,7 @@ SEQUENCE: Final = b"\r\nNats-Sequence: "
 SUBJECT: Final = b"\r\nNats-Subject: "
 TIME_STAMP: Final = b"\r\nNats-Time-Stamp: "
 PIN: Final = b"\r\nNats-Pin-Id: "
+NUM_PENDING: Final = b"\r\nNats-Num-Pending: "
 PENDING: Final = b"\r\nNats-Pending-Messages: "
 _OURS: Final = b"anybroker-"
 _SERVERS: Final = b"nats-"

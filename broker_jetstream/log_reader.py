@@ -19,7 +19,17 @@ from broker.records import Record
 from broker.spi import Bounds
 from broker_jetstream.connection import Connection
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import NULL, SEQUENCE, SUBJECT, LogView, NativeMessage, header, key_of, status_of
+from broker_jetstream.headers import (
+    NULL,
+    NUM_PENDING,
+    SEQUENCE,
+    SUBJECT,
+    LogView,
+    NativeMessage,
+    header,
+    key_of,
+    status_of,
+)
 from broker_jetstream.layout import Layout, Layouts
 
 __all__ = ["JetStreamLogReader"]
@@ -90,6 +100,12 @@ class JetStreamLogReader:
                 yield records
             if len(records) < len(raws) or not raws:
                 return
+
+    async def behind(self, layout: Layout, partition: int, position: int) -> int:
+        """How many records a partition has from a position on."""
+        request = {"seq": max(position, 1), "next_by_subj": layout.partition_filter(partition), "batch": 1}
+        found = await self._get(layout, request)
+        return int(header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
 
     async def _state(self, topic: str) -> tuple[Layout, int, int]:
         """The layout, the first sequence that the stream has, and the one after its last."""

@@ -31,7 +31,6 @@ from broker.messages import Message
 from broker.spi import Settlement, SourceListener
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, status_of
 from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
@@ -76,7 +75,8 @@ class JetStreamMessageSource:
         self._topic = layout.topic
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
         self._buffer: list[Message[Any]] = []
-        self._credit = 0
+        self._asked = self._had = 0
+        self._until = 0.0
         self._idle_since = 0.0
         self._pulls = count(1)
         self._inbox = b""
@@ -146,26 +146,29 @@ class JetStreamMessageSource:
 
     async def _pull(self, number: int, max_bytes: int) -> None:
         """Ask the server for messages; while the connection is down nothing is asked, the reconnect wakes the fetch."""
-        connection, settings = self._connection, self._connection.settings
+        connection = self._connection
         if not connection.connected:
             return
         if self._listening is None:
             self._inbox = connection.pull_inbox().encode()
             self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
-        request = {
-            "batch": number,
-            "expires": round(settings.pull_expires * NANOSECONDS),
-            "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
-            # Never less than one message of the largest size, which a smaller bound would hold up for ever.
-            "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
-        }
-        self._credit += number
+        # What came after its pull was given up counts for nothing.
+        self._asked = max(self._asked, self._had + len(self._buffer)) + number
         self._heard = monotonic()
         reply = b"%b.%d" % (self._inbox, next(self._pulls))
         try:
-            await connection.send((Outgoing(self._next, reply, b"", msgspec.json.encode(request)),))
+            await connection.send(
+                (
+                    Outgoing(
+                        self._next,
+                        reply,
+                        b"",
+                        msgspec.json.encode(consumers.pull_request(connection, number, max_bytes)),
+                    ),
+                )
+            )
         except BrokerError as error:
-            self._credit = 0
+            self._drop_credit()
             if not isinstance(error, ConnectionFailed):
                 raise
 
@@ -174,12 +177,25 @@ class JetStreamMessageSource:
         if not data and block[8:9] == b" ":
             self._status(subject, block)
             return
-        self._credit -= 1
-        raw = NativeMessage(subject, reply, data, block, monotonic() + self._lease)
+        buffer = self._buffer
+        if not buffer:
+            # The clock is read once per burst: what follows may count as older than it is, never as younger.
+            self._until = monotonic() + self._lease
+        raw = NativeMessage(subject, reply, data, block, self._until)
         body = data if data or NULL not in block else None
-        self._buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
+        buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
         if self._waiter is not None:
             self._wake()
+
+    @property
+    def _credit(self) -> int:
+        """How many messages were asked for and have not come."""
+        return self._asked - self._had - len(self._buffer)
+
+    def _drop_credit(self, number: int | None = None) -> None:
+        """So many do not come, or none of them."""
+        credit = self._credit
+        self._asked -= credit if number is None else max(0, min(number, credit))
 
     def _status(self, subject: bytes, block: bytes) -> None:
         code, text = status_of(block)
@@ -187,7 +203,7 @@ class JetStreamMessageSource:
         if code == 100 or not subject.startswith(self._inbox):
             return
         unused = header(block, PENDING)
-        self._credit = max(0, self._credit - int(unused)) if unused is not None and unused.isdigit() else 0
+        self._drop_credit(int(unused) if unused is not None and unused.isdigit() else None)
         lowered = text.lower()
         if code == 409 and "deleted" in lowered:
             self._look("the consumer was deleted")
@@ -212,7 +228,7 @@ class JetStreamMessageSource:
         except BrokerError as error:
             logger.debug("%s: %s: %s", self._name, reason, error)
         finally:
-            self._credit = 0
+            self._drop_credit()
             self._wake()
 
     def _fail(self, error: BrokerError) -> None:
@@ -223,9 +239,12 @@ class JetStreamMessageSource:
         buffer = self._buffer
         if buffer[0].raw.held_until < monotonic():
             # The process stood still for longer than the lease: these come again, to whoever asks.
+            self._had += len(buffer)
             self._buffer = buffer = [message for message in buffer if message.raw.held_until >= monotonic()]
+            self._had -= len(buffer)
         if len(buffer) <= max_messages and sum([message.size for message in buffer]) <= max_bytes:
             self._buffer = []
+            self._had += len(buffer)
             return buffer
         number = size = 0
         for message in buffer[:max_messages]:
@@ -235,6 +254,7 @@ class JetStreamMessageSource:
             number += 1
         taken = buffer[:number]
         del buffer[:number]
+        self._had += number
         return taken
 
     async def _wait(self, seconds: float) -> None:
@@ -254,8 +274,9 @@ class JetStreamMessageSource:
             await self._renew_inbox()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     # Between fetches.
 
@@ -283,7 +304,7 @@ class JetStreamMessageSource:
     async def _renew_inbox(self) -> None:
         """Let go of all open pulls: the server forgets a pull whose reply subject nobody listens to."""
         listening, self._listening = self._listening, None
-        self._credit = 0
+        self._drop_credit()
         if listening is not None:
             await listening.close()
 
@@ -301,7 +322,7 @@ class JetStreamMessageSource:
 
     def _reconnected(self) -> None:
         # Pulls of the broken connection are gone; a fetch that waits makes new ones.
-        self._credit = 0
+        self._drop_credit()
         self._wake()
 
     def _spawn(self, work: Any) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
@@ -21,53 +20,19 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SettleError
+from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, SettleError
 from broker.records import Record
-from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.consumers import GROUP, pinned_by, pull_request
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import NULL, PENDING, PIN, MessageView, NativeMessage, header, key_of, status_of
 from broker_jetstream.layout import Layout
+from broker_jetstream.positions import Positions, is_marked
 
-__all__ = ["GROUP", "POSITION_KEY", "Partition", "committed_of", "partition_config"]
+__all__ = ["Partition"]
 
 logger = logging.getLogger("broker")
 VIEW: Final = MessageView()
-GROUP: Final = "owner"
-"""The priority group that every pull of ours names."""
-POSITION_KEY: Final = "anybroker-position"
-"""Metadata of a durable whose committed position is not its floor: it starts, or was sought, somewhere else."""
-COMMIT_SECONDS: Final = 1.0
-_FOREVER: Final = 3650 * 86_400 * NANOSECONDS
-
-
-def partition_config(connection: Connection, layout: Layout, partition: int, position: int) -> dict[str, Any]:
-    """The durable of one partition of a group."""
-    # Every durable can go everywhere: one that began at a later message refuses to be reset before it.
-    return {
-        "ack_policy": "all",
-        "ack_wait": _FOREVER,
-        "max_deliver": -1,
-        "max_ack_pending": -1,
-        "deliver_policy": "all",
-        "replay_policy": "instant",
-        "filter_subject": layout.partition_filter(partition),
-        "priority_groups": [GROUP],
-        "priority_policy": "pinned_client",
-        "priority_timeout": round(connection.settings.owner_timeout * NANOSECONDS),
-        "metadata": {POSITION_KEY: str(position)} if position > 1 else {},
-    }
-
-
-def committed_of(info: dict[str, Any]) -> int | None:
-    """The committed position that a durable's state tells; None if there is none."""
-    position = _metadata(info).get(POSITION_KEY, "")
-    if position.isdecimal():
-        return int(position)
-    acked: dict[str, Any] = info.get("ack_floor") or {}
-    floor = int(acked.get("stream_seq") or 0)
-    return floor + 1 if floor else None
 
 
 class Partition:
@@ -90,7 +55,6 @@ class Partition:
         """The next offset to hand over; None until it was read from the server."""
         self.failure: BrokerError | None = None
         self._connection = connection
-        self._consumer = consumer
         self._wake = wake
         self._lost = lost
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
@@ -106,12 +70,7 @@ class Partition:
         self._epoch = -1
         self._proven_until = 0.0
         self._asked: dict[bytes, float] = {}
-        self._sequence = 0
-        self._offsets: list[int] = []
-        self._base = 0
-        self._committed: int | None = None
-        self._marked = False
-        self._reply: tuple[bytes, bytes] = (b"", b"")
+        self._positions = Positions(connection, layout, number, consumer, self.what)
         self._busy = self._taking = False
         self._quiet = False
         """Nothing is delivered and unacknowledged, so the next record pins the durable by itself."""
@@ -134,6 +93,7 @@ class Partition:
 
     @property
     def buffered(self) -> int:
+        """How many records wait to be handed over."""
         return len(self._buffer)
 
     # Reading.
@@ -153,11 +113,11 @@ class Partition:
         self._busy = True
         try:
             async with self._lock:
-                info = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
-                if _owner(info):
+                info = await self._positions.info()
+                if pinned_by(info):
                     return
-                if info.get("num_ack_pending") or POSITION_KEY in _metadata(info):
-                    await self._reset()
+                if info.get("num_ack_pending") or is_marked(info):
+                    await self._positions.reset(self.position)
                 self._quiet = True
         except NotFound as error:
             self.failure = error
@@ -186,15 +146,8 @@ class Partition:
         if self._listening is None:
             self._inbox = connection.pull_inbox().encode()
             self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
-        settings = connection.settings
-        body: dict[str, Any] = {
-            "batch": wanted,
-            "expires": round(settings.pull_expires * NANOSECONDS),
-            "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
-            "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
-        }
         self._credit += wanted
-        await self._pull(body, b"p%d" % next(self._numbers))
+        await self._pull(pull_request(connection, wanted, max_bytes), b"p%d" % next(self._numbers))
 
     async def _pull(self, body: dict[str, Any], token: bytes) -> None:
         body["group"] = GROUP
@@ -221,15 +174,11 @@ class Partition:
             return
         fields = reply.split(b".")
         at = 4 if len(fields) == 9 else 6
-        offset, sequence = int(fields[at + 1]), int(fields[at + 2])
-        if sequence != self._sequence + 1:
+        offset = self._positions.delivered(fields, at)
+        if offset is None:
             # Somebody reset the durable, or something got lost on the way: begin again at the committed position.
             self._pinned(pin)
             return
-        if sequence == 1:
-            self._reply = (b".".join(fields[:at]), b".".join((b"0", b"0", *fields[at + 5 :])))
-        self._sequence = sequence
-        self._offsets.append(offset)
         if self.position is None or offset >= self.position:
             self._buffer.append((offset, NativeMessage(subject, reply, data, block)))
             if len(self._buffer) == 1:
@@ -273,7 +222,7 @@ class Partition:
         try:
             async with self._lock:
                 await self._start_over()
-                owner = _owner(await self._reset())
+                owner = pinned_by(await self._positions.reset(self.position))
                 if owner == pin:
                     self._pin, self._epoch = pin, epoch
                     self._proven_until = begin + self._connection.settings.owner_timeout
@@ -306,17 +255,7 @@ class Partition:
 
     async def _owner(self) -> bytes:
         """The pin of the moment; empty if nobody is pinned."""
-        return _owner(await consumers.info(self._connection, self.layout.stream, self._consumer, self.what))
-
-    async def _reset(self) -> dict[str, Any]:
-        """Put the durable back to its committed position, or to where we are if that lies elsewhere by a seek."""
-        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
-        self._marked = POSITION_KEY in _metadata(found)
-        self._committed = committed_of(found)
-        start: dict[str, Any] = {"seq": self._committed} if self._marked else {}
-        if self.position is not None and (self._committed is None or self.position < self._committed):
-            start = {"seq": self.position}
-        return await self._connection.api(f"CONSUMER.RESET.{self._path}", start, what=self.what)
+        return pinned_by(await self._positions.info())
 
     async def _start_over(self) -> None:
         """Forget what was pulled; the next record that comes is the first after a reset."""
@@ -324,8 +263,7 @@ class Partition:
         self._inbox = b"-"
         self._credit = 0
         self._buffer.clear()
-        self._offsets.clear()
-        self._base = self._sequence = 0
+        self._positions.forget()
         self._asked.clear()
         self._pin = b""
         if listening is not None:
@@ -434,7 +372,7 @@ class Partition:
                     self._drop()
                     break
             async with self._lock:
-                confirmed = await self._commit(position, by_ack=confirmed)
+                confirmed = await self._positions.store(position, self.position or position, by_ack=confirmed)
             if confirmed:
                 return
             # Not answered: the connection broke, or the durable was reset and does not know what was acked.
@@ -445,90 +383,18 @@ class Partition:
             )
         raise SettleError(f"{self.what}: the server did not confirm the commit of {position}", retriable=True)
 
-    async def _commit(self, position: int, *, by_ack: bool) -> bool:
-        if self._committed == position and not self._marked:
-            return True
-        index = bisect_left(self._offsets, position)
-        if not by_ack or index == 0 or (self._committed is not None and position < self._committed):
-            # Nothing that was delivered since the last reset lies below: the position is written down instead.
-            await self._mark(position)
-            self._committed = position
-            return True
-        sequence = self._base + index
-        offset = self._offsets[index - 1]
-        head, tail = self._reply
-        reply = b"%b.1.%d.%d.%b" % (head, offset, sequence, tail)
-        replies = self._connection.inbox.expect(1, frozenset((reply,)))
-        try:
-            await self._connection.send((Outgoing(reply, replies.subject(0), b"", b"+ACK"),))
-            if not await replies.wait(COMMIT_SECONDS):
-                return False
-        except ConnectionFailed:
-            return False
-        finally:
-            replies.close()
-        # The last one stays, so that its position can be committed once more.
-        del self._offsets[: index - 1]
-        self._base += index - 1
-        self._committed = position
-        if self._marked:
-            await self._mark(None)
-        return True
-
-    async def _mark(self, position: int | None) -> None:
-        """Write the committed position down beside the durable, or remove the mark."""
-        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
-        config: dict[str, Any] = found["config"]
-        metadata = {name: value for name, value in _metadata(found).items() if name != POSITION_KEY}
-        if position is not None:
-            metadata[POSITION_KEY] = str(position)
-        name = config["name"]
-        body = {"stream_name": self.layout.stream, "config": {**config, "metadata": metadata}, "action": "update"}
-        await self._connection.api(
-            f"CONSUMER.CREATE.{self.layout.stream}.{name}.{self.layout.partition_filter(self.number)}",
-            body,
-            what=self.what,
-        )
-        self._marked = position is not None
-
-    async def committed(self) -> int | None:
-        """The committed position."""
-        return committed_of(await consumers.info(self._connection, self.layout.stream, self._consumer, self.what))
-
     async def seek(self, position: int | None) -> None:
         """Read on from `position`, or from the committed one."""
         async with self._lock:
             self._busy = True
             try:
-                await self._seek(position)
+                pin = self._pin
+                await self._start_over()
+                self.position = await self._positions.move(position)
+                self._pin = pin
             finally:
                 self._busy = False
         self._wake()
-
-    async def _check_bounds(self, position: int) -> None:
-        info = await self._connection.api(f"STREAM.INFO.{self.layout.stream}", what=self.what)
-        first, last = int(info["state"].get("first_seq") or 0), int(info["state"].get("last_seq") or 0)
-        if position > last + 1:
-            raise OffsetOutOfRange(f"{self.what} ends at {last + 1}, and {position} lies beyond")
-        if position < first and first > 1:
-            raise OffsetOutOfRange(f"{self.what} begins at {first}: retention removed what followed {position}")
-
-    async def _seek(self, position: int | None) -> None:
-        if position is not None:
-            await self._check_bounds(position)
-        pin = self._pin
-        await self._start_over()
-        found = await consumers.info(self._connection, self.layout.stream, self._consumer, self.what)
-        self._committed = committed_of(found)
-        committed = self._committed or 1
-        target = committed if position is None else max(position, 1)
-        self._marked = POSITION_KEY in _metadata(found)
-        if target != committed and not self._marked:
-            # The reset moves the floor; what was committed must outlive a crash before the next commit.
-            await self._mark(committed)
-        await self._connection.api(f"CONSUMER.RESET.{self._path}", {"seq": target}, what=self.what)
-        self.position = target
-        self._pin = pin
 
     # The end.
 
@@ -544,12 +410,3 @@ class Partition:
                 await self._connection.api(f"CONSUMER.UNPIN.{self._path}", {"group": GROUP}, what=self.what)
             except BrokerError as error:
                 logger.debug("%s: letting go: %s", self.what, error)
-
-
-def _owner(info: dict[str, Any]) -> bytes:
-    groups: list[dict[str, Any]] = info.get("priority_groups") or []
-    return next((group.get("pinned_client_id") or "" for group in groups if group.get("group") == GROUP), "").encode()
-
-
-def _metadata(info: dict[str, Any]) -> dict[str, str]:
-    return info["config"].get("metadata") or {}

@@ -24,7 +24,8 @@ from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.membership import Membership, plan
 from broker_jetstream.names import group_consumer
-from broker_jetstream.partitions import Partition, committed_of, partition_config
+from broker_jetstream.partitions import Partition
+from broker_jetstream.positions import committed_of
 
 __all__ = ["JetStreamRecordSource"]
 
@@ -104,7 +105,7 @@ class JetStreamRecordSource:
             except NotFound:
                 if positions is None:
                     positions = await self._positions(layout)
-                config = partition_config(self._connection, layout, number, positions.get(number, 1))
+                config = consumers.partition_config(self._connection, layout, number, positions.get(number, 1))
                 if self._ephemeral:
                     config["inactive_threshold"] = consumers.EPHEMERAL_SECONDS * consumers.NANOSECONDS
                 await consumers.create(self._connection, layout, name, config, what=what)
