@@ -183,6 +183,23 @@ class Reconnecting(ConformanceCase):
 
     @requires("harness.restart")
     @promise(
+        "reconnect.given-back-comes-again",
+        "What a close gave back right before a restart comes again after it, at the latest at the end of its lease.",
+        seconds=90,
+    )
+    async def test_given_back_comes_again(self, harness: Harness) -> None:
+        bus, topic = await harness.connect(short_lease=True), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_batch(numbered(10))
+            await take(inbox, 10, harness.patience)
+        await bus.close()
+        await harness.restart()
+        bus = await harness.connect(short_lease=True)
+        async with bus.messages(topic, subscription="readers") as inbox:
+            assert set(bodies(await until_seen(inbox, numbered(10), 3 * harness.patience))) == set(numbered(10))
+
+    @requires("harness.restart")
+    @promise(
         "reconnect.idle-consumer-wakes",
         "A consumer that waited through a restart gets the next message.",
         seconds=90,
