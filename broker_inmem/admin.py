@@ -12,6 +12,7 @@ from typing import Any
 from broker.errors import InvalidSetting, SubscriptionNotFound, UnknownSetting
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 from broker_inmem.connections import Connection
+from broker_inmem.server import Broker
 from broker_inmem.topic import Topic
 
 __all__ = ["InmemAdmin"]
@@ -20,9 +21,9 @@ __all__ = ["InmemAdmin"]
 class InmemAdmin:
     """Implements `broker.spi.AdminSpi`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, broker: Broker, connection: Connection) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = connection.broker
 
     async def ensure_topic(
         self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
@@ -73,7 +74,7 @@ class InmemAdmin:
     async def delete_subscription(self, topic: str, name: str) -> None:
         with self._broker.lock:
             found = self._topic(topic)
-            self._broker.delete_queue(found, name)
+            found.delete_queue(name)
             self._broker.delete_group(topic, name)
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:

@@ -73,30 +73,35 @@ class InmemBackend:
             self._hooks.emit(Connected(server=broker.url))
 
     def publish_target(self, topic: str) -> PublishTarget:
-        return InmemPublishTarget(self._connection(), topic)
+        return InmemPublishTarget(self.broker, self._connection(), topic)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         source = InmemMessageSource(
-            self._connection(), subscription, listener, lease_seconds=self._lease_seconds, on_close=self._open.discard
+            self.broker,
+            self._connection(),
+            subscription,
+            listener,
+            lease_seconds=self._lease_seconds,
+            on_close=self._open.discard,
         )
         self._open.add(source)
         return source
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = InmemRecordSource(self._connection(), subscription, listener, on_close=self._open.discard)
+        source = InmemRecordSource(self.broker, self._connection(), subscription, listener, on_close=self._open.discard)
         self._open.add(source)
         return source
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
-        transaction = InmemTransaction(self._connection(), transactional_id, on_close=self._open.discard)
+        transaction = InmemTransaction(self.broker, self._connection(), transactional_id, on_close=self._open.discard)
         self._open.add(transaction)
         return transaction
 
     def log_reader(self) -> LogReaderSpi:
-        return InmemLogReader(self._connection())
+        return InmemLogReader(self.broker, self._connection())
 
     def admin(self) -> AdminSpi:
-        return InmemAdmin(self._connection())
+        return InmemAdmin(self.broker, self._connection())
 
     async def check_health(self) -> float:
         started = time.perf_counter()

@@ -6,14 +6,11 @@ A connection belongs to the event loop that opened it; the server looks at it un
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from broker.errors import BrokerError, Closed, ConnectionFailed
 
-if TYPE_CHECKING:
-    from broker_inmem.server import Broker
-
-__all__ = ["Connection", "ConnectionState", "Source"]
+__all__ = ["Connection", "ConnectionState", "Server", "Source"]
 
 
 class ConnectionState(Enum):
@@ -25,6 +22,17 @@ class ConnectionState(Enum):
     KILLED = "killed"
     """As if its process were dead."""
     CLOSED = "closed"
+
+
+class Server(Protocol):
+    """What a connection knows of its server."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def up(self) -> bool:
+        """Whether it runs."""
+        ...
 
 
 class Source(Protocol):
@@ -41,8 +49,8 @@ class Source(Protocol):
 class Connection:
     """One client of one server. Reprs as its number, which errors and fixtures show."""
 
-    def __init__(self, broker: Broker, number: int) -> None:
-        self.broker: Final = broker
+    def __init__(self, server: Server, number: int) -> None:
+        self._server: Final = server
         self.number: Final = number
         self.state = ConnectionState.OPEN
         self.sources: dict[int, Source] = {}
@@ -53,7 +61,7 @@ class Connection:
     @property
     def usable(self) -> bool:
         """Whether calls reach the server."""
-        return self.state is ConnectionState.OPEN and self.broker.up
+        return self.state is ConnectionState.OPEN and self._server.up
 
     def check(self) -> None:
         """Pass if calls reach the server.
@@ -61,7 +69,7 @@ class Connection:
         :raises ConnectionFailed: they do not; retriable unless the connection was killed.
         :raises Closed: it was closed.
         """
-        if self.state is not ConnectionState.OPEN or not self.broker.up:
+        if self.state is not ConnectionState.OPEN or not self._server.up:
             raise self.error()
 
     def error(self) -> BrokerError:
@@ -74,7 +82,7 @@ class Connection:
             )
         if self.state is ConnectionState.ISOLATED:
             return ConnectionFailed("This connection is cut off", advice="A fault asked for it; heal it")
-        return ConnectionFailed(f"The in-memory broker {self.broker.name!r} is stopped", advice="Start it again")
+        return ConnectionFailed(f"The in-memory broker {self._server.name!r} is stopped", advice="Start it again")
 
     def __repr__(self) -> str:
-        return f"<Connection {self.number} of {self.broker.name!r}, {self.state.value}>"
+        return f"<Connection {self.number} of {self._server.name!r}, {self.state.value}>"

@@ -6,20 +6,20 @@ one; `clear` removes those that are left. Nothing published is lost by a fault, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
 from broker.messages import Message
+from broker_inmem.clock import Clock
 from broker_inmem.connections import Connection, ConnectionState
 from broker_inmem.entries import Delivery
+from broker_inmem.groups import Group
+from broker_inmem.queue_ import MessageQueue
 
-if TYPE_CHECKING:
-    from broker_inmem.queue_ import MessageQueue
-    from broker_inmem.server import Broker
-
-__all__ = ["Failure", "Faults"]
+__all__ = ["Failure", "Faults", "FaultyServer"]
 
 Operation = Literal["open", "fetch", "publish", "settle", "extend", "commit", "transaction", "admin"]
 
@@ -37,11 +37,30 @@ class Failure:
     applied: bool = False
 
 
+class FaultyServer(Protocol):
+    """What faults reach of their server; all but `lock` is read and changed under its lock."""
+
+    up: bool
+
+    @property
+    def lock(self) -> threading.Lock: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def connections(self) -> list[Connection]:
+        """Those that are open."""
+        ...
+
+    @property
+    def groups(self) -> Mapping[str, Group]: ...
+    def each_queue(self) -> Sequence[MessageQueue]: ...
+
+
 class Faults:
     """The faults of one server."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker: Final = broker
+    def __init__(self, server: FaultyServer) -> None:
+        self._server: Final = server
         self._failures: list[Failure] = []
         self._duplicates: list[tuple[str | None, int]] = []
         self.armed = False
@@ -90,8 +109,8 @@ class Faults:
 
     def duplicate(self, times: int = 1, *, topic: str | None = None) -> None:
         """Deliver the next messages twice, whatever becomes of the first delivery."""
-        broker = self._broker
-        with broker.lock:
+        server = self._server
+        with server.lock:
             self._duplicates.append((topic, times))
             self.armed = True
 
@@ -100,11 +119,11 @@ class Faults:
 
         :returns: how many leases there were to end.
         """
-        broker = self._broker
+        server = self._server
         wanted = None if messages is None else {id(message.lease) for message in messages}
         ended = 0
-        with broker.lock:
-            for queue in broker.each_queue():
+        with server.lock:
+            for queue in server.each_queue():
                 for member in list(queue.members.values()):
                     held = [d for d in member.leases.values() if wanted is None or id(d) in wanted]
                     ended += queue.drop(member, held)
@@ -123,22 +142,22 @@ class Faults:
 
     def stop(self) -> None:
         """Stop the server: every call fails until `start`, and all leases end. What is stored stays."""
-        broker = self._broker
-        with broker.lock:
-            broker.up = False
-            for queue in broker.each_queue():
+        server = self._server
+        with server.lock:
+            server.up = False
+            for queue in server.each_queue():
                 for member in list(queue.members.values()):
                     queue.drop(member, list(member.leases.values()))
                     if member.gone:
                         queue.abandon(member)
-            for connection in broker.connections:
+            for connection in server.connections:
                 for source in tuple(connection.sources.values()):
                     source.broken(lost=True)
 
     def start(self) -> None:
         """Start the server again."""
-        with self._broker.lock:
-            self._broker.up = True
+        with self._server.lock:
+            self._server.up = True
 
     def kill(self, who: Any, *, drop_leases: bool = False) -> None:
         """Let a client vanish as if its process were killed: its calls fail for good, nothing is given back.
@@ -146,22 +165,22 @@ class Faults:
         :param who: a Bus, a backend or a connection.
         :param drop_leases: end its leases and sessions at once; if not they run out.
         """
-        broker = self._broker
+        server = self._server
         connection = _connection(who)
-        with broker.lock:
+        with server.lock:
             connection.state = ConnectionState.KILLED
-            if connection in broker.connections:
-                broker.connections.remove(connection)
-            now = broker.clock.time()
+            if connection in server.connections:
+                server.connections.remove(connection)
+            now = server.clock.time()
             for number, source in tuple(connection.sources.items()):
                 source.broken(lost=False)
-                for queue in broker.each_queue():
+                for queue in server.each_queue():
                     member = queue.members.get(number)
                     if member is not None:
                         if drop_leases:
                             queue.drop(member, list(member.leases.values()))
                         queue.abandon(member)
-                for group in tuple(broker.groups.values()):
+                for group in tuple(server.groups.values()):
                     if drop_leases:
                         group.expel(number, now)
                     else:
@@ -170,31 +189,31 @@ class Faults:
 
     def isolate(self, who: Any) -> None:
         """Cut a client off: its calls fail until it is healed; meanwhile its leases and sessions run out."""
-        broker = self._broker
+        server = self._server
         connection = _connection(who)
-        with broker.lock:
+        with server.lock:
             connection.state = ConnectionState.ISOLATED
-            now = broker.clock.time()
+            now = server.clock.time()
             for number, source in tuple(connection.sources.items()):
                 source.broken(lost=False)
-                for group in broker.groups.values():
+                for group in server.groups.values():
                     group.silence(number, now)
 
     def heal(self, who: Any) -> None:
         """Let a client that was cut off reach the server again."""
-        broker = self._broker
+        server = self._server
         connection = _connection(who)
-        with broker.lock:
+        with server.lock:
             if connection.state is ConnectionState.ISOLATED:
                 connection.state = ConnectionState.OPEN
-                now = broker.clock.time()
+                now = server.clock.time()
                 for number in connection.sources:
-                    for group in broker.groups.values():
+                    for group in server.groups.values():
                         group.hear(number, now)
 
     def clear(self) -> None:
         """Forget all faults that were not used up, and let fetches be quick again."""
-        with self._broker.lock:
+        with self._server.lock:
             self._failures.clear()
             self._duplicates.clear()
             self.armed = False
@@ -239,7 +258,7 @@ class Faults:
         self._rearm()
 
     def _add(self, failure: Failure) -> None:
-        with self._broker.lock:
+        with self._server.lock:
             self._failures.append(failure)
             self.armed = True
 

@@ -9,13 +9,12 @@ members are told through `GroupMember.tell`, which only appends and wakes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange
 from broker.spi import Start, TopicPartition
-
-if TYPE_CHECKING:
-    from broker_inmem.server import Broker
+from broker_inmem.options import BrokerOptions
+from broker_inmem.topic import Topic
 
 __all__ = ["Claim", "Group", "GroupMember", "Notice"]
 
@@ -52,17 +51,20 @@ class GroupMember(Protocol):
 
 
 class Group:
-    """The state of one group over all its topics."""
+    """The state of one group over all its topics.
 
-    def __init__(self, broker: Broker, name: str) -> None:
+    :param existing: the server's topics, as they are at any time.
+    """
+
+    def __init__(self, name: str, existing: Mapping[str, Topic], options: BrokerOptions) -> None:
         self.name: Final = name
         self.topics: set[str] = set()
         self.owners: dict[TopicPartition, int] = {}
-        self._broker: Final = broker
+        self._existing: Final = existing
         self._generation = 0
         self._generations: dict[TopicPartition, int] = {}
-        self._session: Final = broker.options.session_seconds
-        self._patience: Final = broker.options.rebalance_seconds
+        self._session: Final = options.session_seconds
+        self._patience: Final = options.rebalance_seconds
         self._members: dict[int, GroupMember] = {}
         self._silent: dict[int, float] = {}
         self._revoking: dict[TopicPartition, float] = {}
@@ -73,12 +75,12 @@ class Group:
         """A member comes; partitions that others have are asked back from them."""
         for name in member.topics:
             if name not in self.topics:
-                topic = self._broker.topics[name]
+                topic = self._existing[name]
                 # A subscription that was made beforehand and never consumed says where the group begins.
                 prepared = topic.queues.get(self.name)
                 positions = topic.positions(start, now) if prepared is None else prepared.start
                 if prepared is not None:
-                    self._broker.delete_queue(topic, self.name)
+                    topic.delete_queue(self.name)
                 self._starts.update((TopicPartition(name, number), at) for number, at in positions.items())
                 self.topics.add(name)
         self._members[number] = member
@@ -117,7 +119,7 @@ class Group:
 
     def changed(self, now: float) -> None:
         """Topics were deleted, or have more partitions."""
-        for name in [name for name in self.topics if name not in self._broker.topics]:
+        for name in [name for name in self.topics if name not in self._existing]:
             self._forget_positions(name)
         self.rebalance(now)
 
@@ -188,7 +190,7 @@ class Group:
         position = claim.position
         if self._generations.get(partition) != claim.generation:
             return LeaseLost(f"Partition {partition.partition} of {partition.topic!r} is not this member's any more")
-        end = self._broker.topics[partition.topic].partitions[partition.partition].next
+        end = self._existing[partition.topic].partitions[partition.partition].next
         if not 0 <= position <= end:
             return OffsetOutOfRange(
                 f"{partition.topic!r}[{partition.partition}] ends at {end}; {position} was committed"
@@ -204,7 +206,7 @@ class Group:
 
     def behind(self, topic: str, now: float) -> dict[int, int]:
         """How many records of each partition lie ahead."""
-        logs = self._broker.topics[topic].partitions
+        logs = self._existing[topic].partitions
         return {number: log.count(self.position(TopicPartition(topic, number)), now) for number, log in enumerate(logs)}
 
     def describe(self) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class Group:
 
     def _targets(self) -> dict[TopicPartition, int]:
         """An even distribution that moves as little as possible; what is being given up counts as free."""
-        topics = self._broker.topics
+        topics = self._existing
         load = dict.fromkeys(sorted(self._members), 0)
         targets: dict[TopicPartition, int] = {}
         free: list[tuple[TopicPartition, list[int]]] = []

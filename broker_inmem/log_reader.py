@@ -17,6 +17,7 @@ from broker.spi import Bounds
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW
 from broker_inmem.partition import PartitionLog
+from broker_inmem.server import Broker
 
 __all__ = ["InmemLogReader"]
 
@@ -26,9 +27,9 @@ _MAX_BYTES: Final = 64 * 1024 * 1024
 class InmemLogReader:
     """Implements `broker.spi.LogReaderSpi`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, broker: Broker, connection: Connection) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = connection.broker
 
     async def partitions(self, topic: str) -> Sequence[int]:
         with self._broker.lock:

@@ -17,6 +17,7 @@ from broker.messages import Message
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement, SourceListener
 from broker_inmem.connections import Connection
+from broker_inmem.server import Broker
 from broker_inmem.waiting import Waker
 
 __all__ = ["InmemMessageSource"]
@@ -27,6 +28,7 @@ class InmemMessageSource:
 
     def __init__(
         self,
+        broker: Broker,
         connection: Connection,
         subscription: MessageSubscription,
         listener: SourceListener,
@@ -34,8 +36,8 @@ class InmemMessageSource:
         lease_seconds: float,
         on_close: Callable[[InmemMessageSource], object],
     ) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = broker = connection.broker
         self._listener = listener
         self._on_close = on_close
         self._waker = Waker()
@@ -141,7 +143,7 @@ class InmemMessageSource:
             else:
                 queue.abandon(self._member)
             if queue.ephemeral:
-                broker.delete_queue(self._topic, queue.name)
+                self._topic.delete_queue(queue.name)
         self._held.clear()
         self._interrupted = True
         self._waker.wake()

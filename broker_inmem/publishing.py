@@ -14,6 +14,8 @@ from broker.errors import BrokerError, Closed
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_inmem.connections import Connection
+from broker_inmem.faults import Faults
+from broker_inmem.server import Broker
 from broker_inmem.topic import Topic, TransactionWork
 
 __all__ = ["InmemPublishTarget", "store"]
@@ -24,9 +26,9 @@ _YIELD_AFTER: Final = 256
 class InmemPublishTarget:
     """Implements `broker.spi.PublishTarget`."""
 
-    def __init__(self, connection: Connection, topic: str) -> None:
+    def __init__(self, broker: Broker, connection: Connection, topic: str) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = connection.broker
         self._topic = topic
         self._closed = False
         self._published = 0
@@ -40,7 +42,7 @@ class InmemPublishTarget:
             now = broker.clock.time()
             topic = broker.topic(self._topic, now)
             if broker.faults.armed:
-                outcomes = store(self._connection, topic, messages, now, None)
+                outcomes = store(broker.faults, topic, messages, now, None)
             else:
                 outcomes = topic.publish(messages, now)
         self._published += 1 + len(messages)
@@ -54,10 +56,9 @@ class InmemPublishTarget:
 
 
 def store(
-    connection: Connection, topic: Topic, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None
+    faults: Faults, topic: Topic, messages: Sequence[OutboundMessage], now: float, work: TransactionWork | None
 ) -> list[Receipt | BrokerError]:
     """Publish under the server's faults; the caller holds the lock."""
-    faults = connection.broker.faults
     faults.check("publish", topic.name)
     fates = faults.draw("publish", topic.name, len(messages))
     wanted = [message for message, fate in zip(messages, fates, strict=True) if fate is None or fate.applied]

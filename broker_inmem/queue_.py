@@ -230,6 +230,13 @@ class MessageQueue:
             due = self._delayed[0][0]
         return None if due == _FOREVER else due
 
+    def end(self) -> None:
+        """The subscription was deleted: its consumers are gone, and those that sleep are woken to learn so."""
+        self.deleted = True
+        self.members.clear()
+        while self.waiters:
+            self.waiters.popleft().wake()
+
     def redeliver(self, delivery: Delivery) -> None:
         """Deliver an entry once more, although it is leased: a fault."""
         heappush(self._returned, (delivery.entry.seq, next(self._ties), delivery.attempt, delivery.entry))

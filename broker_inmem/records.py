@@ -21,6 +21,7 @@ from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.groups import Claim, Group, Notice
+from broker_inmem.server import Broker
 from broker_inmem.waiting import Waker
 
 __all__ = ["InmemRecordSource"]
@@ -44,14 +45,15 @@ class InmemRecordSource:
 
     def __init__(
         self,
+        broker: Broker,
         connection: Connection,
         subscription: RecordSubscription,
         listener: RecordListener,
         *,
         on_close: Callable[[InmemRecordSource], object],
     ) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = broker = connection.broker
         self._listener = listener
         self._start: Start = subscription.start
         self._committed_only = subscription.isolation == "read_committed"
@@ -97,8 +99,9 @@ class InmemRecordSource:
         return self._number
 
     @property
-    def connection(self) -> Connection:
-        return self._connection
+    def broker(self) -> Broker:
+        """The server that it reads from."""
+        return self._broker
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
         broker, waker, clock = self._broker, self._waker, self._broker.clock
@@ -248,12 +251,8 @@ class InmemRecordSource:
             self._listener.event(Disconnected(server=self._broker.url, error=self._broken))
 
     def _join(self, now: float) -> None:
-        broker = self._broker
-        group = broker.groups.get(self._group_name)
-        if group is None:
-            group = broker.groups[self._group_name] = Group(broker, self._group_name)
-        self._group = group
-        group.join(self._number, self, self._start, now)
+        self._group = self._broker.ensure_group(self._group_name)
+        self._group.join(self._number, self, self._start, now)
 
     def _hear_notices(self) -> None:
         """Act on what the group said; nothing is heard while the server cannot be reached."""

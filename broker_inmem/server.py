@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from broker.errors import ConfigurationError, SubscriptionNotFound, TopicNotFound
@@ -21,14 +21,12 @@ from broker.spi import Start
 from broker_inmem.clock import Clock, SystemClock
 from broker_inmem.connections import Connection, ConnectionState
 from broker_inmem.faults import Faults
+from broker_inmem.groups import Group
 from broker_inmem.mixing import Mixer
 from broker_inmem.options import BrokerOptions
+from broker_inmem.producers import Producer, ServerTransaction
 from broker_inmem.queue_ import MessageQueue
 from broker_inmem.topic import Topic
-
-if TYPE_CHECKING:
-    from broker_inmem.groups import Group
-    from broker_inmem.transactions import Producer, ServerTransaction
 
 __all__ = ["Broker"]
 
@@ -143,9 +141,7 @@ class Broker:
     def delete_topic(self, name: str) -> None:
         topic = self.topics.pop(name, None)
         if topic is not None:
-            topic.deleted = True
-            for queue in topic.queues.values():
-                self._end_queue(queue)
+            topic.delete()
             for group in self.groups.values():
                 group.changed(self.clock.time())
             for waker in topic.watchers:
@@ -178,10 +174,11 @@ class Broker:
             raise SubscriptionNotFound(f"Topic {topic!r} has no subscription {name!r}")
         return queue
 
-    def delete_queue(self, topic: Topic, name: str) -> None:
-        queue = topic.queues.pop(name, None)
-        if queue is not None:
-            self._end_queue(queue)
+    def ensure_group(self, name: str) -> Group:
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name, self.topics, self.options)
+        return group
 
     def in_group(self, topic: str, name: str) -> bool:
         """Whether a record group of this name reads the topic."""
@@ -208,6 +205,10 @@ class Broker:
             group.forget(topic, self.clock.time())
             if not group.topics:
                 del self.groups[name]
+
+    def producer(self, transactional_id: str) -> Producer:
+        """All producers of that id."""
+        return self.producers.setdefault(transactional_id, Producer())
 
     def add_deadline(self, when: float, transaction: ServerTransaction) -> None:
         """Abort this transaction at that time, if it is open by then."""
@@ -252,9 +253,3 @@ class Broker:
 
     def each_queue(self) -> list[MessageQueue]:
         return [queue for topic in self.topics.values() for queue in topic.queues.values()]
-
-    def _end_queue(self, queue: MessageQueue) -> None:
-        queue.deleted = True
-        queue.members.clear()
-        while queue.waiters:
-            queue.waiters.popleft().wake()

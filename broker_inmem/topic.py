@@ -13,7 +13,7 @@ from itertools import chain, count
 from typing import Final
 from zlib import crc32
 
-from broker.errors import BrokerError, InvalidMessage, InvalidSetting
+from broker.errors import BrokerError, InvalidMessage, Unsupported
 from broker.outbound import OutboundMessage
 from broker.publishing.limits import MessageLimits, message_size
 from broker.receipts import Receipt
@@ -79,10 +79,10 @@ class Topic:
     def grow(self, partitions: int) -> None:
         """Have so many partitions.
 
-        :raises InvalidSetting: there are more already.
+        :raises Unsupported: there are more already.
         """
         if partitions < len(self.partitions):
-            raise InvalidSetting(
+            raise Unsupported(
                 f"Topic {self.name!r} has {len(self.partitions)} partitions, and partitions = {partitions} is fewer",
                 advice="Partitions can only be added; make another topic",
             )
@@ -184,6 +184,18 @@ class Topic:
             for number, log in enumerate(self.partitions)
         )
         return sorted(entries, key=_seq)
+
+    def delete_queue(self, name: str) -> None:
+        """Forget a subscription, if there is one of that name."""
+        queue = self.queues.pop(name, None)
+        if queue is not None:
+            queue.end()
+
+    def delete(self) -> None:
+        """The topic was deleted, and its subscriptions with it."""
+        self.deleted = True
+        for queue in self.queues.values():
+            queue.end()
 
     def purge(self) -> int:
         """Remove all messages, scheduled ones too; how many there were."""

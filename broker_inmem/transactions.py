@@ -9,71 +9,33 @@ within a transaction: what is done again after an abort has stored nothing befor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from broker.errors import BackendError, BrokerError, Closed, TransactionAborted, TransactionFatal
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.spi import RecordSource, TopicPartition
 from broker_inmem.connections import Connection
-from broker_inmem.entries import TransactionState
-from broker_inmem.groups import Claim, Group
+from broker_inmem.producers import ServerTransaction
 from broker_inmem.publishing import store
 from broker_inmem.records import InmemRecordSource
 from broker_inmem.server import Broker
-from broker_inmem.topic import Topic, TransactionWork
 
-__all__ = ["InmemTransaction", "Producer", "ServerTransaction"]
-
-
-class ServerTransaction:
-    """One transaction as the server sees it. Not locked: the server's lock is held around every call."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.state: Final = TransactionState()
-        self.expired = False
-        self.offsets: list[tuple[Group, dict[TopicPartition, Claim]]] = []
-        self._work: dict[Topic, TransactionWork] = {}
-
-    def work(self, topic: Topic) -> TransactionWork:
-        """Where what is published to a topic is noted."""
-        work = self._work.get(topic)
-        if work is None:
-            work = self._work[topic] = TransactionWork(self.state)
-        return work
-
-    def end(self, *, committed: bool, now: float) -> None:
-        """Make it count, or undo it."""
-        if self.state.open:
-            self.state.committed = committed
-            self.state.open = False
-            for topic, work in self._work.items():
-                topic.end(work, now)
-
-    def expire(self, now: float) -> None:
-        """Abort it, if it is still open, because its time is over."""
-        if self.state.open:
-            self.expired = True
-            self.end(committed=False, now=now)
-
-
-class Producer:
-    """All producers of one id; the newest is the only one that may act."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.current: ServerTransaction | None = None
+__all__ = ["InmemTransaction"]
 
 
 class InmemTransaction:
     """Implements `broker.spi.TransactionSpi`."""
 
     def __init__(
-        self, connection: Connection, transactional_id: str, *, on_close: Callable[[InmemTransaction], object]
+        self,
+        broker: Broker,
+        connection: Connection,
+        transactional_id: str,
+        *,
+        on_close: Callable[[InmemTransaction], object],
     ) -> None:
+        self._broker = broker
         self._connection = connection
-        self._broker = broker = connection.broker
         self._id = transactional_id
         self._on_close = on_close
         self._closed = False
@@ -81,10 +43,7 @@ class InmemTransaction:
             connection.check()
             if broker.faults.armed:
                 broker.faults.check("open")
-            producer = broker.producers.get(transactional_id)
-            if producer is None:
-                producer = broker.producers[transactional_id] = Producer()
-            self._producer = producer
+            self._producer = producer = broker.producer(transactional_id)
             producer.epoch += 1
             self._epoch = producer.epoch
             if producer.current is not None:
@@ -97,7 +56,7 @@ class InmemTransaction:
             self._check("transaction")
             if self._producer.current is not None:
                 raise BackendError("A transaction of this producer is open already", advice="Commit or abort it first")
-            self._producer.current = ServerTransaction(broker)
+            self._producer.current = ServerTransaction()
             broker.add_deadline(broker.clock.time() + broker.options.transaction_seconds, self._producer.current)
 
     async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
@@ -108,12 +67,12 @@ class InmemTransaction:
             found = broker.topic(topic, now)
             if not current.state.open:
                 raise self._timed_out()
-            return store(self._connection, found, messages, now, current.work(found))
+            return store(broker.faults, found, messages, now, current.work(found))
 
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
         """:raises TransactionAborted: a partition is not the member's any more; the transaction was undone."""
         broker = self._broker
-        if not isinstance(source, InmemRecordSource) or source.connection.broker is not broker:
+        if not isinstance(source, InmemRecordSource) or source.broker is not broker:
             raise BackendError("The consumer of a transaction must be of the same in-memory broker")
         with broker.lock:
             current = self._current(None)

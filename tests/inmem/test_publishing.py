@@ -15,6 +15,7 @@ from broker.errors import (
     SubscriptionNotFound,
     TopicNotFound,
     UnknownSetting,
+    Unsupported,
 )
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
@@ -117,7 +118,7 @@ class TestAdmin:
         admin = client.backend.admin()
         info = await admin.ensure_topic("orders", partitions=6, retention=None, options={})
         assert info.partitions == 6
-        with pytest.raises(InvalidSetting):
+        with pytest.raises(Unsupported):
             await admin.ensure_topic("orders", partitions=5, retention=None, options={})
 
     async def test_unknown_options_are_refused_by_name(self, client: Client) -> None:
