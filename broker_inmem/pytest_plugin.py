@@ -2,7 +2,8 @@
 
 Each test gets a private in-memory broker, on its own event loop. Its time is real, unless the test also asks for
 `manual_clock`: then it stands still until the test advances it. The order between keys is drawn anew for each
-broker; a failing test shows the seed, and `--broker-seed` brings it back.
+broker; a failing test shows the seed, and `--broker-seed` brings it back. Every run of pytest imports this module,
+so it imports the broker in the fixtures only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.bus import Bus, connect
-from broker_inmem import Broker, BrokerOptions, ManualClock
+import broker_inmem
 
 if TYPE_CHECKING:
     from pytest_asyncio import fixture as async_fixture
+
+    from broker.bus import Bus
 else:
     try:
         from pytest_asyncio import fixture as async_fixture
@@ -38,18 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def manual_clock() -> ManualClock:
+def manual_clock() -> broker_inmem.ManualClock:
     """The clock of `inmem_broker` in this test: `manual_clock.advance(seconds)` ends leases and delays at once."""
-    return ManualClock()
+    return broker_inmem.ManualClock()
 
 
 @pytest.fixture
-def inmem_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
+def inmem_broker(request: pytest.FixtureRequest) -> Iterator[broker_inmem.Broker]:
     """A private in-memory broker: `faults`, `clock`, and `url` for code that connects by itself."""
-    clock: ManualClock | None = None
+    clock: broker_inmem.ManualClock | None = None
     if "manual_clock" in request.fixturenames:
         clock = request.getfixturevalue("manual_clock")
-    broker = Broker(BrokerOptions(seed=request.config.getoption("--broker-seed")), clock=clock)
+    options = broker_inmem.BrokerOptions(seed=request.config.getoption("--broker-seed"))
+    broker = broker_inmem.Broker(options, clock=clock)
     # Pytest shows what was printed if the test fails.
     print(f"The in-memory broker's order between keys: --broker-seed={broker.seed}")  # noqa: T201
     yield broker
@@ -58,8 +61,10 @@ def inmem_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
 
 
 @async_fixture
-async def broker_bus(inmem_broker: Broker) -> AsyncIterator[Bus]:
+async def broker_bus(inmem_broker: broker_inmem.Broker) -> AsyncIterator[Bus]:
     """A connected `Bus` on `inmem_broker`, closed after the test."""
+    from broker.bus import connect
+
     async with connect(inmem_broker.url) as bus:
         yield bus
         inmem_broker.faults.clear()

@@ -62,3 +62,8 @@ def test_the_fixtures_are_found_and_work(tmp_path: Path) -> None:
     assert "4 passed" in run.stdout, run.stdout + run.stderr
     assert "1 failed" in run.stdout
     assert "--broker-seed=1234" in run.stdout
+
+
+def test_a_run_that_asks_for_no_broker_does_not_import_it() -> None:
+    code = "import sys, broker_inmem.pytest_plugin; sys.exit('broker' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 0
