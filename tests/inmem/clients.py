@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Self
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
@@ -17,6 +18,8 @@ from broker_inmem import Broker, InmemSettings
 from broker_inmem.backend import InmemBackend
 
 MANY = 1 << 40
+
+T = TypeVar("T")
 
 
 class Listener:
@@ -118,6 +121,12 @@ async def take(source: MessageSource, count: int = 1000, wait: float = 0.0) -> l
 
 async def read(source: RecordSource, count: int = 1000, wait: float = 0.0) -> list[Record[Any]]:
     return list(await source.fetch(count, MANY, wait))
+
+
+async def soon(call: Awaitable[T]) -> T:
+    """What a call gives that sleeps until it is woken, and would look by itself only later."""
+    async with asyncio.timeout(4):
+        return await call
 
 
 async def settle(

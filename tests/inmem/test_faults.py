@@ -11,7 +11,7 @@ from broker.hooks import Connected, Disconnected
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_inmem import Broker, ManualClock
-from tests.inmem.clients import Client, MessageListener, PartitionListener, bodies, published, read, settle, take
+from tests.inmem.clients import Client, MessageListener, PartitionListener, bodies, published, read, settle, soon, take
 
 
 async def test_calls_fail_as_often_as_asked_and_without_effect(client: Client, broker: Broker) -> None:
@@ -179,7 +179,7 @@ async def test_a_client_that_is_cut_off_comes_back(broker: Broker, client: Clien
     await asyncio.sleep(0)
     broker.faults.isolate(client.backend)
     with pytest.raises(ConnectionFailed) as caught:
-        await fetching
+        await soon(fetching)
     assert caught.value.retriable
     with pytest.raises(ConnectionFailed):
         await client.publish([b"a"])
@@ -201,11 +201,11 @@ async def test_fetches_are_slow_by_the_clock_and_can_be_interrupted(
     await asyncio.sleep(0)
     assert not fetching.done()
     clock.advance(0.1)
-    assert len(await fetching) == 1
+    assert len(await soon(fetching)) == 1
     fetching = asyncio.create_task(take(source, 1, wait=30))
     await asyncio.sleep(0)
     source.interrupt()
-    assert len(await fetching) == 1
+    assert len(await soon(fetching)) == 1
 
 
 async def test_faults_that_were_not_used_up_can_be_removed(client: Client, broker: Broker) -> None:

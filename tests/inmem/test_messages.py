@@ -20,7 +20,7 @@ from broker.messages import Outcome
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
 from broker_inmem import Broker, BrokerOptions, ManualClock
-from tests.inmem.clients import Client, bodies, published, settle, take
+from tests.inmem.clients import Client, bodies, published, settle, soon, take
 
 
 async def test_what_was_published_arrives_as_it_was(client: Client) -> None:
@@ -89,7 +89,7 @@ async def test_a_sleeping_fetch_gets_what_comes_back_by_the_clock(client: Client
     fetching = asyncio.create_task(take(waiter, wait=30))
     await asyncio.sleep(0)
     clock.advance(30)
-    [message] = await fetching
+    [message] = await soon(fetching)
     assert message.delivery_attempt == 2
 
 
@@ -104,7 +104,7 @@ async def test_a_nack_with_a_delay_waits_for_it_and_wakes_who_sleeps(client: Cli
     await asyncio.sleep(0)
     assert not fetching.done()
     clock.advance(0.1)
-    assert [m.delivery_attempt for m in await fetching] == [2]
+    assert [m.delivery_attempt for m in await soon(fetching)] == [2]
 
 
 async def test_giving_back_unhandled_is_no_attempt(client: Client) -> None:
@@ -170,7 +170,7 @@ async def test_scheduled_messages_come_when_they_are_due(client: Client, clock: 
     await asyncio.sleep(0)
     assert not fetching.done()
     clock.advance(1)
-    [message] = await fetching
+    [message] = await soon(fetching)
     assert message.id == receipt.id
     assert message.broker_time == clock.now()
 
@@ -233,7 +233,7 @@ async def test_a_deleted_subscription_ends_the_fetch_that_waits_on_it(client: Cl
     await asyncio.sleep(0)
     await client.backend.admin().delete_subscription("orders", "billing")
     with pytest.raises(SubscriptionNotFound):
-        await fetching
+        await soon(fetching)
 
 
 async def test_a_deleted_topic_ends_the_fetch_that_waits_on_it(client: Client) -> None:
@@ -242,7 +242,7 @@ async def test_a_deleted_topic_ends_the_fetch_that_waits_on_it(client: Client) -
     await asyncio.sleep(0)
     await client.backend.admin().delete_topic("orders")
     with pytest.raises(TopicNotFound):
-        await fetching
+        await soon(fetching)
 
 
 async def test_interrupt_ends_a_fetch_that_waits_and_nothing_else(client: Client) -> None:
@@ -252,7 +252,7 @@ async def test_interrupt_ends_a_fetch_that_waits_and_nothing_else(client: Client
     await asyncio.sleep(0)
     assert not fetching.done()
     source.interrupt()
-    assert await fetching == []
+    assert await soon(fetching) == []
     await client.publish([b"a"])
     assert bodies(await take(source)) == [b"a"]
 
@@ -262,7 +262,7 @@ async def test_closing_ends_a_fetch_that_waits(client: Client) -> None:
     fetching = asyncio.create_task(take(source, wait=30))
     await asyncio.sleep(0)
     await source.close()
-    assert await fetching == []
+    assert await soon(fetching) == []
 
 
 async def test_a_cancelled_fetch_takes_nothing_with_it(client: Client) -> None:
@@ -336,7 +336,7 @@ class TestOrderedByKey:
         await asyncio.sleep(0)
         await client.publish([OutboundMessage(b"a2", "a")])
         assert await take(two) == []
-        assert bodies(await fetching) == [b"a2"]
+        assert bodies(await soon(fetching)) == [b"a2"]
         await settle(one, [first])
 
     async def test_a_failed_message_comes_before_what_follows_it(self, client: Client, clock: ManualClock) -> None:

@@ -14,7 +14,7 @@ from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
 from broker.spi import Bounds, RecordSource, TopicPartition
 from broker_inmem import Broker, ManualClock
-from tests.inmem.clients import Client, PartitionListener, bodies, published, read
+from tests.inmem.clients import Client, PartitionListener, bodies, published, read, soon
 
 ALL = [TopicPartition("orders", number) for number in range(4)]
 
@@ -77,7 +77,7 @@ async def test_a_sleeping_fetch_is_woken_by_a_publish(client: Client) -> None:
     fetching = asyncio.create_task(read(member, wait=30))
     await asyncio.sleep(0)
     await client.publish([b"a"])
-    assert bodies(await fetching) == [b"a"]
+    assert bodies(await soon(fetching)) == [b"a"]
 
 
 async def test_interrupt_ends_a_fetch_that_waits(client: Client) -> None:
@@ -85,7 +85,7 @@ async def test_interrupt_ends_a_fetch_that_waits(client: Client) -> None:
     fetching = asyncio.create_task(read(member, wait=30))
     await asyncio.sleep(0)
     member.interrupt()
-    assert await fetching == []
+    assert await soon(fetching) == []
 
 
 async def test_seek_and_pause(client: Client) -> None:
@@ -124,7 +124,7 @@ async def test_a_missing_topic_is_told_at_open_and_a_deleted_one_at_the_fetch(cl
     await asyncio.sleep(0)
     await client.backend.admin().delete_topic("orders")
     with pytest.raises(TopicNotFound):
-        await fetching
+        await soon(fetching)
     assert sorted(listener.lost_partitions) == ALL
 
 
@@ -213,9 +213,22 @@ class TestRebalance:
         await asyncio.sleep(0)
         assert new.assignment() == []
         clock.advance(30)
-        assert len(await fetching) == 2
+        assert len(await soon(fetching)) == 2
         await eventually(lambda: len(listener.lost_partitions) == 2)
         assert len(old.assignment()) == 2
+
+    async def test_what_falls_to_a_member_as_it_fetches_is_in_that_fetch(
+        self, broker: Broker, client: Client, clock: ManualClock
+    ) -> None:
+        await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
+        async with Client(broker) as victim:
+            await read(await victim.join())
+            broker.faults.kill(victim.backend)
+            heir = await client.join()
+            assert await read(heir) == []
+            clock.advance(10)
+            # No other call looks at the group in between: this fetch ends the session and has what it frees.
+            assert len(await read(heir)) == 4
 
     async def test_a_dead_member_is_replaced_when_its_session_ends(
         self, broker: Broker, client: Client, clock: ManualClock
@@ -232,7 +245,7 @@ class TestRebalance:
             assert not fetching.done()
             clock.advance(0.1)
             # Nothing was committed, so all of it comes again.
-            assert len(await fetching) == 4
+            assert len(await soon(fetching)) == 4
 
     async def test_a_zombie_is_fenced_learns_what_it_lost_and_joins_anew(
         self, broker: Broker, client: Client, clock: ManualClock

@@ -17,7 +17,7 @@ from broker.outbound import OutboundMessage
 from broker.registry import create_backend
 from broker_inmem import Broker, BrokerOptions, InmemSettings, ManualClock, SystemClock
 from broker_inmem.backend import InmemBackend
-from tests.inmem.clients import Client, bodies, published, read, settle, take
+from tests.inmem.clients import Client, bodies, published, read, settle, soon, take
 
 
 def named(url: str) -> Broker:
@@ -203,7 +203,7 @@ def test_a_loop_that_was_closed_while_it_slept_keeps_nothing_from_others() -> No
             sleeping = asyncio.create_task(take(source, wait=30))
             await asyncio.sleep(0)
             await client.publish([b"a"])
-            assert bodies(await sleeping) == [b"a"]
+            assert bodies(await soon(sleeping)) == [b"a"]
 
     sleepers: list[asyncio.Task[object]] = []
     dead.run_until_complete(fall_asleep())
@@ -219,7 +219,7 @@ async def test_real_time_ends_leases_too() -> None:
         await client.publish([b"a"])
         source = await client.subscribe()
         await take(source)
-        [again] = await take(source, wait=10)
+        [again] = await soon(take(source, wait=30))
         assert again.delivery_attempt == 2
 
 

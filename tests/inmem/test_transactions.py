@@ -11,7 +11,7 @@ from broker.errors import BackendError, Closed, ConnectionFailed, TransactionAbo
 from broker.outbound import OutboundMessage
 from broker.spi import Bounds, TopicPartition
 from broker_inmem import Broker, ManualClock
-from tests.inmem.clients import Client, bodies, read, take
+from tests.inmem.clients import Client, bodies, read, soon, take
 
 WHERE = TopicPartition("log", 0)
 
@@ -132,7 +132,7 @@ async def test_a_transaction_that_takes_too_long_is_undone(client: Client, clock
     fetching = asyncio.create_task(read(await client.join(["log"]), wait=30))
     await asyncio.sleep(0)
     clock.advance(60)
-    assert bodies(await fetching) == [b"b"]
+    assert bodies(await soon(fetching)) == [b"b"]
     with pytest.raises(TransactionAborted):
         await transaction.publish("log", [OutboundMessage(b"c")])
     with pytest.raises(TransactionAborted):
