@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 import nats.errors
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
+from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
 from broker.urls import mask_url
 from broker_jetstream.connecting import connect, discard
@@ -35,6 +35,8 @@ __all__ = ["Connection", "Listening"]
 
 logger = logging.getLogger("broker")
 _FLUSH_SECONDS: Final = 2
+REFUSED_PAUSE: Final = 1.0
+"""Seconds between attempts, on average, while the server refuses who we are."""
 
 
 class Listening:
@@ -140,15 +142,20 @@ class Connection:
             # nats: permissions violation for publish to "subject"
             self.inbox.refuse(text.partition('"')[2].partition('"')[0].encode())
             self._emit(lambda: Warned(text=f"The server refused an operation: {error}"))
-        elif isinstance(classify(error, ""), NotAuthorized):
-            self._emit(lambda: Warned(text=f"{error}"))
+        elif not self.connected and isinstance(classify(error, ""), AuthenticationFailed):
+            # nats-py leaves a socket behind at each refusal, and would go on without a pause.
+            self._revive(replace=True)
 
-    def _revive(self) -> None:
+    def _revive(self, *, replace: bool = False) -> None:
         if self._reviving is None or self._reviving.done():
-            self._reviving = asyncio.get_running_loop().create_task(self._bring_back(), name="broker-jetstream-revive")
+            work = self._bring_back(replace=replace)
+            self._reviving = asyncio.get_running_loop().create_task(work, name="broker-jetstream-revive")
 
-    async def _bring_back(self) -> None:
-        """Replace a client that gave up, or that looks for a private server where it no longer is."""
+    async def _bring_back(self, *, replace: bool) -> None:
+        """Replace a client that gave up or is refused, or that looks for a private server where it no longer is."""
+        if replace and self._transport is not None:
+            await discard(self._transport.client)
+        pause = self.settings.reconnect_wait
         while not self.closed:
             try:
                 if self.relocate is not None:
@@ -157,18 +164,24 @@ class Connection:
                     old = self._transport
                     if tuple(self.servers) == before and old is not None and not old.client.is_closed:
                         return  # nats-py finds it at the same place
-                transport = await self._connect()
+                await self._replace(await self._connect())
             except Exception as error:  # whatever it was, the connection is down and is tried again
                 self.last_error = error
-                await asyncio.sleep(self.settings.reconnect_wait * random.uniform(0.5, 1.5))
-                continue
-            old, self._transport = self._transport, transport
-            for listening in tuple(self._listening):
-                listening.native = await transport.listen(listening.subject, listening.handler)
-            if old is not None:
-                await discard(old.client)
+                if isinstance(error, AuthenticationFailed):
+                    pause = max(pause, REFUSED_PAUSE)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            else:
+                return
+
+    async def _replace(self, transport: FastClient | PublicClient) -> None:
+        old, self._transport = self._transport, transport
+        for listening in tuple(self._listening):
+            listening.native = await transport.listen(listening.subject, listening.handler)
+        if old is not None:
+            await discard(old.client)
+        # If it broke again meanwhile, nats-py brings it back and says so.
+        if transport.client.is_connected:
             self._note_connected(again=True)
-            return
 
     def _emit(self, event: Callable[[], Event]) -> None:
         if self.hooks.listening:

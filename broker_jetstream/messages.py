@@ -156,17 +156,9 @@ class JetStreamMessageSource:
         self._asked = max(self._asked, self._had + len(self._buffer)) + number
         self._heard = monotonic()
         reply = b"%b.%d" % (self._inbox, next(self._pulls))
+        request = msgspec.json.encode(consumers.pull_request(connection, number, max_bytes))
         try:
-            await connection.send(
-                (
-                    Outgoing(
-                        self._next,
-                        reply,
-                        b"",
-                        msgspec.json.encode(consumers.pull_request(connection, number, max_bytes)),
-                    ),
-                )
-            )
+            await connection.send((Outgoing(self._next, reply, b"", request),))
         except BrokerError as error:
             self._drop_credit()
             if not isinstance(error, ConnectionFailed):

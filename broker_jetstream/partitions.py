@@ -122,6 +122,8 @@ class Partition:
         except NotFound as error:
             self.failure = error
             self._drop()
+        except LeaseLost:
+            self._drop()
         except BrokerError as error:
             logger.debug("%s: waiting for it: %s", self.what, error)
         finally:
@@ -231,6 +233,10 @@ class Partition:
         except NotFound as error:
             self.failure = error
             self._drop()
+        except LeaseLost:
+            # What is in our hands is stale; the partition is claimed anew, from what was committed.
+            self._drop()
+            await self._unpin()
         except BrokerError as error:
             # The pin runs out by itself if this goes on; the next record begins it again.
             logger.debug("%s: taking over: %s", self.what, error)
@@ -363,14 +369,19 @@ class Partition:
         while self.claimed and (left := deadline - time.monotonic()) > 0:
             await connection.wait_connected(left)
             if not self.proven:
-                owner = await self._owner()
+                found = await self._positions.info()
                 if self._taking:
                     # The pin may be ours: its record came before the answer.
                     await asyncio.wait(tuple(self._tasks))
                     continue
-                if owner not in {b"", self._pin}:
+                if pinned_by(found) not in {b"", self._pin}:
                     self._drop()
                     break
+                try:
+                    self._positions.check(found, self.position)
+                except LeaseLost:
+                    self._drop()
+                    raise
             async with self._lock:
                 confirmed = await self._positions.store(position, self.position or position, by_ack=confirmed)
             if confirmed:
@@ -406,7 +417,10 @@ class Partition:
         await self._start_over()
         self._proven_until = 0.0
         if pinned:
-            try:
-                await self._connection.api(f"CONSUMER.UNPIN.{self._path}", {"group": GROUP}, what=self.what)
-            except BrokerError as error:
-                logger.debug("%s: letting go: %s", self.what, error)
+            await self._unpin()
+
+    async def _unpin(self) -> None:
+        try:
+            await self._connection.api(f"CONSUMER.UNPIN.{self._path}", {"group": GROUP}, what=self.what)
+        except BrokerError as error:
+            logger.debug("%s: letting go: %s", self.what, error)

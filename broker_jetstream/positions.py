@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Final
 
-from broker.errors import ConnectionFailed, OffsetOutOfRange
+from broker.errors import ConnectionFailed, LeaseLost, OffsetOutOfRange
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import POSITION_KEY
@@ -53,6 +53,7 @@ class Positions:
         self._offsets: list[int] = []
         self._base = 0
         self._committed: int | None = None
+        self._known = False
         self._marked = False
         self._reply: tuple[bytes, bytes] = (b"", b"")
 
@@ -79,9 +80,27 @@ class Positions:
         """The durable's state."""
         return await consumers.info(self._connection, self._layout.stream, self._consumer, self._what)
 
+    def check(self, found: dict[str, Any], position: int | None) -> None:
+        """Make sure that nobody else had the partition since our last look.
+
+        :param position: the next offset that we would hand over.
+        :raises LeaseLost: others have committed beyond it. Going on from there would undo their commits.
+        """
+        committed = committed_of(found)
+        if position is None or committed is None or committed == self._committed:
+            return
+        if committed > position:
+            raise LeaseLost(
+                f"{self._what} was another member's meanwhile", advice="Its records are read from what was committed"
+            )
+
     async def reset(self, position: int | None) -> dict[str, Any]:
-        """Put the durable back to its committed position, or to `position` where that lies before; its state."""
+        """Put the durable back to its committed position, or to `position` where that lies before; its state.
+
+        :raises LeaseLost: the group went on without us, see `check`.
+        """
         found = await self.info()
+        self.check(found, position)
         self._marked, self._committed = is_marked(found), committed_of(found)
         start: dict[str, Any] = {"seq": self._committed} if self._marked else {}
         if position is not None and (self._committed is None or position < self._committed):
@@ -95,8 +114,7 @@ class Positions:
         """
         if position is not None:
             await self._check_bounds(position)
-        found = await self.info()
-        self._marked, self._committed = is_marked(found), committed_of(found)
+        self._learn(await self.info())
         committed = self._committed or 1
         target = committed if position is None else max(position, 1)
         if target != committed and not self._marked:

@@ -1,0 +1,130 @@
+"""The connection: events, repeated requests, a client that gives up, a server that changes its mind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from pydantic import SecretStr
+
+from broker.errors import AuthenticationFailed, BrokerError, Closed
+from broker.hooks import Connected, Disconnected, Event, Hooks
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.settings import JetStreamSettings
+from tests.jetstream.conftest import Open
+from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
+from tests.servers.nats import NatsServer
+from tests.servers.proxy import Proxy
+
+
+async def test_connecting_and_breaking_are_told(
+    open_backend: Open, nats_server: NatsServer, events: list[Event]
+) -> None:
+    with Proxy(nats_server.port) as proxy:
+        backend = await open_backend(servers=(proxy.url,), reconnect_wait=0.05)
+        assert events == [Connected(server=proxy.url, again=False)]
+        proxy.cut()
+        await until(lambda: Connected(server=proxy.url, again=True) in events)
+        assert [type(event) for event in events] == [Connected, Disconnected, Connected]
+        assert await backend.check_health() < 5
+        await backend.close()
+
+
+async def test_a_request_that_got_lost_is_repeated(open_backend: Open, nats_server: NatsServer, topic: str) -> None:
+    with Proxy(nats_server.port) as proxy:
+        backend = await open_backend(servers=(proxy.url,), reconnect_wait=0.05)
+        proxy.hold()
+        asking = asyncio.create_task(make_topic(backend, topic))
+        await asyncio.sleep(0.05)
+        proxy.cut()
+        proxy.hold(False)
+        await asking
+        assert topic in await backend.admin().list_topics()
+        await backend.close()
+
+
+async def test_a_client_that_gave_up_is_replaced(open_backend: Open, topic: str, events: list[Event]) -> None:
+    backend = await open_backend(reconnect_wait=0.05)
+    await make_topic(backend, topic)
+    source = await subscribe(backend, topic)
+    transport = backend._connection._transport
+    assert transport is not None
+    # What nats-py does when the server ends a connection with an error, for instance for expired credentials.
+    await transport.client._process_err("'user authentication expired'")
+    await until(lambda: sum(isinstance(event, Connected) for event in events) == 2)
+    assert backend._connection._transport is not transport
+    await publish(backend, topic, OutboundMessage(b"x"))
+    found = await receive(source, 1)
+    assert await source.settle(settle_all(found, Outcome.ACK)) == [None]
+
+
+async def test_credentials_that_are_refused_later_are_told(topic: str) -> None:
+    with NatsServer.with_token("right") as server:
+        settings = JetStreamSettings(servers=(server.url,), token=SecretStr("right"), reconnect_wait=0.05)
+        backend = JetStreamBackend(settings, Hooks())
+        await backend.open()
+        try:
+            await make_topic(backend, topic)
+            source = await subscribe(backend, topic)
+            server._extra = server._extra.replace("right", "changed")
+            await asyncio.to_thread(server.restart)
+            await until(lambda: isinstance(backend._connection.broken(), AuthenticationFailed))
+            with pytest.raises(AuthenticationFailed):
+                await receive(source, 1, 1)
+            with pytest.raises(AuthenticationFailed):
+                await backend.admin().list_topics()
+            server._extra = server._extra.replace("changed", "right")
+            await asyncio.to_thread(server.restart)
+            await publish(backend, topic, OutboundMessage(b"x"))
+            assert len(await receive(source, 1)) == 1
+        finally:
+            await backend.close()
+
+
+async def test_everything_after_close_says_closed(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    target, source, reader = backend.publish_target(topic), await subscribe(backend, topic), backend.log_reader()
+    await backend.close()
+    await backend.close()
+    with pytest.raises(Closed):
+        await target.publish([OutboundMessage(b"x")])
+    with pytest.raises(Closed):
+        await source.fetch(1, 1, 1)
+    with pytest.raises(Closed):
+        await source.settle([])
+    with pytest.raises(Closed):
+        await reader.bounds(topic)
+    with pytest.raises(Closed):
+        await backend.admin().list_topics()
+
+
+async def test_close_while_everything_is_at_work(open_backend: Open, topic: str) -> None:
+    backend = await open_backend()
+    await make_topic(backend, topic)
+    source = await subscribe(backend, topic)
+    target = backend.publish_target(topic)
+    publishing = [asyncio.create_task(target.publish([OutboundMessage(b"x")] * 1000)) for _ in range(5)]
+    fetching = asyncio.create_task(source.fetch(10, 1 << 20, 30))
+    await asyncio.sleep(0.02)
+    begin = time.monotonic()
+    await backend.close()
+    assert time.monotonic() - begin < 5
+    for task in (*publishing, fetching):
+        done, _ = await asyncio.wait((task,), timeout=5)
+        assert done
+        error = task.exception()
+        assert error is None or isinstance(error, BrokerError)
+
+
+async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic: str) -> None:
+    backend = await open_backend()
+    await make_topic(backend, topic)
+    source = await subscribe(backend, topic)
+    await source.fetch(100, 1 << 20, 0.1)
+    before = time.process_time()
+    for _ in range(4):
+        assert await source.fetch(100, 1 << 20, 0.5) == []
+    assert time.process_time() - before < 0.02 * 2
