@@ -53,7 +53,6 @@ class Positions:
         self._offsets: list[int] = []
         self._base = 0
         self._committed: int | None = None
-        self._known = False
         self._marked = False
         self._reply: tuple[bytes, bytes] = (b"", b"")
 
@@ -114,7 +113,8 @@ class Positions:
         """
         if position is not None:
             await self._check_bounds(position)
-        self._learn(await self.info())
+        found = await self.info()
+        self._marked, self._committed = is_marked(found), committed_of(found)
         committed = self._committed or 1
         target = committed if position is None else max(position, 1)
         if target != committed and not self._marked:
