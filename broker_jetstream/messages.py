@@ -27,7 +27,7 @@ from broker.errors import (
     NotFound,
 )
 from broker.hooks import Warned
-from broker.messages import Message
+from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
@@ -44,6 +44,7 @@ VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
 """How long a credit stays open that no fetch stands behind."""
 CLOSE_SECONDS: Final = 1.0
+_AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 
 
 class JetStreamMessageSource:
@@ -326,6 +327,9 @@ class JetStreamMessageSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
+        if self._credit > 0 and not self._fetching and any(s.outcome in _AGAIN for s in settlements):
+            # The server would deliver these again into a pull that nobody waits for, and that a close is about to drop.
+            await self._renew_inbox()
         return await self._settler.settle(settlements)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
