@@ -108,7 +108,7 @@ def connect_error(error: BaseException, servers: str, *, tls: bool) -> BrokerErr
     if (
         tls
         and not isinstance(error, ssl.SSLError)
-        and isinstance(error, ConnectionResetError | nats.errors.UnexpectedEOF)
+        and isinstance(error, BrokenPipeError | ConnectionResetError | nats.errors.UnexpectedEOF)
     ):
         # In TLS 1.3 a server refuses a client's certificate after the handshake, by closing.
         return AuthenticationFailed(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import pytest
 
 from broker.errors import (
@@ -21,6 +22,7 @@ from broker.hooks import Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.errors import connect_error
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 from tests.servers.nats import Certificates, Jwt, NatsServer, make_nkey
@@ -265,3 +267,10 @@ async def test_a_server_that_does_not_speak_fails_in_time() -> None:
 async def test_the_second_server_is_tried(topic: str) -> None:
     with NatsServer() as server:
         await round_trip(JetStreamSettings(servers=("nats://127.0.0.1:1", server.url, "nats://127.0.0.1:2")), topic)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), nats.errors.UnexpectedEOF()])
+def test_a_tls_connection_that_the_server_ends_at_once_was_refused(error: Exception) -> None:
+    # Which of these it is depends on who writes first after the handshake.
+    assert isinstance(connect_error(error, "tls://host", tls=True), AuthenticationFailed)
+    assert isinstance(connect_error(error, "nats://host", tls=False), ConnectionFailed)
