@@ -12,19 +12,27 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
-from broker.messages import Outcome
+from broker.messages import Message, Outcome
 from broker.spi import MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 
 
-class Quiet:
-    def lost(self, *_: Any, **__: Any) -> None:
+class Messages:
+    def lost(self, messages: Sequence[Message[Any]]) -> None:
         return
 
     def event(self, event: Event) -> None:
         return
+
+
+class Records:
+    """Hears what the core would: partitions that are gone must not be committed for, even if they come back."""
+
+    def __init__(self) -> None:
+        self.gone: set[TopicPartition] = set()
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         print("assigned", flush=True)
@@ -32,12 +40,22 @@ class Quiet:
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         return
 
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.gone.update(partitions)
+
+    def event(self, event: Event) -> None:
+        return
+
 
 async def consume_messages(backend: JetStreamBackend, topic: str, file: int) -> None:
-    source = await backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Quiet())
+    source = await backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Messages())
     print("ready", flush=True)
     while True:
-        messages = await source.fetch(20, 1 << 20, 1)
+        try:
+            messages = await source.fetch(20, 1 << 20, 1)
+        except BrokerError as error:
+            await repeatable(error)
+            continue
         for message in messages:
             os.write(file, b"0 0 %b\n" % (message.data or b""))
             await asyncio.sleep(0.001)
@@ -45,17 +63,31 @@ async def consume_messages(backend: JetStreamBackend, topic: str, file: int) -> 
 
 
 async def consume_records(backend: JetStreamBackend, topic: str, file: int) -> None:
-    source = await backend.join(RecordSubscription(topics=[topic], group="audit"), Quiet())
+    listener = Records()
+    source = await backend.join(RecordSubscription(topics=[topic], group="audit"), listener)
     print("ready", flush=True)
     while True:
-        records = await source.fetch(20, 1 << 20, 1)
+        listener.gone.clear()
+        try:
+            records = await source.fetch(20, 1 << 20, 1)
+        except BrokerError as error:
+            await repeatable(error)
+            continue
         for record in records:
             os.write(file, b"%d %d %b\n" % (record.partition, record.offset, record.data or b""))
             await asyncio.sleep(0.001)
         ends = {TopicPartition(topic, record.partition): record.offset + 1 for record in records}
-        for place, error in (await source.commit(ends)).items():
-            if error is not None:
-                os.write(file, f"{place.partition} -1 {type(error).__name__}\n".encode())
+        errors = await source.commit({place: end for place, end in ends.items() if place not in listener.gone})
+        refused = {place: type(error).__name__ for place, error in errors.items() if error is not None}
+        refused |= dict.fromkeys(listener.gone & ends.keys(), "LeaseLost")
+        for place, name in refused.items():
+            os.write(file, f"{place.partition} -1 {name}\n".encode())
+
+
+async def repeatable(error: BrokerError) -> None:
+    if not error.retriable:
+        raise error
+    await asyncio.sleep(0.05)
 
 
 async def main(kind: str, url: str, topic: str, path: str) -> None:
