@@ -173,8 +173,10 @@ async def test_publishing_through_a_fault_of_the_server(
     await make_topic(backend, topic)
     publishing = asyncio.create_task(publish_all(backend, topic, 60, 100))
     await asyncio.sleep(0.15)
-    for _ in range(2):
+    for number in (1, 2):
         await harm(server, fault)
+        if fault != "freeze":
+            await until(lambda: sum(isinstance(event, Connected) and event.again for event in events) >= number)  # noqa: B023
         await asyncio.sleep(0.1)
     receipts = await publishing
     check_log(await log_of(backend, topic), 6000)
@@ -214,12 +216,15 @@ async def test_messages_through_a_fault_of_the_server(
     consumer = Consumer(await subscribe(backend, topic), 4000)
     consuming = asyncio.create_task(consumer.run())
     await until(lambda: len(consumer.seen) > 500)
+    before = len(consumer.seen)
     # Longer than a lease: whatever was under way comes again.
     await harm(server, fault, 1.3)
     await asyncio.wait_for(consuming, 20)
     assert set(consumer.seen) == set(range(4000))
-    # Twice only what was handed over or under way when it happened.
-    assert len(consumer.seen) - 4000 <= 1200
+    # Twice only what was handed over or under way when it happened. A server that is killed forgets acks that it had
+    # not yet written down.
+    under_way = 1200 if fault != "kill" else before + 1200
+    assert len(consumer.seen) - 4000 <= under_way
 
 
 @WAYS
