@@ -61,8 +61,13 @@ def partition_config(connection: Connection, layout: Layout, partition: int, pos
     }
 
 
-def pull_request(connection: Connection, number: int, max_bytes: int) -> dict[str, Any]:
-    """The body of a pull for so many messages."""
+def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait: bool = False) -> dict[str, Any]:
+    """The body of a pull for so many messages.
+
+    :param no_wait: have it answered at once, with a status if there is nothing.
+    """
+    if no_wait:
+        return {"batch": number, "no_wait": True}
     settings = connection.settings
     return {
         "batch": number,

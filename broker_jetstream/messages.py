@@ -44,6 +44,9 @@ VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
 """How long a credit stays open that no fetch stands behind."""
 CLOSE_SECONDS: Final = 1.0
+ANSWER_STEPS: Final = 250
+"""How often a close looks for the answer to its last pull."""
+ANSWER_STEP: Final = 0.001
 _AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 
 
@@ -145,7 +148,7 @@ class JetStreamMessageSource:
         self._interrupted = self._fetching
         self._wake()
 
-    async def _pull(self, number: int, max_bytes: int) -> None:
+    async def _pull(self, number: int, max_bytes: int, *, no_wait: bool = False) -> None:
         """Ask the server for messages; while the connection is down nothing is asked, the reconnect wakes the fetch."""
         connection = self._connection
         if not connection.connected:
@@ -157,7 +160,7 @@ class JetStreamMessageSource:
         self._asked = max(self._asked, self._had + len(self._buffer)) + number
         self._heard = monotonic()
         reply = b"%b.%d" % (self._inbox, next(self._pulls))
-        request = msgspec.json.encode(consumers.pull_request(connection, number, max_bytes))
+        request = msgspec.json.encode(consumers.pull_request(connection, number, max_bytes, no_wait=no_wait))
         try:
             await connection.send((Outgoing(self._next, reply, b"", request),))
         except BrokerError as error:
@@ -294,6 +297,17 @@ class JetStreamMessageSource:
         else:
             self._spawn(self._renew_inbox())
 
+    async def _let_go(self) -> None:
+        """Have the open pulls answered, then drop them: what is sent to a dropped one waits for its lease to end."""
+        if self._credit > 0 and self._listening is not None and self._connection.connected:
+            # The server answers this pull at once, with a message or a status, behind all that it sent for the others.
+            await self._pull(1, 0, no_wait=True)
+            for _ in range(ANSWER_STEPS):
+                if self._credit <= 0 or self._fetching:
+                    break
+                await asyncio.sleep(ANSWER_STEP)
+        await self._renew_inbox()
+
     async def _renew_inbox(self) -> None:
         """Let go of all open pulls: the server forgets a pull whose reply subject nobody listens to."""
         listening, self._listening = self._listening, None
@@ -329,7 +343,7 @@ class JetStreamMessageSource:
         self._check_open()
         if self._credit > 0 and not self._fetching and any(s.outcome in _AGAIN for s in settlements):
             # The server would deliver these again into a pull that nobody waits for, and that a close is about to drop.
-            await self._renew_inbox()
+            await self._let_go()
         return await self._settler.settle(settlements)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
@@ -348,7 +362,7 @@ class JetStreamMessageSource:
         if not self._connection.closed:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._renew_inbox()
+                    await self._let_go()
                     await self._give_back()
             except (BrokerError, TimeoutError) as error:
                 logger.debug("Giving back what %s had fetched: %s", self._name, error)
