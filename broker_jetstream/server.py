@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +41,13 @@ PREFIX: Final = "anybroker-nats-"
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
 _POLL: Final = 0.01
-_PR_SET_PDEATHSIG: Final = 1
+_ASK_AND_RUN: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)  # the owner died before the kernel was asked
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Place(NamedTuple):
@@ -191,15 +195,14 @@ class EmbeddedServer:
         config = directory / "nats-server.conf"
         _write_private(config, _config(directory, port, token))
         assert self._lock is not None  # taken by the caller
-        self._process = subprocess.Popen(  # noqa: S603  # our own binary and file
-            [binary, "-c", str(config)],
+        self._process = subprocess.Popen(  # noqa: S603  # our own interpreter, binary and file
+            [*_dying_with_us(), binary, "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(self._lock,),
             # A signal to our terminal's group is for us: we stop the server when we have closed.
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
         )
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -257,19 +260,12 @@ jetstream {{
 """
 
 
-def _die_with_parent(parent: int):  # noqa: ANN202  # a function for the child, between fork and exec
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    prctl = libc.prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        # The parent may have died before the kernel was asked.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
+def _dying_with_us() -> list[str]:
+    """What to start the server by, so that the kernel ends it with the thread that started it."""
+    if not sys.platform.startswith("linux") or not sys.executable or getattr(sys, "frozen", False):
+        return []
+    # A program of its own, since code of ours between fork and exec may hang where other threads run.
+    return [sys.executable, "-I", "-S", "-c", _ASK_AND_RUN, str(os.getpid())]
 
 
 def _try_lock(path: Path) -> int | None:
