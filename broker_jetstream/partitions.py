@@ -15,19 +15,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from itertools import count
 from typing import Any, Final
 
-import msgspec
-
-from broker.errors import BrokerError, ConnectionFailed, LeaseLost, NotFound, SettleError
+from broker.errors import BrokerError, LeaseLost, NotFound, SettleError
 from broker.records import Record
-from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.consumers import GROUP, pinned_by, pull_request
-from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import NULL, PENDING, PIN, MessageView, NativeMessage, header, key_of, status_of
+from broker_jetstream.connection import Connection
+from broker_jetstream.consumers import GROUP, pinned_by
+from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, header, key_of, status_of
 from broker_jetstream.layout import Layout
 from broker_jetstream.positions import Positions, is_marked
+from broker_jetstream.pulls import Pulls
 
 __all__ = ["Partition"]
 
@@ -57,19 +54,13 @@ class Partition:
         self._connection = connection
         self._wake = wake
         self._lost = lost
-        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
         self._path = f"{layout.stream}.{consumer}"
         self._lock = asyncio.Lock()
         self._buffer: deque[tuple[int, NativeMessage]] = deque()
-        self._listening: Listening | None = None
-        self._inbox = b""
-        self._numbers = count(1)
-        self._credit = 0
-        self._heard = 0.0
+        self._pulls = Pulls(connection, layout, consumer, self._arrived)
         self._pin = b""
         self._epoch = -1
         self._proven_until = 0.0
-        self._asked: dict[bytes, float] = {}
         self._positions = Positions(connection, layout, number, consumer, self.what)
         self._busy = self._taking = False
         self._quiet = False
@@ -102,7 +93,7 @@ class Partition:
         """Begin to ask for it; it is ours as soon as the server pins it to us."""
         self.claimed = True
         self._epoch = self._connection.epoch
-        self._heard = time.monotonic()
+        self._pulls.heard = time.monotonic()
         await self._stir()
         await self.request(1, 0)
 
@@ -137,30 +128,15 @@ class Partition:
         if self._epoch != connection.epoch:
             # Pulls and records of the broken connection are gone.
             self._epoch = connection.epoch
-            self._credit = 0
+            self._pulls.credit = 0
             self._quiet = False
             if self._pin:
                 self._pinned(self._pin)
                 return
-        wanted = number - len(self._buffer) - self._credit if self._pin else 1 - self._credit
-        if wanted <= 0 or (self._pin and self._credit * 2 > number):
-            return
-        if self._listening is None:
-            self._inbox = connection.pull_inbox().encode()
-            self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
-        self._credit += wanted
-        await self._pull(pull_request(connection, wanted, max_bytes), b"p%d" % next(self._numbers))
-
-    async def _pull(self, body: dict[str, Any], token: bytes) -> None:
-        body["group"] = GROUP
-        if self._pin:
-            body["id"] = self._pin.decode()
-        try:
-            await self._connection.send(
-                (Outgoing(self._next, b"%b.%b" % (self._inbox, token), b"", msgspec.json.encode(body)),)
-            )
-        except ConnectionFailed:
-            self._credit = 0
+        credit = self._pulls.credit
+        wanted = number - len(self._buffer) - credit if self._pin else 1 - credit
+        if wanted > 0 and (not self._pin or credit * 2 <= number):
+            await self._pulls.ask(wanted, max_bytes, self._pin)
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         if not data and block[8:9] == b" ":
@@ -168,8 +144,8 @@ class Partition:
             return
         if not self.claimed:
             return
-        self._credit -= 1
-        self._heard = time.monotonic()
+        self._pulls.credit -= 1
+        self._pulls.heard = time.monotonic()
         pin = header(block, PIN) or b""
         if pin != self._pin:
             self._pinned(pin)
@@ -187,16 +163,14 @@ class Partition:
                 self._wake()
 
     def _status(self, subject: bytes, block: bytes) -> None:
-        code, text = status_of(block)
-        if not subject.startswith(self._inbox):
+        if not self._pulls.is_mine(subject):
             return
-        self._heard = now = time.monotonic()
-        token = subject[len(self._inbox) + 1 :]
+        code, text = status_of(block)
+        self._pulls.heard = now = time.monotonic()
         if code == 423:
-            self._credit = 0
+            self._pulls.credit = 0
             self._spawn(self._look())
-        elif token.startswith(b"k"):
-            asked = self._asked.pop(token, 0.0)
+        elif (asked := self._pulls.kept(subject)) is not None:
             # An answer proves the pin only if the pin had not run out when it came; see `verify` for the rest.
             if code in {404, 408, 409} and now < self._proven_until:
                 self._proven_until = max(self._proven_until, asked + self._connection.settings.owner_timeout)
@@ -204,8 +178,7 @@ class Partition:
             self.failure = LeaseLost(f"{self.what} lost its durable: it was deleted")
             self._drop()
         elif code != 100:
-            unused = header(block, PENDING)
-            self._credit = max(0, self._credit - int(unused)) if unused is not None and unused.isdigit() else 0
+            self._pulls.ended(block)
             self._wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -265,15 +238,10 @@ class Partition:
 
     async def _start_over(self) -> None:
         """Forget what was pulled; the next record that comes is the first after a reset."""
-        listening, self._listening = self._listening, None
-        self._inbox = b"-"
-        self._credit = 0
         self._buffer.clear()
         self._positions.forget()
-        self._asked.clear()
         self._pin = b""
-        if listening is not None:
-            await listening.close()
+        await self._pulls.close()
 
     def _drop(self) -> None:
         """It is somebody else's."""
@@ -282,31 +250,23 @@ class Partition:
         self._pin = b""
         self._proven_until = 0.0
         self._buffer.clear()
-        self._credit = 0
         if had:
+            # A pull left open might be pinned, and then take records that nobody reads.
+            self._spawn(self._pulls.close())
             self._lost(self)
 
     async def keep(self) -> None:
         """Keep the pin alive; called several times within `owner_timeout`."""
         if not self.claimed or not self._connection.connected or self._busy or self._taking:
             return
-        now = time.monotonic()
-        if self._credit and now - self._heard > self._connection.settings.pull_heartbeat * 2.5 and not self._buffer:
-            # Two heartbeats were missed: the pulls are gone.
-            self._credit = 0
-            self._heard = now
+        if self._pulls.are_silent() and not self._buffer:
+            self._pulls.credit = 0
+            self._pulls.heard = time.monotonic()
             self._wake()
         if self._pin:
-            await self._stay()
+            await self._pulls.stay(self._pin)
         else:
             await self._stir()
-
-    async def _stay(self) -> None:
-        if self._listening is not None:
-            token = b"k%d" % next(self._numbers)
-            self._asked[token] = time.monotonic()
-            # One byte never takes a message: this pull only says that we are there.
-            await self._pull({"batch": 1, "max_bytes": 1, "no_wait": True}, token)
 
     async def verify(self) -> bool:
         """Whether it is ours, asking the server where the last proof is too old. Tells the loss if it is not."""
@@ -320,7 +280,7 @@ class Partition:
             if not self._pin or self._taking or not self._connection.connected:
                 return False
             begin = time.monotonic()
-            await self._stay()
+            await self._pulls.stay(self._pin)
             owner = await self._owner()
             if self._epoch != self._connection.epoch or not self._pin or self._taking:
                 return False
