@@ -86,6 +86,8 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
     block: bytes
     held_until: float = 0.0
     """Loop time at which its lease ends on the server."""
+    first: bool = False
+    """It is known to be delivered for the first time; else its ack subject tells."""
     shown: Mapping[str, str] | None = None
 
     @property
@@ -300,7 +302,8 @@ class MessageView:
         return _EPOCH + timedelta(microseconds=_reply_field(raw.reply, 3) // 1000)
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        return _reply_field(raw.reply, 0)
+        # Asked for every message, so the usual answer is found when it arrives.
+        return 1 if raw.first else _reply_field(raw.reply, 0)
 
     def native(self, raw: Any, /) -> Any:
         return raw

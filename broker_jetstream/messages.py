@@ -78,6 +78,8 @@ class JetStreamMessageSource:
         self._inherited = inherited
         self._topic = layout.topic
         self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
+        # How the ack subject of a first delivery begins, outside of domains.
+        self._first = f"$JS.ACK.{layout.stream}.{consumer}.1.".encode()
         self._buffer: list[Message[Any]] = []
         self._asked = self._had = 0
         self._until = 0.0
@@ -177,7 +179,7 @@ class JetStreamMessageSource:
         if not buffer:
             # The clock is read once per burst: what follows may count as older than it is, never as younger.
             self._until = monotonic() + self._lease
-        raw = NativeMessage(subject, reply, data, block, self._until)
+        raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
         body = data if data or NULL not in block else None
         buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
         if self._waiter is not None:
