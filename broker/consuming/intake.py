@@ -145,16 +145,8 @@ class Intake:
         if message.scope is not None:
             scopes.leave(message, error)
         if error is None:
-            if message.state is _OPEN and self._awaits_acks:
-                message.state = _SETTLING
-                message.outcome = _ACK
-                try:
-                    await self._settle_pump.put_and_wait((Settlement(message, _ACK),))
-                except BrokerError:
-                    # It is told as SettleFailed: the message comes again, and the loop around the block goes on.
-                    return False
-            else:
-                self.ack_soon(message)
+            # As after a handler: a refusal is an event, since the message comes again and the loop is to go on.
+            self.ack_soon(message)
             return False
         if isinstance(error, Exception):
             if message.state is _OPEN:
