@@ -7,15 +7,16 @@ from the moment of the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, overload
+from typing import Any, Generic, Protocol, Self
 
 import msgspec
 from typing_extensions import TypeVar
 
+from broker.batches import Batch
 from broker.envelopes import UNSET, View, brief
 from broker.errors import AlreadySettled, LeaseLost
 
@@ -74,7 +75,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     The fields are set by the backend and the core; applications read `topic`, `key`, `data`, `payload`,
     `attributes`, `id`, `delivery_attempt`, `publish_time`, `broker_time`, `native`, `state` and `lease_lost`.
 
-    Used as `async with message:` it is acked when the block ends, and settled by the consumer's retry
+    Used as `async with message:` its ack is sent when the block ends; it is settled by the consumer's retry
     policy when the block raises an `Exception`, which is reported to the hooks and not raised further; so is an
     ack that the broker refuses, since the message comes again and the loop around the block is to go on.
     Cancellation gives the message back and goes on.
@@ -228,27 +229,14 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         return f"<Message {self.id!r} of {self.topic!r}, key={self.key!r}, data={brief(self.data)}, {state}>"
 
 
-class MessageBatch(Sequence[Message[T]], Generic[T]):
+class MessageBatch(Batch[Message[T]], Generic[T]):
     """Messages handed over together, to be settled together or one by one."""
 
-    __slots__ = ("_messages", "_owner")
+    __slots__ = ("_owner",)
 
     def __init__(self, messages: list[Message[T]], owner: BatchOwner | None = None) -> None:
-        self._messages = messages
+        super().__init__(messages)
         self._owner = owner
-
-    @overload
-    def __getitem__(self, index: int) -> Message[T]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message[T]]: ...
-    def __getitem__(self, index: int | slice) -> Message[T] | Sequence[Message[T]]:
-        return self._messages[index]
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[Message[T]]:
-        return iter(self._messages)
 
     async def ack(self) -> None:
         """Ack those that are still open.
@@ -266,11 +254,8 @@ class MessageBatch(Sequence[Message[T]], Generic[T]):
 
     async def _settle(self, outcome: Outcome, delay: float | None) -> None:
         if self._owner is not None:
-            await self._owner.settle_batch(self._messages, outcome, delay)
+            await self._owner.settle_batch(self._items, outcome, delay)
             return
-        for message in self._messages:
+        for message in self._items:
             if message.state is SettleState.OPEN:
                 await (message.ack() if outcome is Outcome.ACK else message.nack(delay))
-
-    def __repr__(self) -> str:
-        return f"<MessageBatch of {len(self._messages)}>"

@@ -6,14 +6,15 @@ itself goes on, because it belongs to the consumer from the moment of the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol, overload
+from typing import Any, Generic, Protocol
 
 import msgspec
 from typing_extensions import TypeVar
 
 from broker.arrow import records_to_arrow
+from broker.batches import Batch
 from broker.envelopes import UNSET, View, brief
 
 __all__ = ["Record", "RecordBatch", "RecordOwner"]
@@ -89,27 +90,14 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
         return f"<Record {self.topic!r}[{self.partition}]@{self.offset}, key={self.key!r}, data={brief(self.data)}>"
 
 
-class RecordBatch(Sequence[Record[T]], Generic[T]):
+class RecordBatch(Batch[Record[T]], Generic[T]):
     """Records read together, in order within each partition."""
 
-    __slots__ = ("_owner", "_records")
+    __slots__ = ("_owner",)
 
     def __init__(self, records: list[Record[T]], owner: RecordOwner | None = None) -> None:
-        self._records = records
+        super().__init__(records)
         self._owner = owner
-
-    @overload
-    def __getitem__(self, index: int) -> Record[T]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Record[T]]: ...
-    def __getitem__(self, index: int | slice) -> Record[T] | Sequence[Record[T]]:
-        return self._records[index]
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record[T]]:
-        return iter(self._records)
 
     async def commit(self) -> None:
         """Settle all records of the batch and every lower offset of their partitions.
@@ -117,7 +105,7 @@ class RecordBatch(Sequence[Record[T]], Generic[T]):
         :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
         """
         if self._owner is not None:
-            await self._owner.commit_records(self._records)
+            await self._owner.commit_records(self._items)
 
     def to_arrow(self) -> Any:
         """The batch as a `pyarrow.Table`.
@@ -126,7 +114,4 @@ class RecordBatch(Sequence[Record[T]], Generic[T]):
 
         :raises MissingClient: pyarrow is not installed.
         """
-        return records_to_arrow(self._records)
-
-    def __repr__(self) -> str:
-        return f"<RecordBatch of {len(self._records)}>"
+        return records_to_arrow(self._items)

@@ -93,6 +93,10 @@ class Assignments:
         """The partitions that are ours and stay ours, as far as known."""
         return [partition for partition, held in self._held.items() if not held.revoking]
 
+    def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
+        """These partitions, ours or not; None means the current ones."""
+        return self.current() if partitions is None else [TopicPartition(*partition) for partition in partitions]
+
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """These are ours from now on; one that is already keeps its generation."""
         for partition in map(TopicPartition._make, partitions):

@@ -28,7 +28,7 @@ from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.reading.assignments import Assignments
 from broker.reading.group_member import GroupMember, OnRevoking
-from broker.reading.record_decoding import RecordDecoder
+from broker.reading.record_decoding import RecordDecoder, open_decoder
 from broker.reading.record_pump import RecordPump
 from broker.reading.record_reading import RecordReading
 from broker.reading.record_serving import MakeMessages, message_capabilities, opener
@@ -132,19 +132,15 @@ class RecordConsumer(Generic[T]):
             max_records=self._max_buffered,
             max_bytes=self._max_buffered_bytes,
         )
-        if self._on_decode_error != "raise":
-            # That letters cannot be written is better known before the first record is read.
-            await self._backend.admin().describe_topic(self._on_decode_error)
-        if self._codec is not None:
-            self._decoder = RecordDecoder(
-                self._codec,
-                self._on_decode_error,
-                backend=self._backend,
-                group=str(self._subscription.group),
-                pump=self._pump,
-                assignments=self._assignments,
-                hooks=self._hooks,
-            )
+        self._decoder = await open_decoder(
+            self._codec,
+            self._on_decode_error,
+            backend=self._backend,
+            group=str(self._subscription.group),
+            pump=self._pump,
+            assignments=self._assignments,
+            hooks=self._hooks,
+        )
         self._member = GroupMember(
             self._assignments,
             self._pump,
@@ -360,7 +356,7 @@ class RecordConsumer(Generic[T]):
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> Mapping[TopicPartition, int | None]:
         """The committed position of each partition, None where there is none; of all that are assigned unless named."""
-        return await self.member.committed(self._named(partitions))
+        return await self.member.committed(self._assignments.named(partitions))
 
     async def seek(self, positions: Mapping[tuple[str, int], int | None]) -> None:
         """Read on from these positions; None is the committed one, or the start if there is none.
@@ -376,11 +372,11 @@ class RecordConsumer(Generic[T]):
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""
-        self.member.pause(self._named(partitions))
+        self.member.pause(self._assignments.named(partitions))
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Undo `pause`."""
-        self.member.resume(self._named(partitions))
+        self.member.resume(self._assignments.named(partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions of this member, without those that it is about to give up."""
@@ -395,9 +391,6 @@ class RecordConsumer(Generic[T]):
         if self._state is not _State.OPEN:
             raise self._not_open()
         return self._member
-
-    def _named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
-        return self.assignment() if partitions is None else [TopicPartition(*partition) for partition in partitions]
 
     def _check_not_closed(self) -> None:
         if self._state not in (_State.OPEN, _State.CLOSING):

@@ -23,7 +23,7 @@ from broker.reading.record_views import message_of
 from broker.records import Record
 from broker.spi import Backend, PublishTarget, TopicPartition
 
-__all__ = ["RecordDecoder"]
+__all__ = ["RecordDecoder", "open_decoder"]
 
 
 class RecordDecoder:
@@ -132,6 +132,30 @@ class RecordDecoder:
                 held.skip(record.offset)
         if self._hooks.listening:
             self._hooks.emit(DeadLettered(message=message, target=self._target_name, reason=reason))
+
+
+async def open_decoder(
+    codec: Codec[Any] | None,
+    on_decode_error: str,
+    *,
+    backend: Backend,
+    group: str,
+    pump: RecordPump,
+    assignments: Assignments,
+    hooks: Hooks,
+) -> RecordDecoder | None:
+    """The decoder of a consumer that is about to join; None without a codec.
+
+    :raises TopicNotFound: the topic of the dead letters does not exist.
+    """
+    if on_decode_error != "raise":
+        # That letters cannot be written is better known before the first record is read.
+        await backend.admin().describe_topic(on_decode_error)
+    if codec is None:
+        return None
+    return RecordDecoder(
+        codec, on_decode_error, backend=backend, group=group, pump=pump, assignments=assignments, hooks=hooks
+    )
 
 
 def _undecodable(record: Record[Any], error: Exception) -> DecodeError:

@@ -1,0 +1,38 @@
+"""A fixed sequence of what was handed over together: the part that batches of messages and of records share.
+
+Holds no lock and does no I/O; any thread may read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar, overload
+
+__all__ = ["Batch"]
+
+S = TypeVar("S")
+
+
+class Batch(Sequence[S], Generic[S]):
+    """The items in order; a slice is a plain sequence of them."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: list[S]) -> None:
+        self._items = items
+
+    @overload
+    def __getitem__(self, index: int) -> S: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[S]: ...
+    def __getitem__(self, index: int | slice) -> S | Sequence[S]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self._items)}>"
