@@ -1,90 +1,21 @@
-"""Records served as messages, over a scripted source: the source by itself, then under a message consumer."""
+"""Records served as messages, over a scripted source: delivery, redelivery, commits and close."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
-from broker.errors import Closed, ConnectionFailed, LeaseLost, NotAuthorized, Unsupported
-from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned
-from broker.messages import Message, Outcome
-from broker.reading.as_messages import RecordsAsMessages
+from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
+from broker.hooks import Warned
+from broker.messages import Message
 from broker.reading.record_serving import message_capabilities
-from broker.spi import MessageSource, RecordSubscription, Settlement, TopicPartition
-from tests.unit.record_fakes import FakeBackend, FakeSource
-
-P0 = TopicPartition("orders", 0)
-P1 = TopicPartition("orders", 1)
-ACK, NACK, REJECT, RELEASE = Outcome.ACK, Outcome.NACK, Outcome.REJECT, Outcome.RELEASE
-PLENTY = 1 << 30
-
-
-class Ears:
-    """What a message consumer would hear."""
-
-    def __init__(self) -> None:
-        self.gone: list[Message[Any]] = []
-        self.events: list[Event] = []
-        self.heard = asyncio.Event()
-
-    def lost(self, messages: Sequence[Message[Any]]) -> None:
-        self.gone.extend(messages)
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-        self.heard.set()
-
-    def of(self, kind: type[Event]) -> list[Event]:
-        return [event for event in self.events if type(event) is kind]
-
-
-class Bench:
-    def __init__(self, messages: RecordsAsMessages, records: FakeSource, ears: Ears) -> None:
-        self.messages = messages
-        self.records = records
-        self.ears = ears
-
-    async def fetch(self, count: int = 1000, wait: float = 5) -> list[Message[Any]]:
-        return list(await self.messages.fetch(count, PLENTY, wait))
-
-    async def hand_over(self) -> list[Message[Any]]:
-        """Fetch, and mark as a consumer does what it gives to a handler."""
-        messages = await self.fetch()
-        for message in messages:
-            message.lease_ends = 1e9
-        return messages
-
-    async def settle(self, outcome: Outcome, *messages: Message[Any], delay: float | None = None) -> list[Any]:
-        return list(await self.messages.settle([Settlement(message, outcome, delay) for message in messages]))
-
-    async def stored(self, position: int, partition: TopicPartition = P0) -> None:
-        async with asyncio.timeout(5):
-            while self.records.stored.get(partition) != position:
-                await asyncio.sleep(0)
-
-
-async def bench(*partitions: int, **options: Any) -> Bench:
-    records = FakeSource(partitions or (0,))
-    backend: Any = FakeBackend(records)
-    ears = Ears()
-    options = {"commit_every": 1, **options}
-    messages = RecordsAsMessages(ears, hooks=Hooks(), **options)
-    await messages.join(backend, RecordSubscription(topics=["orders"], group="billing"))
-    return Bench(messages, records, ears)
-
-
-def offsets(messages: Sequence[Message[Any]]) -> list[int]:
-    return [int(message.data or b"") for message in messages]
-
-
-async def _turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+from broker.spi import MessageSource
+from tests.unit.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
+from tests.unit.record_fakes import FakeBackend
 
 
 async def test_a_record_shows_all_of_itself_as_a_message() -> None:
@@ -106,7 +37,7 @@ async def test_only_the_contiguous_part_is_committed() -> None:
     b.records.append(1, 5, 9, 12)
     first, second, third, fourth = await b.fetch()
     assert await b.settle(ACK, second, third) == [None, None]
-    await _turns()
+    await turns()
     assert b.records.commits == [], "1 is not done"
     await b.settle(REJECT, first)
     await b.stored(10)
@@ -120,7 +51,7 @@ async def test_commits_gather_by_count_and_by_time() -> None:
     one, two, three, four = await b.fetch()
     await b.settle(ACK, one)
     await b.settle(ACK, two)
-    await _turns()
+    await turns()
     assert b.records.commits == []
     await b.settle(ACK, three)
     await b.stored(3)
@@ -165,7 +96,7 @@ async def test_a_nack_ends_a_fetch_that_waits() -> None:
     b.records.append(1)
     (message,) = await b.fetch()
     fetching = asyncio.create_task(b.fetch(wait=30))
-    await _turns()
+    await turns()
     await b.settle(NACK, message)
     assert offsets(await asyncio.wait_for(fetching, 5)) == [1]
 
@@ -235,94 +166,6 @@ async def test_records_that_wait_for_their_next_try_are_bounded_as_well() -> Non
     await b.stored(10)
 
 
-async def test_a_revocation_waits_for_what_is_out_and_commits_it() -> None:
-    b = await bench(0, 1)
-    b.records.append(1, 2)
-    b.records.append(8, partition=1)
-    messages = await b.hand_over()
-    revoking = asyncio.create_task(b.records.revoke(0))
-    await _turns()
-    assert not revoking.done()
-    assert len(b.ears.of(PartitionsRevoked)) == 1
-    await b.settle(ACK, messages[0])
-    await _turns()
-    assert not revoking.done()
-    await b.settle(ACK, messages[1])
-    await revoking
-    assert b.records.stored == {P0: 3}
-    assert b.ears.gone == []
-    b.records.append(3)
-    await b.settle(ACK, messages[2])
-    await b.stored(9, P1)
-
-
-async def test_what_nobody_has_begun_does_not_hold_up_a_revocation() -> None:
-    b = await bench()
-    b.records.append(1, 2, 3)
-    one, two, three = await b.fetch()
-    one.lease_ends = 1e9
-    await b.settle(ACK, one)
-    await b.records.revoke(0)
-    assert b.ears.gone == [two, three]
-    assert b.records.stored == {P0: 2}
-
-
-async def test_what_is_not_done_at_the_deadline_is_lost_and_not_committed() -> None:
-    b = await bench()
-    b.records.append(1, 2, 3)
-    one, two, three = await b.hand_over()
-    await b.settle(ACK, one, three)
-    await b.records.revoke(0, within=0.04)
-    assert b.ears.gone == [two]
-    assert b.records.stored == {P0: 2}
-    (error,) = await b.settle(ACK, two)
-    assert isinstance(error, LeaseLost)
-
-
-async def test_nothing_is_delivered_again_of_a_partition_that_goes() -> None:
-    b = await bench()
-    b.records.append(1, 2)
-    one, two = await b.hand_over()
-    await b.settle(NACK, one)
-    revoking = asyncio.create_task(b.records.revoke(0))
-    await _turns()
-    await b.settle(NACK, two)
-    await revoking
-    assert await b.fetch(wait=0.01) == []
-    assert b.records.stored == {}
-    b.records.assign(0)
-    assert offsets(await b.fetch()) == [1, 2]
-
-
-async def test_a_lost_partition_takes_its_messages_along() -> None:
-    b = await bench(0, 1)
-    b.records.append(1)
-    b.records.append(1, partition=1)
-    zero, one = await b.fetch()
-    b.records.lose(0)
-    assert b.ears.gone == [zero]
-    assert len(b.ears.of(PartitionsLost)) == 1
-    results = await b.settle(ACK, zero, one)
-    assert isinstance(results[0], LeaseLost)
-    assert results[1] is None
-
-
-async def test_a_message_of_an_earlier_assignment_settles_nothing_in_a_later_one() -> None:
-    b = await bench()
-    b.records.append(1)
-    (old,) = await b.fetch()
-    b.records.lose(0)
-    b.records.assign(0)
-    (new,) = await b.fetch()
-    (error,) = await b.settle(ACK, old)
-    assert isinstance(error, LeaseLost)
-    await _turns()
-    assert b.records.commits == []
-    await b.settle(ACK, new)
-    await b.stored(2)
-    assert len(b.ears.of(PartitionsAssigned)) == 2
-
-
 async def test_a_record_that_the_source_repeats_is_delivered_once() -> None:
     b = await bench()
     b.records.append(1, 2)
@@ -359,7 +202,7 @@ async def test_a_commit_that_is_refused_for_good_ends_the_fetching() -> None:
     b.records.append(1)
     messages = await b.fetch()
     fetching = asyncio.create_task(b.fetch(wait=30))
-    await _turns()
+    await turns()
     await b.settle(ACK, *messages)
     assert await asyncio.wait_for(fetching, 5) == []
     with pytest.raises(NotAuthorized):
@@ -394,7 +237,7 @@ async def test_close_leaves_although_the_commit_fails() -> None:
 async def test_an_interrupted_fetch_ends_with_nothing() -> None:
     b = await bench()
     fetching = asyncio.create_task(b.fetch(wait=30))
-    await _turns()
+    await turns()
     b.messages.interrupt()
     assert await asyncio.wait_for(fetching, 5) == []
     assert await b.messages.extend([]) == []
