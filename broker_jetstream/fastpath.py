@@ -2,7 +2,7 @@
 
 `supports_fast_path()` compares what is installed with what was tried; `make_client` falls back to the public calls when
 it differs. Both ways give the same raw messages: subject, reply, body and header block as bytes. The fast
-way skips nats-py's header parsing, message objects and queues, and joins many commands in one write. A handler
+way skips nats-py's message parsing, objects and queues, and joins many commands in one write. A handler
 runs inside nats-py's read loop: it must not raise and must not block. Everything runs on the client's event loop.
 """
 
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import ProtocolError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from broker_jetstream.headers import header_lines
 
@@ -29,9 +32,12 @@ __all__ = [
     "supports_fast_path",
 ]
 
+logger = logging.getLogger("broker")
+
 RawHandler = Callable[[bytes, bytes, bytes, bytes], None]
 """Called with subject, reply, body and header block (empty without headers)."""
 
+_MESSAGES: Final = frozenset({b"HMSG", b"MSG"})
 _PROCESS_MSG: Final = ["self", "sid", "subject", "reply", "data", "headers"]
 
 
@@ -64,15 +70,83 @@ def supports_fast_path(client_type: type[Client] = Client) -> bool:
         process = client_type._process_msg  # pyright: ignore[reportPrivateUsage]
         send, flush = client_type._send_command, client_type._flush_pending  # pyright: ignore[reportPrivateUsage]
         probe = client_type()
+        parser = probe._ps  # pyright: ignore[reportPrivateUsage]
         return (
             all(inspect.iscoroutinefunction(call) for call in (process, send, flush))
             and list(inspect.signature(process).parameters) == _PROCESS_MSG
             and list(inspect.signature(send).parameters)[:2] == ["self", "cmd"]
+            and type(parser) is Parser
+            and inspect.iscoroutinefunction(parser.parse)
+            and (parser.state, parser.needed, bytes(parser.buf)) == (AWAITING_CONTROL_LINE, 0, b"")
             and isinstance(probe._pending, list)  # pyright: ignore[reportPrivateUsage]
             and isinstance(probe._pending_data_size, int)  # pyright: ignore[reportPrivateUsage]
         )
     except (AttributeError, TypeError, ValueError):
         return False
+
+
+class _QuickParser(Parser):
+    """Takes the messages of raw subscriptions out of the stream itself, and leaves everything else to nats-py's parser.
+
+    The server writes control lines with single blanks: `HMSG <subject> <sid> [reply] <header bytes> <all bytes>` and
+    `MSG <subject> <sid> [reply] <bytes>`. A message that is not complete waits in the buffer with its control line.
+    """
+
+    def __init__(self, handlers: dict[int, RawHandler], client: Client) -> None:
+        self._handlers = handlers
+        self._enough = 0
+        self.buf: bytearray
+        super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
+
+    def reset(self) -> None:
+        super().reset()
+        self._enough = 0
+
+    async def parse(self, data: bytes = b"") -> None:
+        if self.state != AWAITING_CONTROL_LINE:
+            # nats-py's parser has begun a message: it gets the rest of that one, and no more.
+            rest = self.needed + 2 - len(self.buf)
+            await super().parse(data[:rest])
+            if self.state != AWAITING_CONTROL_LINE:
+                return
+            data = data[rest:]
+        self.buf += data
+        if len(self.buf) < self._enough:
+            return
+        try:
+            complete = self._take()
+        except Exception as error:
+            # Anything else than this would end nats-py's reading for good; this makes it connect anew.
+            logger.exception("A message from NATS could not be taken")
+            raise ProtocolError from error
+        if not complete:
+            await super().parse()
+
+    def _take(self) -> bool:
+        """Hand over all complete messages at the front; False if nats-py's parser is to look at what is left."""
+        buffer, handlers = bytes(self.buf), self._handlers
+        position = self._enough = 0
+        waits = True
+        while position < len(buffer):
+            end = buffer.find(b"\r\n", position)
+            fields = buffer[position:end].split(b" ") if end >= 0 else ()
+            if len(fields) < 4 or fields[0] not in _MESSAGES or (handler := handlers.get(int(fields[2]))) is None:
+                waits = False
+                break
+            body = end + 2
+            stop = body + int(fields[-1])
+            if len(buffer) < stop + 2:
+                self._enough = stop + 2 - position
+                break
+            if fields[0] == b"HMSG":
+                split = body + int(fields[-2])
+                reply = fields[3] if len(fields) == 6 else b""
+                handler(fields[1], reply, buffer[split:stop], buffer[body:split])
+            else:
+                handler(fields[1], fields[3] if len(fields) == 5 else b"", buffer[body:stop], b"")
+            position = stop + 2
+        del self.buf[:position]
+        return waits
 
 
 class _RawClient(Client):
@@ -81,6 +155,7 @@ class _RawClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self.raw_handlers: dict[int, RawHandler] = {}
+        self._ps = _QuickParser(self.raw_handlers, self)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         handler = self.raw_handlers.get(sid)

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
+from nats.errors import ProtocolError
 
 from broker.errors import InvalidName
 from broker.names import NativeName, native_name
 from broker.outbound import OutboundMessage
-from broker_jetstream import names
+from broker_jetstream import fastpath, names
 from broker_jetstream.fastpath import FastClient, PublicClient, make_client, supports_fast_path
 from broker_jetstream.headers import MessageView, NativeMessage, encode_headers, header_lines, parse_time
 
@@ -100,6 +101,64 @@ def test_the_short_cut_is_used_with_this_client() -> None:
     assert isinstance(make_client(False), PublicClient)
 
 
+@given(st.data())
+async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject) -> None:
+    """Raw messages reach their handler and all others nats-py, however the stream is cut."""
+    raw: list[tuple[bytes, bytes, bytes, bytes]] = []
+    other: list[tuple[bytes, bytes]] = []
+
+    class Watched(fastpath._RawClient):
+        async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+            if sid in self.raw_handlers:
+                self.raw_handlers[sid](subject, reply, data, headers or b"")
+            else:
+                other.append((subject, data))
+
+        async def _process_ping(self) -> None:
+            other.append((b"PING", b""))
+
+    client = Watched()
+    client.raw_handlers[7] = lambda *message: raw.append(message)
+    stream, wanted_raw, wanted_other = b"", [], []
+    body = st.binary(max_size=40) | st.just(b"HMSG a 7 1 2\r\n\r\n") | st.just(b"x" * 5000)
+    for kind in data.draw(st.lists(st.sampled_from(["raw", "headers", "other", "ping"]), max_size=12)):
+        payload, reply = data.draw(body), data.draw(st.sampled_from([b"", b"$JS.ACK.s.c.1.2.3.4.5"]))
+        begin = b"s.0 %d " % (7 if kind != "other" else 8) + (reply + b" " if reply else b"")
+        block = b"NATS/1.0\r\na: b\r\n\r\n" if kind == "headers" else b""
+        if kind == "ping":
+            stream += b"PING\r\n"
+            wanted_other.append((b"PING", b""))
+        elif block:
+            stream += b"HMSG %b%d %d\r\n%b%b\r\n" % (begin, len(block), len(block) + len(payload), block, payload)
+            wanted_raw.append((b"s.0", reply, payload, block))
+        else:
+            stream += b"MSG %b%d\r\n%b\r\n" % (begin, len(payload), payload)
+            wanted_raw.append((b"s.0", reply, payload, b"")) if kind == "raw" else wanted_other.append(
+                (b"s.0", payload)
+            )
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        await client._ps.parse(stream[:size])
+        stream = stream[size:]
+    assert raw == wanted_raw
+    assert other == wanted_other
+    assert not client._ps.buf
+
+
+async def test_a_handler_that_fails_makes_the_client_connect_anew() -> None:
+    client = fastpath._RawClient()
+
+    def fail(*_message: bytes) -> None:
+        raise KeyError("x")
+
+    client.raw_handlers[1] = fail
+    with pytest.raises(ProtocolError):
+        await client._ps.parse(b"MSG s 1 1\r\nx\r\n")
+    client._ps.reset()
+    client.raw_handlers[1] = lambda *_message: None
+    await client._ps.parse(b"MSG s 1 1\r\nx\r\n")
+
+
 def test_a_client_of_another_shape_is_not_trusted() -> None:
     class Renamed(Client):
         async def _process_msg(self, sid: int, subject: bytes, reply: bytes, payload: bytes) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -114,6 +173,11 @@ def test_a_client_of_another_shape_is_not_trusted() -> None:
             super().__init__()
             self._pending = bytearray()  # pyright: ignore[reportAttributeAccessIssue]
 
-    for changed in (Renamed, Synchronous, Buffered):
+    class OtherParser(Client):
+        def __init__(self) -> None:
+            super().__init__()
+            self._ps = object()  # pyright: ignore[reportAttributeAccessIssue]
+
+    for changed in (Renamed, Synchronous, Buffered, OtherParser):
         assert not supports_fast_path(changed)
     assert not supports_fast_path(object)  # pyright: ignore[reportArgumentType]
