@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.errors import (
+    BackendError,
     InvalidName,
     InvalidSetting,
     SubscriptionNotFound,
@@ -151,3 +152,9 @@ async def test_many_topics_are_listed_over_all_pages(open_backend: Open, topic: 
     assert names <= set(listed)
     for name in names:
         await backend.admin().delete_topic(name)
+
+
+async def test_replicas_reach_the_server(open_backend: Open, topic: str) -> None:
+    backend = await open_backend(replicas=3)
+    with pytest.raises(BackendError, match="replicas"):
+        await make_topic(backend, topic)

@@ -84,8 +84,8 @@ def first_server(certificates: Certificates) -> Iterator[NatsServer]:
     yield from served(NatsServer.with_tls(certificates, first=True))
 
 
-async def round_trip(settings: JetStreamSettings, topic: str) -> None:
-    """Publish, receive, ack: all that a connection must be able to do."""
+async def round_trip(settings: JetStreamSettings, topic: str) -> str:
+    """Publish, receive, ack: all that a connection must be able to do. Returns the server that did it."""
     backend = JetStreamBackend(settings, Hooks())
     await backend.open()
     try:
@@ -94,6 +94,7 @@ async def round_trip(settings: JetStreamSettings, topic: str) -> None:
         source = await subscribe(backend, topic, confirm_acks=True)
         found = await receive(source, 1)
         assert await source.settle(settle_all(found, Outcome.ACK)) == [None]
+        return backend._connection.server
     finally:
         await backend.close()
 
@@ -266,7 +267,8 @@ async def test_a_server_that_does_not_speak_fails_in_time() -> None:
 
 async def test_the_second_server_is_tried(topic: str) -> None:
     with NatsServer() as server:
-        await round_trip(JetStreamSettings(servers=("nats://127.0.0.1:1", server.url, "nats://127.0.0.1:2")), topic)
+        servers = ("nats://127.0.0.1:1", server.url, "nats://127.0.0.1:2")
+        assert await round_trip(JetStreamSettings(servers=servers), topic) == server.url
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ConnectionResetError(), nats.errors.UnexpectedEOF()])
