@@ -43,7 +43,7 @@ def test_settings_from_a_file(memory, tmp_path):
     settings = memory("--config", str(path), "doctor", "--json", code=4).json["settings"]
     assert {line["name"]: line["origin"] for line in settings}["connect_timeout"] == f"file {path}"
     assert "only the scheme" in memory("--config", str(path), "--url", "nats://x", "topics", "list", code=2).err
-    path.write_text("[nats]\n[inmem]\n")
+    path.write_text(f'[nats]\n[inmem]\nname = "{tmp_path.name}"\n')
     assert "2 tables" in memory("--config", str(path), "topics", "list", code=2).err
     assert memory("--config", str(path), "--url", "inmem:", "topics", "list", "--json").json == []
     assert "cannot be read" in memory("--config", str(tmp_path / "none"), "topics", "list", code=2).err
