@@ -178,6 +178,9 @@ class TestRebalance:
         for member in members[1:]:
             await member.close()
         await eventually(lambda: sorted(members[0].assignment()) == ALL)
+        assert [list(member.assignment()) for member in members[1:]] == [[], [], []]
+        await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])
+        assert sorted(r.partition for r in await read(members[0])) == [0, 1, 2, 3]
 
     async def test_a_member_may_commit_until_it_has_let_go(self, client: Client) -> None:
         await client.publish([OutboundMessage(b"x", partition=n) for n in range(4)])

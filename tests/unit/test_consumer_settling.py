@@ -159,6 +159,7 @@ async def test_leases_are_renewed_from_the_buffer_on() -> None:
     async with consuming(source, lease_seconds=0.03) as consumer:
         await consumer.next_batch(2, timeout=5)
         await until(lambda: source.extended.count("1") >= 2)
+        assert set(source.extended) == {"1", "2"}
 
 
 async def test_max_lease_counts_from_hand_over_and_says_so() -> None:

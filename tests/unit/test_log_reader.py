@@ -105,6 +105,11 @@ async def test_names_are_checked_and_the_protocol_is_met() -> None:
 
 
 async def test_a_read_batch_has_nothing_to_commit() -> None:
-    async for batch in LogReaderFacade(ScriptedLog()).read("orders", 0):
+    log = ScriptedLog()
+    committed: list[int] = []
+    async for batch in LogReaderFacade(log).read("orders", 0, max_records=2):
         await batch.commit()
         await batch[0].commit()
+        committed += [r.offset for r in batch if r.owner is None]
+    assert committed == [10, 12, 14, 16, 18], "the reading goes on, and no record belongs to a consumer"
+    assert log.reads == [(10, 19, 2)]

@@ -235,7 +235,10 @@ async def test_a_cancelled_close_goes_on() -> None:
 async def test_the_consumer_satisfies_the_protocols() -> None:
     backend: Any = FakeBackend()
     consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
-    _one: RecordIterator[bytes] = consumer
-    _many: BatchedRecordIterator[bytes] = consumer
-    _stream: RecordStream[bytes] = consumer
-    _batches: BatchedRecordStream[bytes] = consumer
+    one: RecordIterator[bytes] = consumer
+    many: BatchedRecordIterator[bytes] = consumer
+    stream: RecordStream[bytes] = consumer
+    batches: BatchedRecordStream[bytes] = consumer
+    for call in (one.next_record(), many.next_batch(), anext(aiter(stream)), anext(aiter(batches.batches()))):
+        with pytest.raises(Closed, match="not open"):
+            await call

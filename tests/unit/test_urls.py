@@ -114,5 +114,7 @@ def test_the_repr_of_the_parts_shows_no_password():
 
 @given(st.text(max_size=40))
 def test_any_text_parses_or_is_refused_as_invalid(text: str):
-    refusal(text)
-    mask_url(text)
+    refused = refusal(text)
+    masked = mask_url(text)
+    assert refused or parse_url(text).scheme
+    assert refused or parse_url(masked).scheme == parse_url(text).scheme, "what is shown of a URL is still one"
