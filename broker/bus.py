@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from typing_extensions import TypeVar
 
@@ -30,26 +30,16 @@ from broker.publishing.topic import TopicFacade
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
+from broker.reading.options import RecordOptions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
 from broker.settings import BackendSettings
 from broker.spi import Backend, RecordSubscription, Start
+from broker.starts import check_start
 
 __all__ = ["Bus", "Health", "connect"]
 
 T = TypeVar("T")
-
-
-class RecordOptions(TypedDict, total=False):
-    """The keyword options of `Bus.records`, which documents each."""
-
-    start: Start
-    isolation: Literal["read_committed", "read_uncommitted"]
-    on_decode_error: str
-    on_revoking: OnRevoking | None
-    max_buffered: int
-    stop_when_idle: float | None
-    close_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +76,7 @@ class Bus:
         self._opening = asyncio.Lock()
         self._opened = False
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
         self._admin = AdminFacade(self)
         self._log: LogReaderFacade | None = None
@@ -100,8 +91,7 @@ class Bus:
         :raises ConnectionFailed: the server cannot be reached.
         :raises AuthenticationFailed: it refused the credentials.
         """
-        if self._closed:
-            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
+        self._check_not_closing()
         async with self._opening:
             if not self._opened:
                 try:
@@ -112,26 +102,30 @@ class Bus:
                 self._opened = True
 
     async def close(self) -> None:
-        """Close consumers, flush and close topics, disconnect.
+        """Close consumers, which lets running handlers end; then flush and close topics; then disconnect.
+
+        Consumers are closed side by side, each within its `close_timeout`, and handlers may still publish meanwhile.
+        Cancelling the caller does not stop it; a second call waits for the first. A handler that calls it goes on.
 
         :raises PublishError: something enqueued was not published and nobody looked at its future.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="broker-bus-close")
+        task = asyncio.current_task()
+        if not any(isinstance(one, MessageConsumer) and one.runs_in(task) for one in self._consumers):
+            await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
-            for consumer in self._consumers:
-                await consumer.close()
-            failures: list[BrokerError] = []
-            for topic, _ in self._topics.values():
-                try:
-                    await topic.close()
-                except BrokerError as error:
-                    failures.append(error)
+            ends = await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True)
+            self._closed = True
+            ends += await asyncio.gather(*(topic.close() for topic, _ in self._topics.values()), return_exceptions=True)
         finally:
+            self._closed = True
             await self._backend.close()
-        if failures:
-            raise failures[0]
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -256,6 +250,7 @@ class Bus:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker cannot honour an option.
         """
+        self._check_not_closing()
         consumer = self._consumer_factory.make(
             check_topics(topics),
             subscription=subscription,
@@ -319,6 +314,8 @@ class Bus:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the broker has no log, or cannot honour an option.
         """
+        self._check_not_closing()
+        check_start(start)
         names = check_topics(topics)
         family = self._record_family()
         if not isinstance(group, Ephemeral):
@@ -379,6 +376,10 @@ class Bus:
     def _target(self, name: str) -> Any:
         self._check_open()
         return self._backend.publish_target(name)
+
+    def _check_not_closing(self) -> None:
+        if self._closing is not None:
+            raise Closed("The bus is closed", advice="Make a new one with connect(...)")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -14,16 +14,18 @@ from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from broker.consuming import scopes
 from broker.consuming.engine import Engine, intake_of
-from broker.consuming.isolation import Isolated
-from broker.errors import BrokerError, Closed, ConfigurationError
-from broker.messages import Message, MessageBatch, SettleState
+from broker.consuming.handling import check_handler, conclude, within
+from broker.errors import Closed, ConfigurationError
+from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
 __all__ = ["Closable", "MessageConsumer", "Service"]
 
 T = TypeVar("T", default=bytes)
+
+_LAST_CHANCE = 1.0
+"""Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""
 
 
 class Closable(Protocol):
@@ -73,7 +75,10 @@ class MessageConsumer(Generic[T]):
             self._engine = await self._make_engine()
 
     def stop(self) -> None:
-        """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits."""
+        """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits.
+
+        What was not handed over is given back at once.
+        """
         if self._engine is not None:
             self._engine.end()
 
@@ -85,10 +90,14 @@ class MessageConsumer(Generic[T]):
         """
         self._closed = True
         if self._engine is not None:
-            if asyncio.current_task() in self._engine.workers:
+            if self.runs_in(asyncio.current_task()):
                 self._engine.end()
             else:
                 await self._engine.close()
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether one of this consumer's handlers runs in the task."""
+        return self._engine is not None and task in self._engine.workers
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -158,10 +167,13 @@ class MessageConsumer(Generic[T]):
     async def receive(self, handler: Handler[T], *, concurrency: int = 1) -> None:
         """Run the handler on every message until the consumer is stopped, closed or idle.
 
+        Handlers that run when it is stopped get `close_timeout` seconds; then they are cancelled, and their messages
+        given back.
         Returning acks the message, raising settles it by the retry policy; a handler may settle it itself.
         Each message is handled in a context of its own. Cancelling this cancels the handlers and gives
         their messages back; a fatal error lets them finish, at most `close_timeout` seconds, and is raised.
         """
+        check_handler(handler)
         await self._work(concurrency, lambda: self._handle_each(handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
@@ -169,6 +181,7 @@ class MessageConsumer(Generic[T]):
 
         :raises ConfigurationError: `max_messages` is larger than `max_outstanding`.
         """
+        check_handler(handler)
         self._check_batch(max_messages)
         await self._work(concurrency, lambda: self._handle_batches(handler, max_messages))
 
@@ -177,8 +190,8 @@ class MessageConsumer(Generic[T]):
         return Service(self, handler, concurrency)
 
     async def _work(self, concurrency: int, work: Callable[[], Awaitable[None]]) -> None:
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency}", advice="It takes 1 or more")
+        if type(concurrency) is not int or concurrency < 1:
+            raise ConfigurationError(f"concurrency is {concurrency!r}", advice="It takes an int of 1 or more")
         engine = self._opened()
         engine.check()
 
@@ -187,19 +200,26 @@ class MessageConsumer(Generic[T]):
 
         workers = {asyncio.create_task(run(), name=f"broker-worker-{self._name}") for _ in range(concurrency)}
         engine.workers |= workers
+        ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{self._name}")
         try:
-            await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-            if any(worker.done() and not worker.cancelled() and worker.exception() for worker in workers):
-                engine.end()
-                await asyncio.wait(workers, timeout=engine.options.close_timeout)
-        finally:
-            running = [worker for worker in workers if not worker.done()]
-            for worker in running:
-                worker.cancel()
+            running = workers
+            while running and not ended.done() and not _first_error(workers):
+                _, left = await asyncio.wait({*running, ended}, return_when=asyncio.FIRST_COMPLETED)
+                running = left & workers
             if running:
+                engine.end()
                 await asyncio.wait(running, timeout=engine.options.close_timeout)
+        finally:
+            ended.cancel()
+            late = [worker for worker in workers if not worker.done()]
+            for worker in late:
+                worker.cancel()
+            if late:
+                await asyncio.wait(late, timeout=_LAST_CHANCE)
             engine.workers -= workers
-        _raise_first(workers)
+        error = _first_error(workers)
+        if error is not None:
+            raise error
 
     async def _handle_each(self, handler: Handler[T]) -> None:
         engine = self._opened()
@@ -218,14 +238,14 @@ class MessageConsumer(Generic[T]):
                 intake.begin(message)
             error: BaseException | None = None
             try:
-                await _within(timeout, handler(message))
+                await within(timeout, handler(message))
             except BaseException as raised:
                 error = raised
             if error is None and message.scope is None:
                 message.in_use = False
                 intake.ack_soon(message)
             else:
-                _raise(_conclude(message, error))
+                _raise(conclude(message, error))
 
     async def _handle_batches(self, handler: BatchHandler[T], max_messages: int) -> None:
         engine = self._opened()
@@ -244,14 +264,14 @@ class MessageConsumer(Generic[T]):
                     intake_of(message).begin(message)
             results: Sequence[BaseException | None] | None = None
             try:
-                results = await _within(timeout, handler(MessageBatch(messages, engine)))
+                results = await within(timeout, handler(MessageBatch(messages, engine)))
                 if results is not None and len(results) != len(messages):
                     raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
             except BaseException as raised:
                 results = [raised] * len(messages)
             # All are settled before anything is raised, so that none of the batch is forgotten.
             ends = [
-                _conclude(message, error)
+                conclude(message, error)
                 for message, error in zip(messages, results or [None] * len(messages), strict=True)
             ]
             _raise(next((end for end in ends if end is not None), None))
@@ -332,49 +352,11 @@ def _still(engine: Engine) -> bool:
         raise
 
 
-async def _within(timeout: float | None, handling: Awaitable[Any]) -> Any:
-    """Run a handler in a context of its own, for so many seconds at most."""
-    if timeout is None:
-        return await Isolated(handling)
-    bound = asyncio.timeout(timeout)
-    try:
-        async with bound:
-            return await Isolated(handling)
-    except TimeoutError:
-        if bound.expired():
-            raise TimeoutError(f"the handler ran for more than {timeout:g} s") from None
-        raise
-
-
-def _conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
-    """Settle what a handler left open; the error that is to go on, such as a cancellation."""
-    intake = intake_of(message)
-    message.in_use = False
-    scopes.leave(message, error)
-    if error is None:
-        intake.ack_soon(message)
-        return None
-    if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
-        error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
-    if isinstance(error, Exception):
-        if message.state is SettleState.OPEN:
-            intake.engine.disposition.handler_failed(intake, message, error)
-        return None
-    intake.release([message])
-    return error
+def _first_error(workers: set[asyncio.Task[None]]) -> BaseException | None:
+    ended = (worker for worker in workers if worker.done() and not worker.cancelled())
+    return next((error for worker in ended if (error := worker.exception()) is not None), None)
 
 
 def _raise(error: BaseException | None) -> None:
     if error is not None:
         raise error
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _raise_first(workers: set[asyncio.Task[None]]) -> None:
-    for worker in workers:
-        if worker.done() and not worker.cancelled() and (error := worker.exception()) is not None:
-            raise error

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from broker.capabilities import Limits
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BrokerError
+from broker.errors import BackendError, BrokerError
 from broker.hooks import DeadLetterFailed, Hooks
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 
-__all__ = ["DeadLetterWriter", "make_dead_letter"]
+__all__ = ["DeadLetterWriter", "describe", "make_dead_letter"]
 
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
@@ -46,7 +46,7 @@ def make_dead_letter(
     told = {
         "topic": original.topic,
         "reason": reason,
-        "error": "" if error is None else f"{type(error).__name__}: {error}",
+        "error": "" if error is None else describe(error),
         "attempts": "" if attempts is None else str(attempts),
         "subscription": subscription,
         "id": id,
@@ -110,9 +110,10 @@ class DeadLetterWriter:
         while True:
             try:
                 await self._publish(letter)
-            except BrokerError as failure:
+            except Exception as raised:
+                failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
                 if self._closing.is_set():
-                    raise
+                    raise failure from None
                 self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
@@ -142,6 +143,14 @@ def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, 
             else:
                 del cut[name]
     return cut
+
+
+def describe(error: BaseException) -> str:
+    """The error in words, whatever its own text does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which has no text"
 
 
 def _size(pair: tuple[str, str]) -> int:

@@ -14,6 +14,7 @@ from broker.capabilities import LeaseMode
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
+from broker.consuming.options import check_seconds
 from broker.consuming.retry import DROP, Drop, Retry
 from broker.errors import Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
@@ -38,6 +39,7 @@ class Disposition:
         self._holder = DelayHolder(self._due)
         self._intakes: dict[Message[Any], Intake] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None:
         """Settle a message whose handler raised, by the policy; returns at once."""
@@ -88,6 +90,7 @@ class Disposition:
 
     def stop(self) -> None:
         """Hold nothing more, and repeat no failed write; what was held is the intake's to give back."""
+        self._stopped = True
         self._holder.close()
         self._intakes.clear()
         if isinstance(self._dead_letter, DeadLetterWriter):
@@ -122,7 +125,12 @@ class Disposition:
         return settlement
 
     def _check_delay(self, intake: Intake, delay: float) -> None:
-        """:raises Unsupported: neither the broker nor this process can keep such a delay."""
+        """Whether somebody can keep such a delay.
+
+        :raises ConfigurationError: it is not a number of seconds.
+        :raises Unsupported: neither the broker nor this process can keep it.
+        """
+        check_seconds("delay", delay)
         longest = max(intake.capabilities.native_delay, self._engine.options.max_lease)
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
@@ -171,10 +179,19 @@ class Disposition:
                 await self._dead_letter.write(
                     message, reason=reason, error=error, attempts=attempts, subscription=self._subscription
                 )
-            except BaseException:
-                if message.state is SettleState.SETTLING:
-                    message.state = SettleState.OPEN
+            except BaseException as failure:
+                self._not_written(intake, message, failure)
                 raise
         self._engine.hooks.emit(DeadLettered(message=message, target=target, reason=reason))
         if message.state is SettleState.SETTLING:
             await intake.carry_out(message, Settlement(message, outcome, reason=reason))
+
+    def _not_written(self, intake: Intake, message: Message[Any], failure: BaseException) -> None:
+        """A letter that cannot be made, or was not written before the close, leaves its original to come again."""
+        if message.state is not SettleState.SETTLING:
+            return
+        if self._stopped or not isinstance(failure, Exception):
+            message.state = SettleState.OPEN
+            return
+        logger.error("The dead letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
+        self._bring_back(intake, message, self.retry.maximum)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from broker.capabilities import MessageCapabilities
-from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.dead_letter import DeadLetterWriter, describe
 from broker.consuming.disposition import Disposition
 from broker.consuming.intake import Intake
 from broker.consuming.lanes import Lanes
@@ -63,7 +63,7 @@ class Engine:
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode
-        self._delivery_bound = retry.delivery_bound
+        self._delivery_bound = retry.delivery_bound(give_backs_count=not capabilities.release_keeps_attempt)
         self._sources = sources
         self._intakes: list[Intake] = []
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -72,6 +72,8 @@ class Engine:
         self._fatal: BrokerError | None = None
         self._fatal_cause: BrokerError | None = None
         self._quiet: asyncio.Future[None] | None = None
+        self.ended = asyncio.Event()
+        self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._active_at = self._loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -224,13 +226,17 @@ class Engine:
             self.end()
 
     def end(self) -> None:
-        """Hand nothing more over; wake everybody who waits."""
+        """Hand nothing more over, give back what was not handed over, and wake everybody who waits."""
+        if self._ended:
+            return
         self._ended = True
+        self.ended.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for intake in self._intakes:
             intake.stop_fetching()
         self._wake(len(self._waiters))
+        self._winding_down = self._loop.create_task(self._wind_down(), name="broker-consumer-wind-down")
 
     async def close(self) -> None:
         """End, give handlers until the deadline, give everything else back at once, and close the sources."""
@@ -241,10 +247,10 @@ class Engine:
     async def _close(self) -> None:
         deadline = self._loop.time() + self.options.close_timeout
         self.end()
-        await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
-        self.disposition.stop()
-        self.ready.drain()
-        self._release_unused()
+        if self._winding_down is not None:
+            await self._winding_down
+        for intake in self._intakes:
+            intake.release([m for m in intake.held if m.state is _OPEN and not m.in_use])
         while (busy := self._busy()) is not None and (left := deadline - self._loop.time()) > 0:
             self._quiet = self._loop.create_future()
             await asyncio.wait({self._quiet, *busy}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -265,9 +271,13 @@ class Engine:
             return workers
         return None
 
-    def _release_unused(self) -> None:
+    async def _wind_down(self) -> None:
+        await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
+        self.disposition.stop()
+        self.ready.drain()
         for intake in self._intakes:
-            intake.release([m for m in intake.held if m.state is _OPEN and not m.in_use])
+            # What has no end to its lease was not handed over, or waits in memory to be handed over again.
+            intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
     def _admit(self, message: Message[Any]) -> bool:
         """Whether a handler may see it; poison goes to the dead letters instead."""
@@ -280,8 +290,9 @@ class Engine:
         if self._decode is not None:
             try:
                 message.decoded = self._decode(message.data)
-            except DecodeError as error:
-                reason = f"cannot be decoded: {error.message}"
+            except Exception as error:
+                told = error.message if isinstance(error, DecodeError) else describe(error)
+                reason = f"cannot be decoded: {told}"
                 self.disposition.give_up_soon(intake_of(message), message, reason, error)
                 return False
         return True

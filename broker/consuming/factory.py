@@ -19,6 +19,7 @@ from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, Topic
 from broker.spi import Backend, MessageSubscription, Start
+from broker.starts import check_start
 
 __all__ = ["ConsumerFactory", "check_topics", "unsupported"]
 
@@ -57,7 +58,8 @@ class ConsumerFactory:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the backend cannot honour an option.
         """
-        family = self._family(subscription, start, confirm_acks)
+        _check_types(retry, dead_letter, codec)
+        family = self._family(subscription, check_start(start), confirm_acks)
 
         def opener(topic: str) -> OpenSource:
             wanted = MessageSubscription(
@@ -68,7 +70,7 @@ class ConsumerFactory:
                 ordered_by_key=options.ordered_by_key,
                 confirm_acks=options.confirm_acks,
                 max_outstanding=max(1, options.max_outstanding // len(topics)),
-                max_deliveries=retry.delivery_bound,
+                max_deliveries=retry.delivery_bound(give_backs_count=not family.release_keeps_attempt),
             )
             return lambda listener: self._backend.subscribe(wanted, listener)
 
@@ -98,6 +100,7 @@ class ConsumerFactory:
         :raises ConfigurationError: the options contradict each other.
         """
         topics = [topic for topic, _ in sources]
+        _check_types(retry, dead_letter, codec)
         check_options(options, len(topics), retry, family)
         if isinstance(dead_letter, str):
             check_name(dead_letter, "topic")
@@ -148,6 +151,15 @@ class ConsumerFactory:
         if confirm_acks and family.confirmed_ack is ConfirmedAck.NEVER:
             raise unsupported(name, "confirmed acks", "messages.confirmed_ack")
         return family
+
+
+def _check_types(retry: object, dead_letter: object, codec: object) -> None:
+    if not isinstance(retry, Retry):
+        raise ConfigurationError(f"retry is {retry!r}", advice="It takes a Retry(...)")
+    if dead_letter is not None and not isinstance(dead_letter, str | Drop):
+        raise ConfigurationError(f"dead_letter is {dead_letter!r}", advice="It takes a topic's name, DROP or None")
+    if codec is not None and not isinstance(codec, Codec):
+        raise ConfigurationError(f"codec is {codec!r}", advice="It takes an object with encode and decode, or None")
 
 
 def unsupported(backend: str, what: str, capability: str) -> Unsupported:

@@ -19,7 +19,7 @@ from broker.consuming.fetch_pump import FetchPump
 from broker.consuming.flow import Flow
 from broker.consuming.lanes import Lanes
 from broker.consuming.leases import LeaseKeeper
-from broker.consuming.options import ConsumerOptions
+from broker.consuming.options import ConsumerOptions, check_seconds
 from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
@@ -134,6 +134,7 @@ class Intake:
             await self.carry_out(message, Settlement(message, outcome))
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
+        check_seconds("seconds", seconds)
         if message in self.held:
             message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -10,7 +11,7 @@ from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError
 from broker.spi import Start
 
-__all__ = ["ConsumerOptions", "MessageOptions", "check_options"]
+__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_seconds"]
 
 _MEBIBYTE = 1024 * 1024
 
@@ -80,3 +81,12 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
             f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
             advice="Lower Retry.maximum or raise max_lease",
         )
+
+
+def check_seconds(name: str, value: float) -> None:
+    """A time to wait, given in a call.
+
+    :raises ConfigurationError: it is not a finite number of 0 or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigurationError(f"{name} is {value!r}", advice="It takes seconds, 0 or more")

@@ -40,7 +40,8 @@ class Retry:
     :param never: exceptions that give up at once even if `on` names them.
     :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
     :param max_deliveries: deliveries of any kind before giving up; catches the message that kills the
-        process. None is ten times `max_attempts`.
+        process. None is ten times `max_attempts`, and a hundred times where the broker counts what was given
+        back unhandled (`capabilities.messages.release_keeps_attempt` is False).
     """
 
     max_attempts: int = 5
@@ -67,10 +68,15 @@ class Retry:
             "at least `max_attempts`, or None",
         )
 
-    @property
-    def delivery_bound(self) -> int:
-        """After this many deliveries a message is given up, whatever became of them."""
-        return self.max_deliveries if self.max_deliveries is not None else 10 * self.max_attempts
+    def delivery_bound(self, *, give_backs_count: bool) -> int:
+        """After this many deliveries a message is given up, whatever became of them.
+
+        :param give_backs_count: the broker counts what was given back unhandled as well, so that orderly restarts
+            use up deliveries; the default is ten times as high then.
+        """
+        if self.max_deliveries is not None:
+            return self.max_deliveries
+        return (100 if give_backs_count else 10) * self.max_attempts
 
     @property
     def longest(self) -> float:

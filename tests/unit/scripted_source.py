@@ -161,6 +161,7 @@ class Letters:
     def __init__(self) -> None:
         self.written: list[OutboundMessage] = []
         self.failures: list[BrokerError] = []
+        self.odd_failures: list[Exception] = []
         self.tried = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -168,6 +169,8 @@ class Letters:
     async def publish(self, message: OutboundMessage) -> object:
         self.tried += 1
         await self.gate.wait()
+        if self.odd_failures:
+            raise self.odd_failures.pop(0)
         if self.failures:
             raise self.failures.pop(0)
         self.written.append(message)

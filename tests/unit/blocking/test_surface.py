@@ -28,6 +28,7 @@ ONLY_ASYNCHRONOUS = {
     "commit_records": "inner: the owner's side of a commit",
     "begin_settling": "inner",
     "codec": "inner",
+    "runs_in": "inner: whether a close is called by a handler",
 }
 
 
