@@ -53,6 +53,49 @@ def test_a_signal_lets_the_running_handler_finish_and_gives_the_rest_back(number
     assert rest[1] == "unsettled 0"
 
 
+STUCK = {
+    "broker": """
+import asyncio, broker
+
+async def handle(message):
+    print("started", flush=True)
+    await asyncio.sleep(1000)
+
+async def main():
+    async with broker.connect("inmem:") as bus:
+        await bus.admin.ensure_topic("orders")
+        await bus.topic("orders").publish(b"1")
+        await broker.serve(bus.messages("orders", subscription="billing", close_timeout=0.5).handled_by(handle))
+        print("unsettled", (await bus.admin.lag("orders", "billing")).unsettled, flush=True)
+
+asyncio.run(main())
+""",
+    "broker.blocking": """
+import time, broker.blocking
+
+def handle(message):
+    print("started", flush=True)
+    time.sleep(1000)
+
+with broker.blocking.connect("inmem:") as bus:
+    bus.admin.ensure_topic("orders")
+    bus.topic("orders").publish(b"1")
+    broker.blocking.run(bus.messages("orders", subscription="billing", close_timeout=0.5).handled_by(handle))
+    print("unsettled", bus.admin.lag("orders", "billing").unsettled, flush=True)
+""",
+}
+
+
+@pytest.mark.parametrize("surface", list(STUCK))
+def test_a_handler_that_never_returns_does_not_keep_the_process(surface: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK[surface]], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "unsettled 0\n"
+        assert process.wait(20) == 0
+
+
 async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
     bad, good = ScriptedSource(), ScriptedSource()
     good.add("1")
