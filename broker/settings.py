@@ -57,7 +57,12 @@ class BackendSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", enable_decoding=False, hide_input_in_errors=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        enable_decoding=False,
+        hide_input_in_errors=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
     schemes: ClassVar[tuple[str, ...]] = ()
@@ -253,7 +258,9 @@ class BackendSettings(BaseSettings):
         accepts = describe_type(field)
         # These kinds say more than `accepts` does; a validator's own sentence may quote a secret.
         told = (
-            first["type"].startswith(("value_error", "string_")) and not is_secret(field) and not is_secret_name(name)
+            first["type"].startswith(("value_error", "string_", "finite_"))
+            and not is_secret(field)
+            and not is_secret_name(name)
         )
         detail = f": {reason}" if told else ""
         return InvalidSetting(

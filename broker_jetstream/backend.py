@@ -105,10 +105,10 @@ class JetStreamBackend:
         )
 
     async def open(self) -> None:
-        if self._server is not None:
-            await self._locate()
-            self._connection.relocate = self._locate
         try:
+            if self._server is not None:
+                await self._locate()
+                self._connection.relocate = self._locate
             await self._connection.open()
             await self._check_jetstream()
         except BaseException:

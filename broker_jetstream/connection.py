@@ -76,7 +76,7 @@ class Connection:
         self._transport: FastClient | PublicClient | None = None
         self._listening: list[Listening] = []
         self._on_connected: list[Callable[[], None]] = []
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self._reviving: asyncio.Task[None] | None = None
         self._numbers = count(1)
         self._api = f"$JS.{settings.domain}.API." if settings.domain else "$JS.API."
@@ -216,8 +216,11 @@ class Connection:
             if left <= 0:
                 raise self.broken()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await asyncio.wait((waiter,), timeout=left)
+            self._waiting[waiter] = None
+            try:
+                await asyncio.wait((waiter,), timeout=left)
+            finally:
+                self._waiting.pop(waiter, None)
         self.check_open()
 
     def broken(self) -> BrokerError:

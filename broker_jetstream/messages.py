@@ -117,7 +117,7 @@ class JetStreamMessageSource:
         while True:
             room = max_messages - len(self._buffer)
             if self._failure is None and room > 0 and self._credit * 2 <= room:
-                await self._pull(room - self._credit, max_bytes)
+                await self._pull(room - max(self._credit, 0), max_bytes)
             if self._buffer and (taken := self._take(max_messages, max_bytes)):
                 return taken
             if self._failure is not None:

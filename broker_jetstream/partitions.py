@@ -133,7 +133,7 @@ class Partition:
             if self._pin:
                 self._pinned(self._pin)
                 return
-        credit = self._pulls.credit
+        credit = max(self._pulls.credit, 0)  # records of a pull that was given up count for nothing
         wanted = number - len(self._buffer) - credit if self._pin else 1 - credit
         if wanted > 0 and (not self._pin or credit * 2 <= number):
             await self._pulls.ask(wanted, max_bytes, self._pin)

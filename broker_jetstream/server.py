@@ -38,6 +38,8 @@ __all__ = ["EmbeddedServer", "Place", "server_binary"]
 logger = logging.getLogger("broker")
 
 PREFIX: Final = "anybroker-nats-"
+_STAGED: Final = f".{PREFIX}"
+"""What a temporary directory is called until its lock is taken, so that no sweep finds it free."""
 START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 5.0
 _POLL: Final = 0.01
@@ -142,20 +144,34 @@ class EmbeddedServer:
     # In the thread.
 
     def _ensure(self) -> Place:
+        try:
+            return self._find_or_start()
+        except OSError as error:
+            where = repr(str(self._directory)) if self._directory is not None else "a temporary directory"
+            raise ConnectionFailed(
+                f"The embedded server of {where} cannot be started: {error}",
+                native=error,
+                advice="See that the directory stays, and that its disk has room",
+            ) from error
+
+    def _find_or_start(self) -> Place:
         binary = server_binary()
         directory = self._prepare()
         deadline = time.monotonic() + self._timeout
         while True:
             if self._process is not None and self._process.poll() is not None:
-                self._release()
+                self._process = None  # the lock stays ours, for the one that is started next
             if self._process is None:
-                self._lock = _try_lock(directory / "lock")
+                if self._lock is None:
+                    self._lock = _try_lock(directory / "lock")
                 if self._lock is not None:
                     try:
                         return self._start(binary, directory, deadline)
                     except BaseException:
                         self._end_process()
-                        self._release()
+                        self._process = None
+                        if not self._temporary:
+                            self._release()  # for others; a temporary directory without it would be swept
                         raise
             port = _read_port(directory)
             token = _read_text(directory / "token")
@@ -171,7 +187,7 @@ class EmbeddedServer:
     def _prepare(self) -> Path:
         if self._directory is None:
             _sweep()
-            self._directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self._directory, self._lock = _make_temporary()
         directory = self._directory
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -269,13 +285,41 @@ def _dying_with_us() -> list[str]:
 
 
 def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    """The lock, or None if somebody has it.
+
+    :raises FileNotFoundError: the directory is gone.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A file that was removed since it was opened locks nothing.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
-        return None
-    return descriptor
+
+
+def _make_temporary() -> tuple[Path, int]:
+    """A new directory and its lock, which was taken before the directory got the name that sweeps look for."""
+    staged = Path(tempfile.mkdtemp(prefix=_STAGED))
+    lock: int | None = None
+    try:
+        lock = _try_lock(staged / "lock")
+        assert lock is not None  # nobody knows the directory
+        return staged.rename(staged.with_name(staged.name.removeprefix("."))), lock
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+        raise
 
 
 def _read_text(path: Path) -> str:

@@ -8,7 +8,7 @@ import time
 import pytest
 from pydantic import SecretStr
 
-from broker.errors import AuthenticationFailed, BrokerError, Closed
+from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed
 from broker.hooks import Connected, Disconnected, Event, Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
@@ -44,6 +44,20 @@ async def test_a_request_that_got_lost_is_repeated(open_backend: Open, nats_serv
         await asking
         assert topic in await backend.admin().list_topics()
         await backend.close()
+
+
+async def test_who_stops_waiting_for_the_connection_leaves_nothing_behind(backend: JetStreamBackend) -> None:
+    connection = backend._connection
+    connection.connected = False  # as between a break and the reconnect
+    with pytest.raises(ConnectionFailed):
+        await connection.wait_connected(0.01)
+    assert not connection._waiting
+    waiting = asyncio.create_task(connection.wait_connected(60))
+    await until(lambda: bool(connection._waiting))
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert waiting.cancelled() and not connection._waiting
+    connection.connected = True
 
 
 async def test_a_client_that_gave_up_is_replaced(open_backend: Open, topic: str, events: list[Event]) -> None:

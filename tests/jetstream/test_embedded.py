@@ -258,6 +258,70 @@ async def test_leftovers_of_killed_processes_are_swept(open_url: Open) -> None:
     assert not directory.exists()
 
 
+async def test_a_sweep_spares_a_directory_that_is_being_made(monkeypatch: pytest.MonkeyPatch, open_url: Open) -> None:
+    lock, swept = server_module.fcntl.flock, 0
+
+    def sweep_first(descriptor: int, operation: int) -> None:
+        nonlocal swept
+        if not swept:
+            swept += 1
+            server_module._sweep()  # what another process that starts does, between the file's making and its locking
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(server_module.fcntl, "flock", sweep_first)
+    backend = await open_url("embedded:")
+    assert swept == 1
+    assert Path(command_of(process_of(backend))[2]).parent.exists()
+
+
+async def test_many_temporary_servers_start_at_once(open_url: Open) -> None:
+    backends = await asyncio.gather(*(open_url("embedded:") for _ in range(4)))
+    assert len({process_of(backend) for backend in backends}) == 4
+
+
+async def test_a_temporary_directory_stays_locked_while_its_server_is_down() -> None:
+    server = EmbeddedServer("")
+    await server.ensure()
+    directory, process = server._directory, server.process_id
+    assert directory is not None and process is not None
+    os.kill(process, signal.SIGKILL)
+    await until(lambda: not alive(process))
+    server_module._sweep()
+    assert (await server.ensure()).owner
+    server_module._sweep()
+    assert server._directory == directory and directory.exists()
+    await server.stop()
+    assert not directory.exists()
+
+
+def test_the_lock_of_a_removed_file_is_no_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, lock, calls = tmp_path / "lock", server_module.fcntl.flock, 0
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            path.unlink()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(server_module.fcntl, "flock", remove_first)
+    descriptor = server_module._try_lock(path)
+    assert descriptor is not None and calls == 2
+    assert server_module._try_lock(path) is None
+    os.close(descriptor)
+
+
+async def test_a_temporary_directory_that_cannot_be_made_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server_module.tempfile, "tempdir", str(tmp_path / "gone"))
+    backend = JetStreamBackend(JetStreamSettings.from_url("embedded:"), Hooks())
+    with pytest.raises(ConnectionFailed, match="temporary directory cannot be started"):
+        await backend.open()
+    assert backend._server is not None
+    assert backend._server._thread is None
+
+
 async def test_a_missing_server_tells_the_pip_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(server_module.sysconfig, "get_path", lambda _name: str(tmp_path))

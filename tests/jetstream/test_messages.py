@@ -14,6 +14,7 @@ from broker.names import EPHEMERAL, native_name
 from broker.outbound import OutboundMessage
 from broker.spi import Settlement
 from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.messages import JetStreamMessageSource
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
 
@@ -122,6 +123,25 @@ async def test_never_more_than_asked_for(both_ways: JetStreamBackend, topic: str
     found = await source.fetch(50, 2500, 2)
     assert sum(message.size for message in found) <= 2500
     assert len(await source.fetch(50, 1, 2)) == 1
+
+
+async def test_what_came_late_does_not_raise_what_is_asked_for(
+    backend: JetStreamBackend, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await make_topic(backend, topic)
+    source = await subscribe(backend, topic)
+    assert isinstance(source, JetStreamMessageSource)
+    asked: list[int] = []
+    pull = source._pull
+
+    async def watch(number: int, max_bytes: int, *, no_wait: bool = False) -> None:
+        asked.append(number)
+        await pull(number, max_bytes, no_wait=no_wait)
+
+    monkeypatch.setattr(source, "_pull", watch)
+    source._had = 7  # seven came after their pull was given up
+    assert await source.fetch(5, 1 << 20, 0.05) == []
+    assert asked[0] == 5
 
 
 async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic: str) -> None:

@@ -74,6 +74,12 @@ def test_unknown_settings_name_the_nearest() -> None:
         JetStreamSettings.from_url("nats://one?lease_second=1")
 
 
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e400"])
+def test_seconds_are_finite(value: str) -> None:
+    with pytest.raises(InvalidSetting, match="connect_timeout"):
+        JetStreamSettings.from_url(f"nats://one?connect_timeout={value}")
+
+
 VALUES: dict[str, Any] = {
     "name": "my-name",
     "inbox_prefix": "_MINE.here",
