@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from broker.checks import is_whole
 from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
@@ -36,10 +37,11 @@ class AdminFacade:
         :raises Unsupported: the broker cannot change an existing topic that way.
         """
         check_name(name, "topic")
-        if partitions is not None and partitions < 1:
-            raise ConfigurationError(f"partitions is {partitions}", advice="Give 1 or more, or None")
-        if retention is not None and retention <= timedelta(0):
-            raise ConfigurationError(f"retention is {retention}", advice="Give a time above 0, or None")
+        if partitions is not None and not (is_whole(partitions) and partitions >= 1):
+            raise ConfigurationError(f"partitions is {partitions!r}", advice="It takes an int of 1 or more, or None")
+        if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
+            shown = str(retention) if isinstance(retention, timedelta) else repr(retention)
+            raise ConfigurationError(f"retention is {shown}", advice="It takes a timedelta above 0, or None")
         return await self._spi.ensure_topic(name, partitions=partitions, retention=retention, options=options)
 
     async def delete_topic(self, name: str) -> None:
@@ -135,5 +137,5 @@ class AdminFacade:
 
 
 def _check_limit(limit: int | None) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit is {limit}", advice="Give 1 or more")
+    if limit is not None and not (is_whole(limit) and limit >= 1):
+        raise ConfigurationError(f"limit is {limit!r}", advice="It takes an int of 1 or more")

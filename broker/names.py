@@ -38,8 +38,9 @@ def ephemeral() -> Ephemeral:
 def native_name(name: str) -> NativeName:
     """Mark a name as the broker's own, so that no portable rule is applied to it.
 
-    :raises InvalidName: the name is empty.
+    :raises InvalidName: the name is empty or no str.
     """
+    _check_type(name, "native")
     if not name:
         raise InvalidName("A native name is empty", advice="Give the name the broker uses")
     return NativeName(name)
@@ -49,8 +50,14 @@ def check_name(name: str, what: str) -> str:
     """Return the name if it is portable or native.
 
     :param what: what the name is of, for the error: 'topic', 'subscription', 'group'.
-    :raises InvalidName: it is neither.
+    :raises InvalidName: it is neither, or no str.
     """
+    _check_type(name, what)
     if isinstance(name, NativeName) or _PORTABLE.fullmatch(name):
         return name
     raise InvalidName(f"{what} name {name!r} is not portable")
+
+
+def _check_type(name: object, what: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidName(f"{what} name is {name!r} of type {type(name).__name__}", advice="It takes a str")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from broker.checks import is_finite
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Envelope, brief
 from broker.errors import InvalidMessage
 
-__all__ = ["OutboundMessage"]
+__all__ = ["OutboundMessage", "check_batch"]
+
+_SHOWN: Final = 100
+"""Characters of a wrong value that an error shows."""
 
 
 class OutboundMessage:
@@ -23,8 +27,8 @@ class OutboundMessage:
     :param deliver_at: not before this moment (timezone-aware), where the broker schedules.
     :param ttl: seconds after which the broker may drop it, where it can.
     :param partition: the partition to append to, where the broker has them; otherwise the key decides.
-    :param publish_time: the producer's clock; set when the message is published, if None.
-    :raises InvalidMessage: a field has the wrong type or a reserved attribute name.
+    :param publish_time: the producer's clock (timezone-aware); set when the message is published, if None.
+    :raises InvalidMessage: a field has the wrong type, is no UTF-8 text, or is a reserved attribute name.
     """
 
     __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "publish_time", "ttl")
@@ -45,21 +49,23 @@ class OutboundMessage:
             data = _as_bytes(data)
         self.data: Final[bytes | None] = data
         self.key: Final[bytes | None] = key if key is None or type(key) is bytes else _as_key(key)
-        self.attributes: Final[Mapping[str, str]] = _checked_attributes(attributes) if attributes else NO_ATTRIBUTES
-        if id is not None and (not isinstance(id, str) or not id):
-            _wrong("id", id, "a non-empty str or None")
+        self.attributes: Final[Mapping[str, str]] = (
+            NO_ATTRIBUTES if attributes is None else _checked_attributes(attributes)
+        )
+        if id is not None:
+            _check_id(id)
         self.id: Final[str | None] = id
-        if deliver_at is not None and deliver_at.tzinfo is None:
-            raise InvalidMessage(
-                f"deliver_at {deliver_at.isoformat()} has no timezone", advice="Use datetime.now(UTC) + timedelta(...)"
-            )
+        if deliver_at is not None:
+            _check_time("deliver_at", deliver_at, "datetime.now(UTC) + timedelta(...)")
         self.deliver_at: Final[datetime | None] = deliver_at
-        if ttl is not None and not ttl > 0:
-            _wrong("ttl", ttl, "a number of seconds above 0, or None")
+        if ttl is not None and not (is_finite(ttl) and ttl > 0):
+            _wrong("ttl", ttl, "a finite number of seconds above 0, or None")
         self.ttl: Final[float | None] = ttl
         if partition is not None and (type(partition) is not int or partition < 0):
             _wrong("partition", partition, "an int of 0 or more, or None")
         self.partition: Final[int | None] = partition
+        if publish_time is not None:
+            _check_time("publish_time", publish_time, "datetime.now(UTC)")
         self.publish_time: Final[datetime | None] = publish_time
         self.native: Final[Any] = native
 
@@ -85,8 +91,13 @@ class OutboundMessage:
 
 def _as_key(key: object) -> bytes:
     if isinstance(key, str):
-        return key.encode()
-    return key if isinstance(key, bytes) else _wrong("key", key, "bytes, str or None")
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            _not_text("key", key, error)
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        return bytes(key)  # pyright: ignore[reportUnknownArgumentType]
+    return _wrong("key", key, "bytes, str or None")
 
 
 def _as_bytes(data: object) -> bytes:
@@ -95,7 +106,28 @@ def _as_bytes(data: object) -> bytes:
     return _wrong("data", data, "bytes or None; give the topic a codec to publish other types")
 
 
+def _check_id(id: object) -> None:
+    if not isinstance(id, str) or not id:
+        _wrong("id", id, "a non-empty str or None")
+    if not id.isascii():
+        try:
+            id.encode()
+        except UnicodeEncodeError as error:
+            _not_text("id", id, error)
+
+
+def _check_time(field: str, moment: object, example: str) -> None:
+    if not isinstance(moment, datetime):
+        _wrong(field, moment, f"a timezone-aware datetime such as {example}, or None")
+    if moment.tzinfo is None:
+        raise InvalidMessage(f"{field} {moment.isoformat()} has no timezone", advice=f"Use {example}")
+
+
 def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(attributes, (dict, Mapping)):
+        _wrong("attributes", attributes, "a mapping of str to str, or None")
+    if not attributes:
+        return NO_ATTRIBUTES
     copy = dict(attributes)
     for name, value in copy.items():
         if type(name) is not str or type(value) is not str:
@@ -116,5 +148,30 @@ def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(copy)
 
 
-def _wrong(field: str, value: object, wanted: str) -> Any:
-    raise InvalidMessage(f"{field} is {value!r} of type {type(value).__name__}", advice=f"It takes {wanted}")
+def check_batch(payloads: object) -> None:
+    """Refuse what is no batch: a body is a sequence too, and would become a message per byte or character.
+
+    :raises InvalidMessage: it is one body or message, or has no length.
+    """
+    if isinstance(payloads, (list, tuple)):
+        return
+    if not isinstance(payloads, Sequence) or isinstance(payloads, (bytes, bytearray, memoryview, str)):
+        raise InvalidMessage(
+            f"The batch is {_shown(payloads)} of type {type(payloads).__name__}; a batch is a list of messages",  # pyright: ignore[reportUnknownArgumentType]
+            advice="Give [message, …], or list(...) of what makes them",
+        )
+
+
+def _wrong(field: str, value: object, wanted: str) -> NoReturn:
+    raise InvalidMessage(f"{field} is {_shown(value)} of type {type(value).__name__}", advice=f"It takes {wanted}")
+
+
+def _not_text(field: str, value: str, error: UnicodeEncodeError) -> NoReturn:
+    raise InvalidMessage(
+        f"{field} {_shown(value)} cannot be written as UTF-8", native=error, advice="Remove the lone surrogate"
+    ) from None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.checks import is_finite, is_whole
 from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError
 from broker.spi import Start
@@ -52,8 +53,14 @@ class ConsumerOptions:
 def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabilities: MessageCapabilities) -> None:
     """Compare the options with each other and with what the backend can do.
 
-    :raises ConfigurationError: they contradict each other or the backend.
+    :raises ConfigurationError: one has the wrong type, or they contradict each other or the backend.
     """
+    for name, value in (
+        ("max_outstanding", options.max_outstanding),
+        ("max_outstanding_bytes", options.max_outstanding_bytes),
+    ):
+        if not is_whole(value):
+            raise ConfigurationError(f"{name} is {value!r}", advice="It takes an int of 1 or more")
     if options.max_outstanding < sources:
         raise ConfigurationError(
             f"max_outstanding is {options.max_outstanding} for {sources} topics", advice="Allow one message per topic"
@@ -62,19 +69,18 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         raise ConfigurationError(
             f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
         )
-    if options.prefetch is not None and options.prefetch < 1:
-        raise ConfigurationError(f"prefetch is {options.prefetch}", advice="It takes 1 or more, or None")
+    if options.prefetch is not None and not (is_whole(options.prefetch) and options.prefetch >= 1):
+        raise ConfigurationError(f"prefetch is {options.prefetch!r}", advice="It takes an int of 1 or more, or None")
     for name, value in (
         ("max_lease", options.max_lease),
         ("close_timeout", options.close_timeout),
         ("blocked_after", options.blocked_after),
     ):
-        if not value > 0:
-            raise ConfigurationError(f"{name} is {value}", advice="It takes seconds above 0")
-    if options.stop_when_idle is not None and not options.stop_when_idle > 0:
-        raise ConfigurationError(
-            f"stop_when_idle is {options.stop_when_idle}", advice="It takes seconds above 0, or None"
-        )
+        if not (is_finite(value) and value > 0):
+            raise ConfigurationError(f"{name} is {value!r}", advice="It takes seconds above 0")
+    idle = options.stop_when_idle
+    if idle is not None and not (is_finite(idle) and idle > 0):
+        raise ConfigurationError(f"stop_when_idle is {idle!r}", advice="It takes seconds above 0, or None")
     kept = max(capabilities.native_delay, options.max_lease)
     if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
         raise ConfigurationError(

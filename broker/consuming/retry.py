@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
+from broker.checks import is_finite, is_whole
 from broker.errors import InvalidSetting
 
 __all__ = ["DROP", "Attempts", "Drop", "Retry"]
@@ -55,18 +55,29 @@ class Retry:
     max_deliveries: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.max_attempts >= 1, "max_attempts", self.max_attempts, "1 or more")
-        _require(_finite(self.initial) and self.initial >= 0, "initial", self.initial, "seconds, 0 or more")
-        _require(_finite(self.multiplier) and self.multiplier >= 1, "multiplier", self.multiplier, "1 or more")
-        _require(_finite(self.maximum) and self.maximum >= self.initial, "maximum", self.maximum, "at least `initial`")
-        _require(0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
-        _require(self.timeout is None or self.timeout > 0, "timeout", self.timeout, "seconds above 0, or None")
+        attempts = self.max_attempts
+        _require(is_whole(attempts) and attempts >= 1, "max_attempts", attempts, "an int of 1 or more")
+        _require(is_finite(self.initial) and self.initial >= 0, "initial", self.initial, "seconds, 0 or more")
+        _require(is_finite(self.multiplier) and self.multiplier >= 1, "multiplier", self.multiplier, "1 or more")
         _require(
-            self.max_deliveries is None or self.max_deliveries >= self.max_attempts,
-            "max_deliveries",
-            self.max_deliveries,
-            "at least `max_attempts`, or None",
+            is_finite(self.maximum) and self.maximum >= self.initial, "maximum", self.maximum, "at least `initial`"
         )
+        _require(is_finite(self.jitter) and 0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
+        _require(
+            self.timeout is None or (is_finite(self.timeout) and self.timeout > 0),
+            "timeout",
+            self.timeout,
+            "seconds above 0, or None",
+        )
+        deliveries = self.max_deliveries
+        _require(
+            deliveries is None or (is_whole(deliveries) and deliveries >= attempts),
+            "max_deliveries",
+            deliveries,
+            "an int of at least `max_attempts`, or None",
+        )
+        for field, kinds in (("on", self.on), ("never", self.never)):
+            _require(_are_exceptions(kinds), field, kinds, "a tuple of exception classes, such as (OSError,)")
 
     def delivery_bound(self, *, give_backs_count: bool) -> int:
         """After this many deliveries a message is given up, whatever became of them.
@@ -136,8 +147,11 @@ def _count(counts: OrderedDict[str, int], message_id: str) -> int:
     return count
 
 
-def _finite(value: float) -> bool:
-    return math.isfinite(value)
+def _are_exceptions(kinds: object) -> bool:
+    return isinstance(kinds, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException)
+        for kind in kinds  # pyright: ignore[reportUnknownVariableType]
+    )
 
 
 def _require(holds: bool, field: str, value: object, wanted: str) -> None:

@@ -27,7 +27,7 @@ from typing_extensions import TypeVar
 from broker.capabilities import Capabilities
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import Codec
 from broker.publishing.limits import MessageLimits
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
@@ -125,10 +125,12 @@ class TopicFacade(Generic[T]):
         """Publish many, in order per key; a receipt each, in their order.
 
         :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
+        :raises InvalidMessage: it is not a list of messages; nothing was tried.
         :raises BrokerError: nothing was tried, for instance because there is no such topic.
         :raises Closed: the topic was closed before the call.
         """
         target = self._target or self._open()
+        check_batch(payloads)
         messages, refused = self._sendable(payloads)
         outcomes: Sequence[Receipt | BrokerError] = ()
         if messages:

@@ -30,7 +30,7 @@ from broker.errors import (
 )
 from broker.hooks import Hooks, Published, logger
 from broker.names import check_name
-from broker.outbound import OutboundMessage
+from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
 from broker.publishing.limits import MessageLimits
 from broker.reading.group_member import GroupMember
@@ -196,6 +196,7 @@ class OpenTransaction:
             and the transaction goes on.
         :raises Closed: the block was left.
         """
+        check_batch(payloads)
         if not payloads:
             return []
         messages = [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]

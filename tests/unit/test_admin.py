@@ -90,6 +90,11 @@ async def test_names_that_are_not_portable_are_refused(
             lambda admin: admin.ensure_subscription("orders", "billing", start=datetime(2026, 1, 1)),  # noqa: DTZ001
             "no timezone",
         ),
+        (lambda admin: admin.ensure_topic("orders", partitions="2"), "partitions is '2'. It takes an int of 1 or more"),
+        (lambda admin: admin.ensure_topic("orders", partitions=2.0), "partitions is 2.0"),
+        (lambda admin: admin.ensure_topic("orders", partitions=True), "partitions is True"),
+        (lambda admin: admin.ensure_topic("orders", retention=60), "retention is 60. It takes a timedelta"),
+        (lambda admin: admin.redrive("orders.dead", limit="5"), "limit is '5'. It takes an int"),
         (lambda admin: admin.redrive("orders.dead", limit=0), "limit is 0"),
         (lambda admin: admin.list_dead("orders.dead", limit=-1), "limit is -1"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -374,6 +375,36 @@ def test_backoff_grows_to_its_maximum() -> None:
 def test_a_policy_that_makes_no_sense_names_the_field(field: str, value: float) -> None:
     with pytest.raises(InvalidSetting, match=field):
         Retry(**{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "takes"),
+    [
+        ("max_attempts", 2.0, "an int"),
+        ("max_attempts", True, "an int"),
+        ("max_attempts", "3", "an int"),
+        ("max_deliveries", 10.0, "an int"),
+        ("max_deliveries", True, "an int"),
+        ("initial", "1", "seconds"),
+        ("initial", math.nan, "seconds"),
+        ("multiplier", None, "1 or more"),
+        ("maximum", "60", "at least"),
+        ("jitter", math.nan, "below 1"),
+        ("timeout", "3", "seconds"),
+        ("timeout", math.inf, "seconds"),
+        ("on", OSError, "tuple of exception classes"),
+        ("on", [OSError], "tuple of exception classes"),
+        ("never", ("OSError",), "tuple of exception classes"),
+        ("never", (OSError("x"),), "tuple of exception classes"),
+        ("never", (int,), "tuple of exception classes"),
+        ("never", None, "tuple of exception classes"),
+    ],
+)
+def test_a_policy_of_the_wrong_types_names_field_value_and_what_it_takes(field: str, value: object, takes: str) -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        Retry(**{field: value})  # type: ignore[arg-type]
+    assert raised.value.message == f"Retry.{field} is {value!r}"
+    assert takes in raised.value.advice
 
 
 def test_attempts_are_forgotten_when_done() -> None:

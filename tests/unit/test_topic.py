@@ -177,6 +177,30 @@ async def test_batch_of_bad_messages_only_sends_nothing() -> None:
     assert not target.calls
 
 
+@pytest.mark.parametrize(
+    "batch",
+    [
+        b"abc",
+        bytearray(b"abc"),
+        memoryview(b"abc"),
+        "abc",
+        None,
+        5,
+        {"a": b"1"},
+        OutboundMessage(b"x"),
+        (b for b in ()),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> None:
+    target = ScriptedTarget()
+    with pytest.raises(InvalidMessage, match="a batch is a list of messages") as raised:
+        await topic_of(target).publish_batch(batch)
+    assert type(batch).__name__ in raised.value.message
+    assert raised.value.advice
+    assert not target.calls
+
+
 async def test_backend_that_miscounts_is_told_so() -> None:
     class Forgetful(ScriptedTarget):
         async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:

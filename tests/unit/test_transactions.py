@@ -38,6 +38,9 @@ async def test_what_is_published_and_the_positions_are_committed_together() -> N
             assert isinstance(receipt, Receipt)
             assert len(await tx.publish_batch("out.topic", [b"two", OutboundMessage(b"three")])) == 2
             assert await tx.publish_batch("out.topic", []) == []
+            for batch in (b"abc", "abc", None):
+                with pytest.raises(InvalidMessage, match="a batch is a list of messages"):
+                    await tx.publish_batch("out.topic", batch)  # type: ignore[arg-type]
             assert b.source.stored == {}
         assert b.producer.calls == ["begin", "publish", "publish", "add_offsets", "commit"]
         assert [m.data for m in b.producer.committed] == [b"one", b"two", b"three"]

@@ -1,0 +1,64 @@
+"""The options of a message consumer: each wrong one is a ConfigurationError with field, value and what it takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from broker.bus import Bus
+from broker.capabilities import LeaseMode, MessageCapabilities
+from broker.consuming.options import ConsumerOptions, check_options
+from broker.consuming.retry import Retry
+from broker.errors import ConfigurationError
+
+ABLE = MessageCapabilities(lease=LeaseMode.NONE)
+WHOLE = ("max_outstanding", "max_outstanding_bytes", "prefetch")
+SECONDS = ("max_lease", "close_timeout", "blocked_after", "stop_when_idle")
+
+
+def check(sources: int = 1, **options: Any) -> None:
+    check_options(ConsumerOptions(**options), sources, Retry(), ABLE)
+
+
+def test_what_the_options_take_passes() -> None:
+    check()
+    check(max_outstanding=1, max_outstanding_bytes=1, prefetch=1, max_lease=60, close_timeout=1, stop_when_idle=0.5)
+
+
+@pytest.mark.parametrize("value", [10.0, math.nan, math.inf, "10", True, b"1"])
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_count_is_an_int(field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check(**{field: value})
+    assert raised.value.message == f"{field} is {value!r}"
+    assert "an int of 1 or more" in raised.value.advice
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "5", True, b"1"])
+@pytest.mark.parametrize("field", SECONDS)
+def test_a_time_is_a_finite_number_above_0(field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check(**{field: value})
+    assert raised.value.message == f"{field} is {value!r}"
+    assert "seconds above 0" in raised.value.advice
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_count_is_above_0(field: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field} is 0"):
+        check(**{field: 0})
+
+
+def test_every_topic_gets_room() -> None:
+    with pytest.raises(ConfigurationError, match="max_outstanding is 2 for 3 topics"):
+        check(3, max_outstanding=2)
+
+
+async def test_the_bus_checks_before_anything_is_opened(broker_bus: Bus) -> None:
+    await broker_bus.admin.ensure_topic("orders")
+    with pytest.raises(ConfigurationError, match="prefetch is '5'"):
+        async with broker_bus.messages("orders", subscription="billing", prefetch="5"):  # type: ignore[arg-type]
+            pass
+    assert await broker_bus.admin.subscriptions("orders") == []

@@ -1,0 +1,78 @@
+"""What a message takes when it is made, and that every other value is an InvalidMessage which says so."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from broker.errors import InvalidMessage
+from broker.outbound import OutboundMessage
+
+NOW = datetime(2030, 1, 31, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named", "mend"),
+    [
+        ("data", "text", "data is 'text' of type str", "codec"),
+        ("key", "\ud800", r"key '\ud800' cannot be written as UTF-8", "surrogate"),
+        ("key", 5, "key is 5 of type int", "bytes, str or None"),
+        ("id", "\ud800", r"id '\ud800' cannot be written as UTF-8", "surrogate"),
+        ("id", "", "id is ''", "non-empty str"),
+        ("id", 7, "id is 7 of type int", "non-empty str"),
+        ("attributes", [("a", "b")], "attributes is [('a', 'b')] of type list", "mapping of str to str"),
+        ("attributes", [], "attributes is [] of type list", "mapping of str to str"),
+        ("attributes", "", "attributes is '' of type str", "mapping of str to str"),
+        ("attributes", {"n": 3}, "attributes['n'] is 3 of type int", "str"),
+        ("attributes", {3: "n"}, "attributes[3] is 'n'", "str name"),
+        ("attributes", {"\ud800": ""}, "cannot be written as UTF-8", "surrogate"),
+        ("attributes", {"": "x"}, "name is empty", "name"),
+        ("deliver_at", 5.0, "deliver_at is 5.0 of type float", "timezone-aware datetime"),
+        ("deliver_at", "2030-01-31", "deliver_at is '2030-01-31' of type str", "timezone-aware datetime"),
+        ("deliver_at", NOW.date(), "of type date", "timezone-aware datetime"),
+        ("deliver_at", NOW.replace(tzinfo=None), "deliver_at 2030-01-31T00:00:00 has no timezone", "UTC"),
+        ("publish_time", 5.0, "publish_time is 5.0 of type float", "timezone-aware datetime"),
+        ("publish_time", NOW.replace(tzinfo=None), "publish_time 2030-01-31T00:00:00 has no timezone", "UTC"),
+        ("ttl", "3", "ttl is '3' of type str", "finite number of seconds above 0"),
+        ("ttl", math.nan, "ttl is nan", "finite number of seconds above 0"),
+        ("ttl", math.inf, "ttl is inf", "finite number of seconds above 0"),
+        ("ttl", True, "ttl is True", "finite number of seconds above 0"),
+        ("ttl", 0, "ttl is 0", "finite number of seconds above 0"),
+        ("partition", 1.0, "partition is 1.0", "int of 0 or more"),
+        ("partition", -1, "partition is -1", "int of 0 or more"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value_and_the_mend(field: str, value: Any, named: str, mend: str) -> None:
+    fields: dict[str, Any] = {"data": b"", field: value}
+    with pytest.raises(InvalidMessage) as raised:
+        OutboundMessage(**fields)
+    assert named in raised.value.message
+    assert mend in raised.value.advice
+    str(raised.value).encode()
+
+
+@pytest.mark.parametrize("given", [b"k\xff", bytearray(b"k\xff"), memoryview(b"k\xff")], ids=lambda g: type(g).__name__)
+def test_body_and_key_take_what_holds_bytes_and_keep_a_copy(given: Any) -> None:
+    message = OutboundMessage(given, given)
+    assert (type(message.data), type(message.key)) == (bytes, bytes)
+    if isinstance(given, bytearray):
+        given[:] = b"changed"
+    assert message.data == message.key == b"k\xff"
+
+
+def test_every_field_takes_what_it_says() -> None:
+    message = OutboundMessage(None, "ключ", MappingProxyType({"ä": "ö"}), "é", NOW, 10**400, 0, NOW)
+    assert message.key == "ключ".encode()
+    assert dict(message.attributes) == {"ä": "ö"}
+    assert (message.id, message.deliver_at, message.partition, message.publish_time) == ("é", NOW, 0, NOW)
+    assert not OutboundMessage(b"", attributes={}).attributes
+
+
+def test_a_large_wrong_value_does_not_flood_the_error() -> None:
+    with pytest.raises(InvalidMessage) as raised:
+        OutboundMessage("x" * 1_000_000)  # type: ignore[arg-type]
+    assert len(raised.value.message) < 200
