@@ -12,7 +12,7 @@ import typer
 
 from broker.cli.exits import Exit, describe
 from broker.cli.progress import counter
-from broker.cli.rendering import bytes_field, cut, escaped, json_line, printable, show_table, timestamp
+from broker.cli.rendering import bytes_field, cut, escaped, json_line, json_text, printable, show_table, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.redrive import DeadLetter
 
@@ -39,16 +39,23 @@ async def list_dead(
 ) -> None:
     """Show dead letters with reason, error, attempts and origin.
 
-    These are the letters that a redrive would move next.
+    These are the letters that a redrive would move next. Messages that tell neither reason nor origin are no dead
+    letters: they are counted and not shown.
     """
-    letters = await session.bus.admin.list_dead(topic, limit=count)
+    found = await session.bus.admin.list_dead(topic, limit=count)
+    letters = [letter for letter in found if letter.reason is not None or letter.topic is not None]
+    foreign = len(found) - len(letters)
     if as_json:
         await session.out.write(b"".join(json_line(letter_json(letter)) for letter in letters))
+        if foreign:
+            session.note(json_text({"topic": topic, "not_dead_letters": foreign, "message": _foreign(topic, foreign)}))
         return
     columns = ("ID", "TIME (UTC)", "REASON", "ATTEMPTS", "ORIGIN", "ERROR", "KEY", "DATA")
     limit = None if full else CUT
     if not show_table(columns, [_row(letter, limit) for letter in letters]):
         session.note(f"There are no dead letters in {topic!r}")
+    if foreign:
+        session.note(_foreign(topic, foreign))
 
 
 @command(app, "redrive")
@@ -105,6 +112,14 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
         **bytes_field("data", letter.data),
         "attributes": dict(letter.attributes),
     }
+
+
+def _foreign(topic: str, count: int) -> str:
+    what = "1 message carries" if count == 1 else f"{count} messages carry"
+    return (
+        f"{what} no dead-letter reason: not dead letters, and a redrive leaves them in {topic!r}; "
+        f"see them with `broker peek {topic}`"
+    )
 
 
 def _row(letter: DeadLetter, limit: int | None) -> list[str]:

@@ -108,6 +108,7 @@ async def publish(
         partition=partition,
     )
     work = _Publishing(session, session.bus.topic(topic), "argument" if data else "line", keep_going)
+    work.single = whole or len(data or ()) == 1
     with ExitStack() as stack:
         if data:
             items = message_input.from_arguments(data, common)
@@ -150,6 +151,9 @@ class _Publishing:
         self._failed = 0
         self._unknown = 0
         self._stop = False
+        self._last = 0
+        self.single = False
+        """Whether the input is one message, so that there is nothing to go on with."""
 
     async def run(self, items: AsyncIterator[Item], count: Callable[[int], None]) -> None:
         """Publish all of it; `count` is told how many are on the broker."""
@@ -192,6 +196,7 @@ class _Publishing:
         lines: list[bytes] = []
         while (entry := await self._queue.get()) is not None:
             line, outcome = entry
+            self._last = line
             if isinstance(outcome, asyncio.Future):
                 if not outcome.done():
                     await self._print(lines)
@@ -259,7 +264,10 @@ class _Publishing:
             parts.append(f"{self._failed} not published")
         if self._unknown:
             parts.append(f"{self._unknown} without an answer")
-        self._session.note(", ".join(parts))
+        told = ", ".join(parts)
+        if self._stop and not self.single:
+            told += f"; stopped at {self._unit} {self._last}; --keep-going goes on"
+        self._session.note(told)
 
 
 def _receipt_json(unit: str, line: int, receipt: Receipt) -> dict[str, Any]:

@@ -7,11 +7,12 @@ behind `base64:` for people. Control characters of a body never reach a terminal
 from __future__ import annotations
 
 import base64
+import io
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,7 @@ __all__ = [
     "escaped",
     "json_line",
     "json_text",
+    "native_rows",
     "printable",
     "show_table",
     "timestamp",
@@ -129,6 +131,20 @@ def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> lis
     ]
 
 
+def native_rows(native: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What only this broker tells, as rows of a table: one per entry, by name; those of a mapping under its name."""
+    return list(_entries("native", native))
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        entries = cast("Mapping[Any, Any]", value)
+        for key in sorted(entries, key=str):
+            yield from _entries(f"{name}.{key}", entries[key])
+    elif name != "native":
+        yield name, value
+
+
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
     """Print a table on standard output; False, and nothing printed, if it has no row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -139,6 +155,12 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
     if not table.row_count:
         return False
-    # A pipe has no width: nothing is cut or folded for it.
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000, highlight=False).print(table)
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table)
+        return True
+    # A pipe has no width: nothing is cut or folded for it, and the last column is not padded.
+    text = io.StringIO()
+    Console(file=text, width=10_000, highlight=False).print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
+    sys.stdout.flush()
     return True

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.exits import Exit, Failure
+from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_start
 from broker.cli.topics import TopicName, Yes
@@ -72,7 +73,7 @@ async def describe(
     rows: list[tuple[str, Any]] = [
         ("topic", info.topic),
         ("name", info.name),
-        *sorted((f"native.{name}", value) for name, value in native.items()),
+        *native_rows(native),
     ]
     value = {"topic": info.topic, "subscription": info.name, "native": native}
     session.table(value, ("FIELD", "VALUE"), rows, empty="")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_duration
 from broker.spi import TopicInfo
@@ -64,7 +65,7 @@ async def describe(session: Session, topic: TopicName, *, as_json: AsJson = Fals
         ("messages", info.messages),
         ("bytes", info.bytes),
         ("subscriptions", ", ".join(names) or None),
-        *sorted((f"native.{name}", value) for name, value in info.native.items()),
+        *native_rows(info.native),
     ]
     value = {**topic_json(info), "subscriptions": names, "native": dict(info.native)}
     session.table(value, ("FIELD", "VALUE"), rows, empty="")

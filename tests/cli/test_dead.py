@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -46,6 +47,26 @@ def test_letters_tell_why_and_whence(cli, orders):
     text = cli("dead", "list", dead).text
     assert f"{topic}/billing" in text
     assert "no price for" in text
+
+
+def test_messages_that_are_no_dead_letters_are_not_listed_as_such(cli, orders):
+    _, dead = orders
+    plain = cli.topic()
+    cli("publish", plain, "hello", "world")
+    listed = cli("dead", "list", plain)
+    assert not listed.out
+    assert f"There are no dead letters in '{plain}'" in listed.err
+    assert "2 messages carry no dead-letter reason" in listed.err
+    assert f"`broker peek {plain}`" in listed.err
+    as_json = cli("dead", "list", plain, "--json")
+    assert not as_json.out
+    assert json.loads(as_json.err)["not_dead_letters"] == 2
+    cli("publish", dead, "hello")
+    mixed = cli("dead", "list", dead)
+    assert "no price for" in mixed.text
+    assert "hello" not in mixed.text
+    assert "1 message carries no dead-letter reason" in mixed.err
+    assert len(cli("dead", "list", dead, "--json").lines) == 3
 
 
 def test_redrive_moves_each_letter_once(cli, orders):

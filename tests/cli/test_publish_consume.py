@@ -82,8 +82,19 @@ def test_a_bad_line_ends_the_run_and_what_came_before_is_published(cli):
     result = cli("publish", topic, "--jsonl", stdin=given, code=6)
     assert "Line 3, field 'attributes.n': 3 is a number, not text. Write it as text: \"3\"" in result.err
     assert "Published 2 messages" in result.err
-    assert "1 not published" in result.err
+    assert "1 not published; stopped at line 3; --keep-going goes on" in result.err
     assert bodies(consume(cli, topic)) == ["1", "2"]
+
+
+def test_a_run_that_did_not_stop_does_not_speak_of_going_on(cli):
+    topic = cli.topic()
+    assert "--keep-going" not in cli("publish", topic, "one", "two").err
+    kept = cli("publish", topic, "--jsonl", "--keep-going", stdin='no\n{"data": "3"}', code=6)
+    assert "Published 1 message" in kept.err
+    assert "stopped at" not in kept.err
+    alone = cli("publish", topic, "--whole", stdin=b"x" * 9_000_000, code=6)
+    assert "1 not published" in alone.err
+    assert "stopped at" not in alone.err
 
 
 def test_keep_going_publishes_what_is_good_and_reports_the_rest(cli):

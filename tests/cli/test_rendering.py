@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.cli.rendering import bytes_field, escaped, json_line, printable, show_table, timestamp
+from broker.cli.rendering import bytes_field, escaped, json_line, native_rows, printable, show_table, timestamp
 from broker.cli.times import parse_duration, parse_start, parse_time
 
 
@@ -23,6 +23,23 @@ def test_control_characters_do_not_reach_the_terminal():
     assert printable(b"\xff") == "base64:/w=="
     assert printable(None) == "-"
     assert printable(b"x" * 100, 10) == "x" * 9 + "…"
+
+
+def test_what_only_this_broker_tells_is_a_row_per_entry():
+    native = {"state": {"b": 1, "a": {"deep": [1], 3: "n"}}, "empty": {}, "config": None}
+    assert native_rows(native) == [
+        ("native.config", None),
+        ("native.empty", {}),
+        ("native.state.a.3", "n"),
+        ("native.state.a.deep", [1]),
+        ("native.state.b", 1),
+    ]
+    assert native_rows({}) == []
+
+
+def test_a_table_in_a_pipe_is_neither_folded_nor_padded(capsys):
+    assert show_table(("FIELD", "VALUE"), [("a", "x" * 500), ("b", "y")])
+    assert capsys.readouterr().out.splitlines() == ["FIELD  VALUE", f"a      {'x' * 500}", "b      y"]
 
 
 def test_a_json_line_is_one_line_of_utf8():

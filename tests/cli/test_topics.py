@@ -20,6 +20,18 @@ def test_a_topic_from_creation_to_deletion(cli):
     assert topic not in {info["name"] for info in cli("topics", "list", "--json").json}
 
 
+def test_a_description_in_a_pipe_is_a_row_per_entry_without_padding(cli):
+    topic = cli.topic()
+    cli("subscriptions", "create", topic, "billing")
+    for command in (("topics", "describe", topic), ("subscriptions", "describe", topic, "billing")):
+        rows = cli(*command).text.splitlines()
+        assert len(rows) > 3
+        for row in rows:
+            assert row == row.rstrip()
+            assert len(row) < 160
+            assert "{'" not in row
+
+
 def test_deleting_is_never_done_without_a_yes(cli):
     topic = cli.topic()
     cli("subscriptions", "create", topic, "billing")
