@@ -15,6 +15,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.names import check_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
 from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.starts import check_start
 
 __all__ = ["AdminFacade"]
 
@@ -123,17 +124,13 @@ class AdminFacade:
         return self._bus.backend.admin()
 
     def _check_start(self, start: Start) -> None:
-        if isinstance(start, datetime):
-            if start.tzinfo is None:
-                raise ConfigurationError(f"start {start.isoformat()} has no timezone", advice="Use datetime.now(UTC)")
+        if isinstance(check_start(start), datetime):
             capabilities = self._bus.capabilities
             families = (capabilities.messages, capabilities.records)
             if not any(family is not None and family.start_time for family in families):
                 raise Unsupported(
                     f"{capabilities.backend} cannot begin at a time", advice='Use start="earliest" or start="latest"'
                 )
-        elif start not in ("earliest", "latest"):
-            raise ConfigurationError(f"start is {start!r}", advice='Use "earliest", "latest" or a datetime')
 
 
 def _check_limit(limit: int | None) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
+from broker.checks import is_whole
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry import Drop, Retry
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
@@ -85,8 +86,9 @@ class RecordConsumer(Generic[T]):
         on_revoking: OnRevoking | None = None,
         make_messages: MakeMessages | None = None,
     ) -> None:
-        if max_buffered < 1 or max_buffered_bytes < 1:
-            raise ConfigurationError("A record consumer needs room for at least one record and one byte")
+        for name, value in (("max_buffered", max_buffered), ("max_buffered_bytes", max_buffered_bytes)):
+            if not is_whole(value) or value < 1:
+                raise ConfigurationError(f"{name} is {value!r}", advice="It takes an int of 1 or more")
         if on_decode_error in subscription.topics:
             raise ConfigurationError(
                 f"on_decode_error {on_decode_error!r} is one of the consumed topics", advice="Name another topic"
