@@ -18,7 +18,7 @@ def check_start(start: Start) -> Start:
     if isinstance(start, datetime):
         if start.tzinfo is None:
             raise ConfigurationError(
-                f"start is {start.isoformat()}, without a timezone", advice="Use datetime(..., tzinfo=UTC)"
+                f"start {start.isoformat()} has no timezone", advice="Use datetime(..., tzinfo=UTC)"
             )
     elif start not in ("earliest", "latest"):
         raise ConfigurationError(f"start is {start!r}", advice='It takes "earliest", "latest" or a datetime')
