@@ -48,6 +48,8 @@ ANSWER_STEPS: Final = 250
 """How often a close looks for the answer to its last pull."""
 ANSWER_STEP: Final = 0.001
 _AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
+_CERTAIN: Final = 0.9
+"""How much of a lease is surely ours, whatever the message's way here took."""
 
 
 class JetStreamMessageSource:
@@ -178,7 +180,8 @@ class JetStreamMessageSource:
         buffer = self._buffer
         if not buffer:
             # The clock is read once per burst: what follows may count as older than it is, never as younger.
-            self._until = monotonic() + self._lease
+            # The server counts from its sending, so that ours ends a little before: a late ack must never be sent.
+            self._until = monotonic() + _CERTAIN * self._lease
         raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
         body = data if data or NULL not in block else None
         buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
