@@ -15,7 +15,7 @@ from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
 from broker.consuming.options import check_seconds
-from broker.consuming.retry import DROP, Drop, Retry
+from broker.consuming.retry import Drop, Retry
 from broker.errors import Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
 from broker.messages import Message, Outcome, SettleState
@@ -172,7 +172,7 @@ class Disposition:
             return
         target = None
         outcome = Outcome.REJECT
-        if self._dead_letter is not DROP and isinstance(self._dead_letter, DeadLetterWriter):
+        if isinstance(self._dead_letter, DeadLetterWriter):
             target = self._dead_letter.target
             outcome = Outcome.ACK
             try:
