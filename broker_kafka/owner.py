@@ -1,0 +1,266 @@
+"""`OwnerThread`: the one thread that makes, uses and closes one client of the library.
+
+*Concurrency.* The event loop gives commands in and never touches the client; the thread runs them between two turns, in
+the order in which they were given, and also while it waits for the loop (`_await_on_loop`), which is how commits work
+inside of a rebalance callback. Results and batches go to the loop by `_post`: one wake-up each, so a batch is one of
+them, never a message. *Cancellation.* A cancelled `call` is not run if it had not begun; what has begun goes on, and
+its result is dropped. *Failure.* An exception of a command is its caller's. One of a turn ends the thread: everybody who
+waits gets it as a BrokerError, and so does every later call; `_crashed` tells the subclass, on the loop. `stop` is
+bounded: a client that does not close in time is left to its daemon thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any, Final, Generic
+
+from typing_extensions import TypeVar
+
+from broker.errors import BackendError, BrokerError, Closed
+from broker.hooks import logger
+
+__all__ = ["OwnerThread"]
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+class _Command:
+    """What the thread is to run, and who waits for the result; None is nobody."""
+
+    __slots__ = ("dropped", "function", "waiter")
+
+    def __init__(self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None) -> None:
+        self.function = function
+        self.waiter = waiter
+        self.dropped = False
+
+
+_WAKE: Final = _Command(lambda client: None, None)
+
+
+class OwnerThread(ABC, Generic[C]):
+    """A subclass says how the client is opened, what a turn is, and how the client is closed.
+
+    Make it, and call all its public methods, on the event loop.
+
+    :param name: of the thread; it appears in errors and in dumps.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._gate = Lock()
+        """Held while a command is put in, so that none is put in after the last was answered."""
+        self._over = False
+        self._stopping = False
+        self._failure: BrokerError | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    # -- for the loop --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the thread, and wait until its client is open.
+
+        :raises BrokerError: it could not be opened.
+        """
+        self._thread.start()
+        await asyncio.shield(self._opened)
+
+    async def call(self, function: Callable[[C], R]) -> R:
+        """Run `function(client)` in the thread between two turns; its result, or its exception.
+
+        :raises Closed: the thread was stopped.
+        :raises BrokerError: the thread has failed.
+        """
+        waiter: asyncio.Future[R] = self._loop.create_future()
+        command = _Command(function, waiter)
+        self._put(command)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            command.dropped = True
+            raise
+
+    def tell(self, function: Callable[[C], object]) -> None:
+        """Run `function(client)` in the thread and wait for nothing; an exception of it is logged.
+
+        :raises Closed: the thread was stopped.
+        :raises BrokerError: the thread has failed.
+        """
+        self._put(_Command(function, None))
+
+    async def stop(self, timeout: float) -> bool:
+        """End the thread after the commands that were given, and close its client; False if it took too long.
+
+        It may be called again, and after a failure.
+        """
+        self._stopping = True
+        if self._thread.ident is None:
+            self._end()
+            return True
+        self._inbox.put(_WAKE)
+        if not self._ended.done():
+            await asyncio.wait((self._ended,), timeout=timeout)
+        if not self._ended.done():
+            logger.warning("%s did not close its client within %.1f s", self._name, timeout)
+        return self._ended.done()
+
+    @property
+    def failure(self) -> BrokerError | None:
+        """Why the thread has ended by itself, if it has."""
+        return self._failure
+
+    # -- for the subclass; these run in the thread ---------------------------------------------------------
+
+    @abstractmethod
+    def _open(self) -> C:
+        """Make the client. An exception of it is raised by `start`, a BrokerError as it is."""
+
+    @abstractmethod
+    def _turn(self, client: C) -> None:
+        """One short piece of work, at most a tenth of a second; then `_serve` is called by the base.
+
+        One that may wait longer waits in `_serve`, which a command ends. An exception ends the thread.
+        """
+
+    @abstractmethod
+    def _shut(self, client: C) -> None:
+        """Close the client. Commands can still be served here by `_serve` and `_await_on_loop`."""
+
+    def _crashed(self, error: BrokerError) -> None:
+        """The thread has failed; called once, on the loop."""
+
+    def _serve(self, client: C, wait: float | None = 0.0) -> None:
+        """Run the commands that are there; wait at most so many seconds for the first, None being for ever."""
+        inbox = self._inbox
+        try:
+            command = inbox.get_nowait() if wait == 0.0 else inbox.get(timeout=wait)
+            while True:
+                self._carry_out(command, client)
+                command = inbox.get_nowait()
+        except Empty:
+            return
+
+    def _await_on_loop(
+        self, client: C, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
+    ) -> BaseException | bool:
+        """Run a coroutine on the loop and serve commands until it is done.
+
+        True when it is; False if it was not after `timeout` seconds, or nobody runs the loop any more; its exception if
+        it failed. It is not cancelled: it has to mind the time itself.
+        """
+        outcome: list[BaseException | bool] = []
+
+        def over(task: asyncio.Task[object]) -> None:
+            outcome.append(True if task.cancelled() else task.exception() or True)
+            self._inbox.put(_WAKE)
+
+        def begin() -> None:
+            self._loop.create_task(work(), name=f"{self._name}-on-loop").add_done_callback(over)
+
+        deadline = monotonic() + timeout
+        if not self._post(begin):
+            return False
+        while not outcome:
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
+            self._serve(client, left)
+        return outcome[0]
+
+    def _post(self, function: Callable[..., object], *args: Any) -> bool:
+        """Have the loop call this; False if there is no loop any more. It never raises."""
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            return False
+        return True
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _put(self, command: _Command) -> None:
+        with self._gate:
+            if not self._over:
+                self._inbox.put(command)
+                return
+        raise self._refusal()
+
+    def _refusal(self) -> BrokerError:
+        return self._failure or Closed(f"{self._name} is closed")
+
+    def _run(self) -> None:
+        try:
+            client = self._open()
+        except BaseException as error:
+            self._failure = _as_broker_error(self._name, "could not open its client", error)
+            self._end()
+            self._post(_answer, self._opened, None, self._failure)
+            return
+        self._post(_answer, self._opened, None, None)
+        try:
+            while not self._stopping:
+                self._turn(client)
+                self._serve(client)
+        except BaseException as error:
+            self._failure = _as_broker_error(self._name, "failed", error)
+            logger.error("%s failed", self._name, exc_info=error)
+        try:
+            self._serve(client)
+            self._shut(client)
+        except BaseException as error:
+            logger.warning("%s did not close its client cleanly: %s", self._name, error)
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Answer everybody who still waits; nobody can be added after."""
+        with self._gate:
+            self._over = True
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except Empty:
+                break
+            if command.waiter is not None:
+                self._post(_answer, command.waiter, None, self._refusal())
+        if self._failure is not None and self._opened.done():
+            self._post(self._crashed, self._failure)
+        self._post(_answer, self._ended, None, None)
+
+    def _carry_out(self, command: _Command, client: C) -> None:
+        if command.dropped:
+            return
+        try:
+            result = command.function(client)
+        except Exception as error:
+            if command.waiter is None:
+                logger.warning("%s: a command failed: %s", self._name, error)
+            else:
+                self._post(_answer, command.waiter, None, error)
+            return
+        if command.waiter is not None:
+            self._post(_answer, command.waiter, result, None)
+
+
+def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(result)
+    else:
+        waiter.set_exception(error)
+
+
+def _as_broker_error(name: str, what: str, error: BaseException) -> BrokerError:
+    if isinstance(error, BrokerError):
+        return error
+    return BackendError(f"{name} {what}: {error!r}", native=error)
