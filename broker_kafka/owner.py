@@ -4,9 +4,9 @@
 the order in which they were given, and also while it waits for the loop (`_await_on_loop`), which is how commits work
 inside of a rebalance callback. Results and batches go to the loop by `_post`: one wake-up each, so a batch is one of
 them, never a message. *Cancellation.* A cancelled `call` is not run if it had not begun; what has begun goes on, and
-its result is dropped. *Failure.* An exception of a command is its caller's. One of a turn ends the thread: everybody who
-waits gets it as a BrokerError, and so does every later call; `_crashed` tells the subclass, on the loop. `stop` is
-bounded: a client that does not close in time is left to its daemon thread.
+its result is dropped. *Failure.* An exception of a command is its caller's. One of a turn ends the thread: everybody
+who waits gets it as a BrokerError, and so does every later call; `_crashed` tells the subclass, on the loop. `stop`
+is bounded: a client that does not close in time is left to its daemon thread.
 """
 
 from __future__ import annotations
