@@ -75,10 +75,17 @@ def _member_words(annotation: Any) -> str:
         return f"one of {', '.join(map(str, arguments))}"
     if _is_enum(annotation):
         return f"one of {', '.join(str(member.value) for member in annotation)}"
+    if _is_mapping(annotation):
+        return "name=value pairs split by commas"
     if _is_several(annotation):
         items = [argument for argument in arguments if argument is not Ellipsis]
         return f"a list split by commas, each {_words(items[0])}" if items else "a list split by commas"
     return _WORDS.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _is_mapping(annotation: Any) -> bool:
+    kind = get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 def _is_enum(annotation: Any) -> bool:

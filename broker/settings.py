@@ -91,7 +91,7 @@ class BackendSettings(BaseSettings):
                 advice=f"Use {_listed(cls.schemes)}",
             )
         values = dict(cls.url_values(parts))
-        for name, value in parts.query.items():
+        for name, value in cls.query_values(parts.query).items():
             if name in values:
                 raise InvalidSetting(
                     f"Setting {name!r} is given by the parameter and by another part of {cls._mask(url)!r}",
@@ -125,6 +125,11 @@ class BackendSettings(BaseSettings):
         """
         cls.refuse_parts(parts, "user", "password", "hosts", "path")
         return {}
+
+    @classmethod
+    def query_values(cls, query: Mapping[str, str]) -> Mapping[str, Any]:
+        """The settings that the parameters of a URL stand for; a subclass may fold several into one."""
+        return query
 
     @classmethod
     def refuse_parts(cls, parts: UrlParts, *names: Literal["user", "password", "hosts", "path"]) -> None:
@@ -273,6 +278,10 @@ class BackendSettings(BaseSettings):
             return "none"
         if isinstance(value, (SecretStr, SecretBytes)) or is_secret(cls.model_fields[name]):
             return MASK
+        if isinstance(value, Mapping):
+            items = cast("Mapping[str, object]", value).items()
+            shown = (f"{key}={MASK if is_secret_name(key) else item}" for key, item in items)
+            return ",".join(shown) or "none"
         if isinstance(value, str) and "://" in value:
             return repr(mask_url(value))
         if isinstance(value, (list, tuple)):
@@ -282,7 +291,8 @@ class BackendSettings(BaseSettings):
 
     @classmethod
     def _mask(cls, url: str) -> str:
-        return mask_url(url, [name for name, field in cls.model_fields.items() if is_secret(field)])
+        secret = [name for name, field in cls.model_fields.items() if is_secret(field)]
+        return mask_url(url, [*secret, *(name.replace("_", ".") for name in secret)])
 
 
 def _read_table(path: str | os.PathLike[str], table: str | None) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from urllib.parse import quote, unquote, unquote_plus
 
 from broker.errors import InvalidSetting
 
-__all__ = ["MASK", "Host", "UrlParts", "mask_url", "parse_url", "scheme_of"]
+__all__ = ["MASK", "Host", "UrlParts", "is_secret_name", "mask_url", "parse_url", "scheme_of"]
 
 MASK: Final = "***"
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_NAME: Final = re.compile(
-    r"pass|secret|token|cred|seed|jwt|signature|sas|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE
+    r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE
 )
 _SHAPE: Final = "scheme://user:password@host:port/path?name=value"
 

@@ -1,0 +1,381 @@
+"""Settings of the Kafka backend, from a URL, the environment or keyword arguments.
+
+Immutable once made; making one does no I/O. Settings that are librdkafka's carry its property's name with `_` for `.`;
+every other property goes by its own dotted name, as a URL parameter or in `properties`. A URL takes the dotted name of
+a typed setting too. What the SDK owns is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self, cast
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from broker.errors import InvalidSetting
+from broker.settings import BackendSettings
+from broker.urls import UrlParts
+from broker_kafka.properties import ALIASES, OWNED, Role, check_property, for_role
+from broker_kafka.property_names import KNOWN_PROPERTIES
+
+__all__ = ["KafkaSettings"]
+
+_LOGGER: Final = logging.getLogger("broker.kafka")
+
+_OURS: Final = frozenset(
+    {
+        "servers",
+        "oauth_cb",
+        "properties",
+        "connect_timeout",
+        "request_timeout",
+        "offset_reset",
+        "partitions",
+        "replication_factor",
+        "publish_window",
+    }
+)
+"""Settings that are no property of librdkafka."""
+
+
+class KafkaSettings(BackendSettings):
+    """How to reach a Kafka cluster, and what this backend asks of it."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("kafka",)
+
+    servers: tuple[str, ...] = Field(
+        default=("127.0.0.1:9092",),
+        min_length=1,
+        description="Brokers to ask first, host:port; the hosts of the URL",
+    )
+    client_id: str = Field(default="anybroker", description="Name of the clients in the brokers' logs and quotas")
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = Field(
+        default=None,
+        description="How to talk to the brokers; left open, TLS is used where a certificate setting is given, and SASL "
+        "over TLS where credentials are",
+    )
+    ssl_ca_location: Path | None = Field(
+        default=None, description="PEM file or directory of the authorities that the brokers' certificates must be of"
+    )
+    ssl_ca_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_certificate_location: Path | None = Field(
+        default=None, description="PEM file of the client's certificate, for mutual TLS"
+    )
+    ssl_certificate_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_key_location: Path | None = Field(default=None, description="PEM file of the client's private key")
+    ssl_key_pem: SecretStr | None = Field(default=None, description="The same as PEM text")
+    ssl_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
+    ssl_keystore_location: Path | None = Field(default=None, description="PKCS#12 file of certificate and key")
+    ssl_keystore_password: SecretStr | None = Field(default=None, description="Password of the PKCS#12 file")
+    ssl_endpoint_identification_algorithm: Literal["none", "https"] = Field(
+        default="https", description="Whether the broker's certificate must be of the host's name"
+    )
+    enable_ssl_certificate_verification: bool = Field(
+        default=True, description="Whether the broker's certificate is checked at all"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
+        default=None, description="How to log in; PLAIN where a user is given and nothing else is said"
+    )
+    sasl_username: str | None = Field(default=None, description="User for PLAIN and SCRAM; the user of the URL")
+    sasl_password: SecretStr | None = Field(default=None, description="Its password; the password of the URL")
+    sasl_oauthbearer_method: Literal["default", "oidc"] = Field(
+        default="default", description="OAUTHBEARER: `oidc` fetches tokens from an endpoint"
+    )
+    sasl_oauthbearer_client_id: str | None = Field(default=None, description="OAUTHBEARER with oidc: the client's id")
+    sasl_oauthbearer_client_secret: SecretStr | None = Field(
+        default=None, description="OAUTHBEARER with oidc: its secret"
+    )
+    sasl_oauthbearer_token_endpoint_url: str | None = Field(
+        default=None, description="OAUTHBEARER with oidc: where tokens are fetched"
+    )
+    sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: the scope asked for")
+    sasl_oauthbearer_extensions: str | None = Field(
+        default=None, description="OAUTHBEARER with oidc: extensions as key=value, split by commas"
+    )
+    sasl_oauthbearer_config: str | None = Field(
+        default=None, description="OAUTHBEARER with unsecured tokens: principal=, scope= and lifeSeconds="
+    )
+    enable_sasl_oauthbearer_unsecure_jwt: bool = Field(
+        default=False, description="OAUTHBEARER: make unsecured tokens here; for tests only"
+    )
+    oauth_cb: Callable[[str], tuple[str, float]] | None = Field(
+        default=None,
+        description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() it ends; "
+        "for settings objects only",
+    )
+    sasl_kerberos_service_name: str | None = Field(
+        default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka that is built with it"
+    )
+    sasl_kerberos_principal: str | None = Field(default=None, description="GSSAPI: the client's principal")
+    sasl_kerberos_keytab: Path | None = Field(default=None, description="GSSAPI: the client's keytab file")
+    sasl_kerberos_kinit_cmd: str | None = Field(default=None, description="GSSAPI: the command that renews the ticket")
+    sasl_kerberos_min_time_before_relogin: int | None = Field(
+        default=None, ge=0, le=86_400_000, description="GSSAPI: milliseconds between renewals of the ticket"
+    )
+
+    socket_timeout_ms: int | None = Field(default=None, ge=10, le=300_000, description="Time for one request")
+    socket_connection_setup_timeout_ms: int = Field(
+        default=5_000, ge=1_000, description="Time to connect to one broker, TLS and login included"
+    )
+    reconnect_backoff_ms: int = Field(
+        default=50, ge=0, le=3_600_000, description="Time before the first attempt to connect again"
+    )
+    reconnect_backoff_max_ms: int = Field(
+        default=1_000, ge=0, le=3_600_000, description="Longest time between such attempts"
+    )
+    retry_backoff_ms: int = Field(
+        default=10,
+        ge=1,
+        le=300_000,
+        description="Time before a request is repeated; librdkafka's own 100 makes small transactions ten times slower",
+    )
+    retry_backoff_max_ms: int = Field(
+        default=1_000, ge=1, le=300_000, description="Longest time between repetitions of a request"
+    )
+    topic_metadata_refresh_interval_ms: int = Field(
+        default=30_000, ge=-1, le=3_600_000, description="How often new topics and partitions are looked for"
+    )
+    metadata_max_age_ms: int | None = Field(default=None, ge=1, le=86_400_000, description="Age at which metadata ends")
+
+    acks: Literal["all", "-1", "0", "1"] = Field(
+        default="all", description="Replicas that must have a message before its receipt"
+    )
+    enable_idempotence: bool = Field(
+        default=True, description="Whether repeats of a request are dropped by the broker, so that order is kept"
+    )
+    linger_ms: float = Field(
+        default=5, ge=0, le=900_000, description="How long a producer waits for a batch to fill; 0 for least delay"
+    )
+    batch_num_messages: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Most messages of a batch to one partition"
+    )
+    batch_size: int = Field(
+        default=1_000_000, ge=1, le=2_147_483_647, description="Most bytes of a batch to one partition"
+    )
+    compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        default="none", description="How batches are compressed"
+    )
+    compression_level: int | None = Field(default=None, ge=-1, le=12, description="How hard; -1 is the codec's own")
+    message_max_bytes: int = Field(
+        default=1_000_000, ge=1_000, le=1_000_000_000, description="Largest message that a producer takes"
+    )
+    message_timeout_ms: int = Field(
+        default=30_000, ge=1, le=2_147_483_647, description="Time in which a message is delivered, or fails"
+    )
+    request_timeout_ms: int = Field(
+        default=10_000, ge=1, le=900_000, description="Time for the broker to acknowledge a batch"
+    )
+    queue_buffering_max_messages: int = Field(
+        default=100_000, ge=1, le=2_147_483_647, description="Most messages that one producer holds"
+    )
+    queue_buffering_max_kbytes: int = Field(
+        default=131_072, ge=1, le=2_147_483_647, description="Most kilobytes that one producer holds"
+    )
+    partitioner: Literal[
+        "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"
+    ] = Field(default="murmur2_random", description="How a key chooses the partition; murmur2 as the Java client does")
+    transaction_timeout_ms: int = Field(
+        default=60_000, ge=1_000, le=2_147_483_647, description="Time after which the broker aborts an open transaction"
+    )
+
+    group_protocol: Literal["classic", "consumer"] = Field(
+        default="classic", description="How a group shares its partitions; `consumer` is KIP-848, Kafka 4.0 and newer"
+    )
+    group_remote_assignor: str | None = Field(
+        default=None, description="Group protocol `consumer`: the broker's assignor, `uniform` or `range`"
+    )
+    partition_assignment_strategy: tuple[Literal["range", "roundrobin", "cooperative-sticky"], ...] = Field(
+        default=("cooperative-sticky",),
+        min_length=1,
+        description="Group protocol `classic`: how partitions are shared; all but cooperative-sticky stop every "
+        "member at each change",
+    )
+    group_instance_id: str | None = Field(
+        default=None, description="Static membership: a name that is unique in the group and kept over restarts"
+    )
+    session_timeout_ms: int = Field(
+        default=10_000,
+        ge=1,
+        le=3_600_000,
+        description="Group protocol `classic`: silence after which a member's partitions go to others",
+    )
+    heartbeat_interval_ms: int = Field(
+        default=1_000, ge=1, le=3_600_000, description="Group protocol `classic`: time between signs of life"
+    )
+    max_poll_interval_ms: int = Field(
+        default=300_000, ge=1, le=86_400_000, description="Longest silence of the polling thread; handlers do not count"
+    )
+    offset_reset: Literal["error", "earliest", "latest"] = Field(
+        default="error",
+        description="What happens when retention has overtaken a group's position: an error, or go on "
+        "at that end and report it",
+    )
+    fetch_min_bytes: int = Field(default=1, ge=1, le=100_000_000, description="Bytes for which a broker waits")
+    fetch_wait_max_ms: int = Field(default=500, ge=0, le=300_000, description="Longest time a broker waits for them")
+    fetch_max_bytes: int = Field(
+        default=52_428_800, ge=0, le=2_147_483_135, description="Most bytes of one answer of a broker"
+    )
+    max_partition_fetch_bytes: int = Field(
+        default=1_048_576, ge=1, le=1_000_000_000, description="Most bytes of one partition in it"
+    )
+    fetch_queue_backoff_ms: int = Field(
+        default=10,
+        ge=0,
+        le=300_000,
+        description="Pause of fetching while the prefetch queue is full; librdkafka's own 1000 stalls fast consumers",
+    )
+    queued_min_messages: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="Messages of a partition that librdkafka holds ready"
+    )
+    queued_max_messages_kbytes: int = Field(
+        default=16_384, ge=1, le=2_097_151, description="Most kilobytes of them, per consumer"
+    )
+
+    properties: Mapping[str, str | SecretStr] = Field(
+        default={}, description="Any other property of librdkafka by its own name; in a URL simply name=value"
+    )
+
+    connect_timeout: float = Field(default=5.0, gt=0, description="Seconds for the first connection")
+    request_timeout: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds to wait for an answer about topics, commits and positions",
+    )
+    publish_window: int = Field(
+        default=50_000, ge=1, description="Most messages on the way without confirmation, per producer"
+    )
+    partitions: int = Field(
+        default=1, ge=1, le=100_000, description="Partitions of a topic that is created without saying how many"
+    )
+    replication_factor: int = Field(
+        default=-1, ge=-1, le=32_767, description="Copies of a new topic's partitions; -1 is the cluster's default"
+    )
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        cls.refuse_parts(parts, "path")
+        values: dict[str, Any] = {}
+        if parts.hosts:
+            values["servers"] = tuple(str(host if host.port else host._replace(port=9092)) for host in parts.hosts)
+        if parts.user is not None:
+            values["sasl_username"] = parts.user
+        if parts.password is not None:
+            values["sasl_password"] = parts.password
+        return values
+
+    @classmethod
+    def query_values(cls, query: Mapping[str, str]) -> Mapping[str, Any]:
+        values: dict[str, Any] = {}
+        properties: dict[str, str] = {}
+        for name, value in query.items():
+            setting = _setting_of(name)
+            if setting is None:
+                properties[name] = value
+            elif setting in values:
+                raise InvalidSetting(
+                    f"Setting {setting!r} is given twice, once as {name!r}", advice="Give it once, by either name"
+                )
+            else:
+                values[setting] = value
+        if properties:
+            values["properties"] = properties
+        return values
+
+    @field_validator("properties", mode="before")
+    @classmethod
+    def _read_properties(cls, value: object) -> object:
+        if isinstance(value, str):
+            pairs = [item.partition("=") for item in value.split(",") if item.strip()]
+            value = {name.strip(): text.strip() for name, _, text in pairs}
+        if not isinstance(value, Mapping):
+            raise ValueError("it takes a mapping of property names to values")  # noqa: TRY004 - pydantic's way
+        checked: dict[str, str | SecretStr] = {}
+        for name, text in cast("Mapping[str, object]", value).items():
+            setting = _setting_of(name)
+            if setting in cls.model_fields:
+                raise InvalidSetting(f"Property {name!r} has a setting of its own", advice=f"Give it as {setting}")
+            checked[name] = check_property(name, text)
+        return checked
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.sasl_password is not None and self.sasl_username is None:
+            raise ValueError("sasl_password is given without sasl_username")
+        if self.sasl_username is not None and self.sasl_password is None:
+            raise ValueError("sasl_username is given without sasl_password")
+        if (self.sasl_mechanism or "").startswith(("PLAIN", "SCRAM")) and self.sasl_username is None:
+            raise ValueError(f"sasl_mechanism {self.sasl_mechanism} needs sasl_username and sasl_password")
+        if self.security_protocol in {"PLAINTEXT", "SSL"} and (self.sasl_username or self.sasl_mechanism):
+            raise ValueError(f"credentials are given, and security_protocol {self.security_protocol} sends none")
+        if self.enable_idempotence and self.acks not in {"all", "-1"}:
+            raise ValueError(f"acks is {self.acks}, and enable_idempotence needs acks=all")
+        if self.sasl_mechanism == "GSSAPI" and self.sasl_kerberos_service_name is None:
+            raise ValueError("sasl_mechanism GSSAPI needs sasl_kerberos_service_name")
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            raise ValueError(
+                f"heartbeat_interval_ms {self.heartbeat_interval_ms} is not below "
+                f"session_timeout_ms {self.session_timeout_ms}"
+            )
+        return self
+
+    @property
+    def protocol(self) -> str:
+        """The security protocol, chosen from what is given if it is left open."""
+        if self.security_protocol is not None:
+            return self.security_protocol
+        if self.sasl_username is not None or self.sasl_mechanism is not None:
+            return "SASL_SSL"
+        tls = (self.ssl_ca_location, self.ssl_ca_pem, self.ssl_certificate_location, self.ssl_keystore_location)
+        return "PLAINTEXT" if all(value is None for value in tls) else "SSL"
+
+    def client_config(self, role: Role) -> dict[str, Any]:
+        """The configuration of a client of confluent-kafka, by librdkafka's names.
+
+        What belongs to one client alone (`group.id`, `transactional.id`, `isolation.level`) is added by its owner.
+        """
+        config: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name not in _OURS and value is not None:
+                config[name.replace("_", ".")] = _as_librdkafka(value)
+        if self.group_protocol == "consumer":
+            # With KIP-848 these are the broker's, and librdkafka refuses them.
+            for name in ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"):
+                del config[name]
+        else:
+            config.pop("group.remote.assignor", None)
+        config["security.protocol"] = self.protocol
+        if not self.protocol.startswith("SASL"):
+            config = {name: value for name, value in config.items() if not name.startswith(("sasl.", "enable.sasl."))}
+        elif self.sasl_mechanism is None:
+            config["sasl.mechanism"] = "PLAIN"
+        if self.sasl_mechanism != "OAUTHBEARER":
+            config = {n: v for n, v in config.items() if not n.startswith(("sasl.oauthbearer.", "enable.sasl."))}
+        elif self.oauth_cb is not None:
+            config["oauth_cb"] = self.oauth_cb
+        config |= {name: _as_librdkafka(value) for name, value in self.properties.items()}
+        config = for_role(config, role)
+        config["bootstrap.servers"] = ",".join(self.servers)
+        config["logger"] = _LOGGER
+        return config
+
+
+def _setting_of(name: str) -> str | None:
+    """The setting that a parameter names: by its own name, or by the property's; None for other properties."""
+    plain = ALIASES.get(name, name).replace(".", "_")
+    if plain in KafkaSettings.model_fields and (plain not in _OURS or "." not in name):
+        return plain
+    return None if "." in name or name in KNOWN_PROPERTIES or name in OWNED else name
+
+
+def _as_librdkafka(value: object) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, tuple):
+        return ",".join(cast("tuple[str, ...]", value))
+    return str(value) if isinstance(value, Path) else value

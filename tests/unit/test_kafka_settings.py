@@ -1,0 +1,132 @@
+"""KafkaSettings: every way to give a setting, what is refused and how, and what reaches the client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from pydantic import SecretStr
+
+from broker.errors import BrokerError, InvalidSetting, UnknownSetting
+from broker_kafka.properties import OWNED
+from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
+from broker_kafka.settings import KafkaSettings
+
+
+def refused(url: str) -> str:
+    with pytest.raises(BrokerError) as caught:
+        KafkaSettings.from_url(url)
+    assert isinstance(caught.value, (InvalidSetting, UnknownSetting))
+    return str(caught.value)
+
+
+class TestUrl:
+    def test_hosts_and_credentials(self) -> None:
+        settings = KafkaSettings.from_url("kafka://user:p%40ss@one,two:9093,[::1]:9094")
+        assert settings.servers == ("one:9092", "two:9093", "[::1]:9094")
+        config = settings.client_config("admin")
+        assert config["bootstrap.servers"] == "one:9092,two:9093,[::1]:9094"
+        assert (config["sasl.username"], config["sasl.password"]) == ("user", "p@ss")
+        assert (config["security.protocol"], config["sasl.mechanism"]) == ("SASL_SSL", "PLAIN")
+
+    def test_a_typed_setting_goes_by_either_name(self) -> None:
+        assert KafkaSettings.from_url("kafka://h?linger.ms=7").linger_ms == 7
+        assert KafkaSettings.from_url("kafka://h?linger_ms=7").linger_ms == 7
+        assert KafkaSettings.from_url("kafka://h?queue.buffering.max.ms=7").linger_ms == 7
+        assert "given twice" in refused("kafka://h?linger.ms=7&linger_ms=8")
+
+    def test_any_other_property_goes_by_its_own_name(self) -> None:
+        config = KafkaSettings.from_url("kafka://h?socket.keepalive.enable=true&debug=all").client_config("producer")
+        assert (config["socket.keepalive.enable"], config["debug"]) == ("true", "all")
+
+    @pytest.mark.parametrize("name", sorted(OWNED.keys() - {"oauth_cb"}))
+    def test_what_the_sdk_owns_is_refused_with_the_reason(self, name: str) -> None:
+        told = refused(f"kafka://h?{name}=1")
+        assert name in told
+        assert OWNED[name] in told
+
+    def test_what_cannot_be_used_is_named_with_the_mend(self) -> None:
+        assert "Did you mean 'linger_ms'?" in refused("kafka://h?lingr_ms=3")
+        assert "one of none, gzip" in refused("kafka://h?compression_type=rar")
+        assert "needs acks=all" in refused("kafka://h?acks=1")
+        assert "without sasl_password" in refused("kafka://user@h")
+        assert "without sasl_username" in refused("kafka://h?sasl_password=x")
+        assert "sends none" in refused("kafka://u:p@h?security_protocol=PLAINTEXT")
+        assert "sasl_kerberos_service_name" in refused("kafka://h?sasl_mechanism=GSSAPI")
+        assert "not below" in refused("kafka://h?heartbeat_interval_ms=5000&session_timeout_ms=5000")
+        assert "takes no path" in refused("kafka://h/topic")
+
+    def test_no_secret_is_shown(self) -> None:
+        settings = KafkaSettings.from_url(
+            "kafka://u:hunter2@h?ssl.key.pem=hunter3&ssl.engine.password=hunter4&sasl.mechanism=PLAIN"
+        )
+        shown = f"{settings.url} {settings!r} {settings.explain()}"
+        assert "hunter" not in shown
+        assert "sasl.mechanism=PLAIN" in shown
+        assert settings.client_config("admin")["ssl.engine.password"] == "hunter4"
+
+
+class TestSecurity:
+    def test_tls_is_chosen_where_a_certificate_is_given(self) -> None:
+        assert KafkaSettings(ssl_ca_location=Path("ca.pem")).protocol == "SSL"
+        assert KafkaSettings().protocol == "PLAINTEXT"
+
+    def test_nothing_of_sasl_reaches_a_client_without_it(self) -> None:
+        assert not [name for name in KafkaSettings().client_config("producer") if name.startswith("sasl")]
+
+    def test_kerberos_reaches_the_client(self) -> None:
+        settings = KafkaSettings(
+            sasl_mechanism="GSSAPI", sasl_kerberos_service_name="kafka", sasl_kerberos_keytab=Path("user.keytab")
+        )
+        config = settings.client_config("consumer")
+        assert config["sasl.kerberos.service.name"] == "kafka"
+        assert config["sasl.kerberos.keytab"] == "user.keytab"
+
+    def test_a_token_callback_reaches_the_client(self) -> None:
+        def token(config: str) -> tuple[str, float]:
+            return config, 0.0
+
+        settings = KafkaSettings(sasl_mechanism="OAUTHBEARER", oauth_cb=token)
+        assert settings.client_config("consumer")["oauth_cb"] is token
+
+
+class TestRoles:
+    def test_a_property_goes_to_the_clients_it_concerns(self) -> None:
+        settings = KafkaSettings(properties={"check.crcs": "true", "queuing.strategy": "fifo", "client.rack": "a"})
+        consumer, producer = settings.client_config("consumer"), settings.client_config("producer")
+        assert consumer["check.crcs"] == "true"
+        assert "check.crcs" not in producer
+        assert producer["queuing.strategy"] == "fifo"
+        assert "queuing.strategy" not in consumer
+        assert consumer["client.rack"] == producer["client.rack"] == "a"
+
+    def test_kip_848_leaves_to_the_broker_what_is_the_brokers(self) -> None:
+        config = KafkaSettings(group_protocol="consumer", group_remote_assignor="range").client_config("consumer")
+        assert config["group.remote.assignor"] == "range"
+        assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & config.keys()
+
+    @pytest.mark.parametrize("protocol", ["classic", "consumer"])
+    def test_librdkafka_takes_every_default(self, protocol: str) -> None:
+        settings = KafkaSettings(group_protocol=protocol, servers=("127.0.0.1:1",))  # pyright: ignore[reportArgumentType]
+        Consumer({**settings.client_config("consumer"), "group.id": "g"}).close()
+        Producer(settings.client_config("producer"))
+
+    def test_every_setting_of_librdkafka_is_a_property_that_it_has(self) -> None:
+        names = {*KafkaSettings().client_config("consumer"), *KafkaSettings().client_config("producer")}
+        assert names - {"logger"} <= KNOWN_PROPERTIES
+        assert not PRODUCER_PROPERTIES & CONSUMER_PROPERTIES
+
+    def test_properties_refuse_what_has_a_setting_and_what_is_no_value(self) -> None:
+        with pytest.raises(InvalidSetting, match="Give it as linger_ms"):
+            KafkaSettings(properties={"linger.ms": "3"})
+        with pytest.raises(InvalidSetting, match="takes text, a number"):
+            KafkaSettings(properties={"client.rack": object()})  # pyright: ignore[reportArgumentType]
+
+    def test_properties_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROKER_KAFKA_PROPERTIES", "client.rack=a,debug=msg")
+        monkeypatch.setenv("BROKER_KAFKA_SASL_USERNAME", "u")
+        monkeypatch.setenv("BROKER_KAFKA_SASL_PASSWORD", "p")
+        settings = KafkaSettings.from_url("kafka://h")
+        assert settings.properties == {"client.rack": "a", "debug": "msg"}
+        assert settings.sasl_password == SecretStr("p")
