@@ -1,0 +1,1 @@
+"""Tests of the Kafka backend, against a real broker."""

@@ -1,0 +1,115 @@
+"""The brokers of the tests do what they are said to, by the raw client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce, read_all, round_trip, wait_for
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KafkaServer]:
+    """One to stop and kill."""
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def raw(server: KafkaServer) -> RawAdmin:
+    return RawAdmin(server.bootstrap)
+
+
+def values(bootstrap: str, topic: str) -> list[bytes | None]:
+    return [message.value() for message in read_all(bootstrap, topic)]
+
+
+def test_the_shared_broker_serves_topics(kafka: KafkaServer, make_topic: MakeTopic, admin: RawAdmin) -> None:
+    topic = make_topic(partitions=3)
+    assert set(admin.client.list_topics(topic).topics[topic].partitions) == {0, 1, 2}
+    round_trip({"bootstrap.servers": kafka.bootstrap}, topic)
+    admin.add_partitions(topic, 5)
+    admin.delete_topic(topic)
+    wait_for(lambda: topic not in admin.client.list_topics().topics)
+
+
+def test_records_can_be_deleted(kafka: KafkaServer, topic: str, admin: RawAdmin) -> None:
+    produce(kafka.bootstrap, topic, [b"1", b"2", b"3"])
+    admin.delete_records(topic, 2)
+    assert admin.bounds(topic) == (2, 3)
+    assert values(kafka.bootstrap, topic) == [b"3"]
+
+
+def test_data_stay_over_a_restart_and_a_kill(server: KafkaServer, raw: RawAdmin) -> None:
+    topic = raw.make_topic()
+    ports = dict(server.ports)
+    produce(server.bootstrap, topic, [b"1"])
+    server.restart()
+    produce(server.bootstrap, topic, [b"2"])
+    server.kill()
+    assert not server.running
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", server.ports["PLAIN"])):
+        pass
+    server.start()
+    assert values(server.bootstrap, topic) == [b"1", b"2"]
+    assert server.ports == ports
+
+
+def test_a_paused_broker_is_silent_and_comes_back(server: KafkaServer, raw: RawAdmin) -> None:
+    topic = raw.make_topic()
+    server.pause()
+    try:
+        with pytest.raises(KafkaException):
+            raw.client.list_topics(timeout=0.5)
+    finally:
+        server.resume()
+    round_trip({"bootstrap.servers": server.bootstrap}, topic)
+
+
+def test_nobody_is_given_the_ports_of_a_stopped_broker(server: KafkaServer) -> None:
+    server.stop()
+    try:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.ports["PLAIN"]))
+    finally:
+        server.start()
+
+
+def test_a_broker_that_does_not_start_tells_why() -> None:
+    begin = time.monotonic()
+    server = KafkaServer({"log.retention.check.interval.ms": "never"})
+    with pytest.raises(RuntimeError, match=r"never.*log\.retention\.check\.interval\.ms"), server:
+        pass
+    assert time.monotonic() - begin < 15
+    assert not server.directory.exists()
+
+
+def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from tests.servers.kafka import KafkaServer\n"
+        "server = KafkaServer().start()\n"
+        "print(server.process_id, server.directory, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+    )
+    assert owner.stdout is not None
+    pid, directory = owner.stdout.readline().split()
+    owner.kill()
+    owner.communicate(timeout=10)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+    # The next test process removes what it left.
+    sweep = "from tests.servers.kafka import _sweep; _sweep()"
+    subprocess.run([sys.executable, "-c", sweep], check=True, timeout=20, cwd=Path.cwd())
+    assert not Path(directory).exists()

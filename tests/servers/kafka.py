@@ -1,0 +1,296 @@
+"""A real Apache Kafka broker as a small object: start, stop, kill, restart, pause, resume. Loopback only.
+
+Blocking, for fixtures and threads (`asyncio.to_thread` in a coroutine); every call returns when it is done. Ports and
+data stay the same over restarts, and no other program can take the ports meanwhile. The broker ends with this
+process, however that ends. A machine without Java or Maven fails here: nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, Self
+from uuid import uuid4
+
+from tests.servers.kafka_jars import Distribution, distribution
+from tests.servers.process import ChildProcess
+
+__all__ = ["PLAIN", "TEST_OPTIONS", "KafkaServer", "Listener", "shared_server"]
+
+START_SECONDS = 45.0
+STOP_SECONDS = 30.0
+_STARTED = "Kafka Server started"
+_PREFIX = "anybroker-test-kafka-"
+
+TEST_OPTIONS: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    # Groups that find out in a second what takes Kafka's defaults a minute.
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.min.session.timeout.ms": "3000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.regex.refresh.interval.ms": "10000",  # the least there is
+    "group.consumer.assignment.interval.ms": "0",
+    "group.share.min.heartbeat.interval.ms": "200",
+    "group.share.heartbeat.interval.ms": "500",
+    "group.share.min.session.timeout.ms": "3000",
+    "group.share.session.timeout.ms": "6000",
+    "group.share.assignment.interval.ms": "0",
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "5000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "log.initial.task.delay.ms": "500",
+    "log.retention.check.interval.ms": "500",
+    "log.cleaner.backoff.ms": "500",
+    "log.segment.delete.delay.ms": "1000",
+    # 128 MB of zeros otherwise, for a cleaner that has little to do here.
+    "log.cleaner.dedupe.buffer.size": "8388608",
+    # A killed broker may come back when its former self's session has ended.
+    "broker.heartbeat.interval.ms": "250",
+    "broker.session.timeout.ms": "2000",
+    "num.io.threads": "4",
+    "num.network.threads": "2",
+}
+"""What every broker of the tests is started with; replication factors are set to its number of brokers."""
+
+
+class Listener(NamedTuple):
+    """A door of the broker.
+
+    :ivar protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
+    :ivar options: settings of this door only, without their `listener.name.<name>.`.
+    """
+
+    name: str
+    protocol: str = "PLAINTEXT"
+    options: Mapping[str, str] = {}
+
+
+PLAIN = Listener("PLAIN")
+
+
+class KafkaServer:
+    """One broker and controller. `options` are added to its server.properties, by their own names.
+
+    The first listener is the one that `url` and `bootstrap` name, and the one brokers talk to each other on.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str] | None = None,
+        *,
+        listeners: Sequence[Listener] = (PLAIN,),
+        java_options: Sequence[str] = ("-XX:TieredStopAtLevel=1",),
+        kafka: Distribution | None = None,
+        before_exec: Callable[[], None] | None = None,
+        node: int = 1,
+        cluster_id: str | None = None,
+    ) -> None:
+        _sweep()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.node = node
+        self.options = dict(options or {})
+        self._listeners = tuple(listeners)
+        self._java_options = tuple(java_options)
+        self._kafka = kafka
+        self._before_exec = before_exec
+        self._cluster_id = cluster_id or make_id()
+        self._held = {name: _hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
+        self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
+        self.advertised = {each.name: self.ports[each.name] for each in listeners}
+        """The ports that clients are told to use; to be changed before the start for a proxy in between."""
+        self.voters = {node: self.ports["CONTROLLER"]}
+        """Node and controller's port of every member of the quorum."""
+        self._child: ChildProcess | None = None
+        self._log_read = 0
+
+    @property
+    def bootstrap(self) -> str:
+        """What a raw client takes as `bootstrap.servers`."""
+        return self.address()
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.bootstrap}"
+
+    @property
+    def log(self) -> str:
+        """All it has said, over all its runs."""
+        path = self.directory / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.return_code is None
+
+    @property
+    def process_id(self) -> int:
+        return self._running_child().pid
+
+    def address(self, listener: str | None = None) -> str:
+        """Host and port of a listener."""
+        return f"127.0.0.1:{self.ports[listener or self._listeners[0].name]}"
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start and wait until clients are served; without `wait`, return as soon as the process is there."""
+        assert not self.running, "this broker runs already"
+        kafka = self._kafka or distribution()
+        data = self.directory / "data"
+        if not data.exists():
+            data.mkdir()
+            (data / "meta.properties").write_text(
+                f"version=1\ncluster.id={self._cluster_id}\nnode.id={self.node}\ndirectory.id={make_id()}\n"
+            )
+            shutil.copy(kafka.bootstrap, data / "bootstrap.checkpoint")
+        config = self.directory / "server.properties"
+        config.write_text("".join(f"{name}={_escape(value)}\n" for name, value in self._properties().items()))
+        config.chmod(0o600)
+        if not sys.platform.startswith("linux"):
+            self._release_ports()
+        self._log_read = len(self.log)
+        command = kafka.command(*self._java_options, "kafka.Kafka", str(config))
+        self._child = ChildProcess(command, self.directory / "log", before_exec=self._before_exec)
+        return self.wait_until_started() if wait else self
+
+    def wait_until_started(self) -> Self:
+        """For a start that did not wait.
+
+        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        """
+        child = self._running_child()
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if _STARTED in self.log[self._log_read :]:
+                return self
+            if child.return_code is not None:
+                raise RuntimeError(f"Kafka ended with {child.return_code}: {self.log[-4000:]}")
+            time.sleep(0.02)
+        told = self.log[-4000:]
+        self.kill()
+        raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {told}")
+
+    def stop(self) -> None:
+        """End it orderly."""
+        self.end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without notice."""
+        self.end(signal.SIGKILL)
+
+    def end(self, how: signal.Signals, seconds: float = STOP_SECONDS) -> None:
+        """End it by a signal. Nothing happens if it does not run."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(how, seconds)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay and nothing moves."""
+        self._running_child().pause()
+
+    def resume(self) -> None:
+        self._running_child().resume()
+
+    def close(self) -> None:
+        """Kill it, give its ports back and remove all it stored."""
+        self.kill()
+        self._release_ports()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _running_child(self) -> ChildProcess:
+        assert self._child is not None, "this broker does not run"
+        return self._child
+
+    def _release_ports(self) -> None:
+        for held in self._held.values():
+            held.close()
+
+    def _properties(self) -> dict[str, str]:
+        copies = str(min(len(self.voters), 3))
+        majority = str(len(self.voters) // 2 + 1)
+        found = {
+            "process.roles": "broker,controller",
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{port}" for node, port in self.voters.items()),
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": self._listeners[0].name,
+            "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in self.ports.items()),
+            "advertised.listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in self.advertised.items()),
+            "listener.security.protocol.map": ",".join(
+                ["CONTROLLER:PLAINTEXT", *(f"{each.name}:{each.protocol}" for each in self._listeners)]
+            ),
+            "log.dirs": str(self.directory / "data"),
+            "default.replication.factor": copies,
+            "min.insync.replicas": majority,
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": majority,
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": majority,
+            **TEST_OPTIONS,
+        }
+        for each in self._listeners:
+            found.update({f"listener.name.{each.name.lower()}.{name}": value for name, value in each.options.items()})
+        return found | self.options
+
+
+@cache
+def shared_server() -> KafkaServer:
+    """The plain broker of this test process, started at the first call and ended with the process."""
+    server = KafkaServer()
+    atexit.register(server.close)
+    return server.start()
+
+
+def make_id() -> str:
+    """A random id as Kafka writes them: sixteen bytes in base64."""
+    return base64.urlsafe_b64encode(uuid4().bytes).rstrip(b"=").decode()
+
+
+def _hold_port() -> socket.socket:
+    """A free port, bound and not listened on: nobody is given it, and the broker can still bind and listen."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+@cache
+def _sweep() -> None:
+    """Remove the directories of brokers whose owners were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,161 @@
+"""confluent-kafka as it is, in the few steps tests need to look at a broker past the SDK. Blocking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+__all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "wait_for"]
+
+SECONDS = 15.0
+"""How long a step may take on a machine that is busy."""
+
+_Found = TypeVar("_Found")
+
+
+class RawAdmin:
+    """A broker's topics, by the raw client."""
+
+    def __init__(self, config: Mapping[str, Any] | str) -> None:
+        self.config: dict[str, Any] = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
+        self.client = AdminClient({"log_level": 3, **self.config})
+
+    def make_topic(
+        self, name: str | None = None, partitions: int = 1, *, copies: int = -1, config: Mapping[str, str] | None = None
+    ) -> str:
+        """A new topic that can be written to; its name is made up if it has none.
+
+        `config` are topic settings by Kafka's names.
+        """
+        name = name or f"test-{uuid4().hex[:12]}"
+        topic = NewTopic(name, partitions, copies, config=dict(config or {}))
+        _wait(self.client.create_topics([topic], operation_timeout=SECONDS))
+        self.wait_for_leaders(name, partitions)
+        return name
+
+    def wait_for_leaders(self, topic: str, partitions: int) -> None:
+        """Until brokers serve all the topic's partitions."""
+
+        def led() -> bool:
+            found = self.client.list_topics(topic, timeout=SECONDS).topics[topic]
+            return len(found.partitions) == partitions and all(each.leader >= 0 for each in found.partitions.values())
+
+        wait_for(led)
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        _wait(self.client.create_partitions([NewPartitions(topic, total)], operation_timeout=SECONDS))
+        self.wait_for_leaders(topic, total)
+
+    def delete_topic(self, *topics: str) -> None:
+        _wait(self.client.delete_topics(list(topics), operation_timeout=SECONDS))
+
+    def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        """Remove what comes before the offset, as retention does; -1 removes all."""
+        _wait(self.client.delete_records([TopicPartition(topic, partition, before)], operation_timeout=SECONDS))
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The node that leads the partition; -1 if none does."""
+        return self.client.list_topics(topic, timeout=SECONDS).topics[topic].partitions[partition].leader
+
+    def bounds(self, topic: str, partition: int = 0) -> tuple[int, int]:
+        """The first offset there is, and the one that comes next."""
+        consumer = Consumer({**self.config, "group.id": "none", "log_level": 3})
+        try:
+            found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=SECONDS)
+            assert found is not None, f"no bounds of {topic} [{partition}] within {SECONDS} s"
+            return found
+        finally:
+            consumer.close()
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> TopicPartition:
+        """The group's offset, -1001 if it has none, and its metadata."""
+        consumer = Consumer({**self.config, "group.id": group, "log_level": 3})
+        try:
+            return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
+        finally:
+            consumer.close()
+
+
+def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes | None], **how: Any) -> list[Message]:
+    """Write them; `how` goes to each raw `produce`.
+
+    :raises KafkaException: one was not written.
+    """
+    settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
+    producer = Producer({"enable.idempotence": True, "log_level": 3, "delivery.timeout.ms": SECONDS * 1000, **settings})
+    written: list[Message] = []
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        written.append(message) if error is None else failed.append(error)
+
+    for value in values:
+        producer.produce(topic, value, on_delivery=delivered, **how)
+    left = producer.flush(2 * SECONDS)
+    if failed:
+        raise KafkaException(failed[0])
+    assert not left, f"{left} messages were not told of"
+    return written
+
+
+def read_all(
+    config: Mapping[str, Any] | str, topic: str, partition: int = 0, *, isolation: str = "read_committed"
+) -> list[Message]:
+    """What the partition holds from its first offset to the end it has now; aborted records only if asked for."""
+    settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
+    consumer = Consumer(
+        {
+            "log_level": 3,
+            **settings,
+            "group.id": f"reader-{uuid4().hex}",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+        }
+    )
+    found: list[Message] = []
+    try:
+        consumer.assign([TopicPartition(topic, partition, -2)])  # from the beginning
+        deadline = time.monotonic() + 2 * SECONDS
+        while time.monotonic() < deadline:
+            for message in consumer.consume(10_000, 0.2):
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    return found
+                else:
+                    raise KafkaException(error)
+        raise TimeoutError(f"{topic} [{partition}] was not read to its end; {len(found)} records were")
+    finally:
+        consumer.close()
+
+
+def round_trip(config: Mapping[str, Any], topic: str) -> None:
+    """Write a record into partition 0 and read it back: all that a connection must be able to do.
+
+    :raises KafkaException: it cannot.
+    """
+    value = uuid4().bytes
+    produce(config, topic, [value], partition=0)
+    assert value in [message.value() for message in read_all(config, topic)]
+
+
+def wait_for(look: Callable[[], _Found], seconds: float = SECONDS) -> _Found:
+    """What `look` finds, once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{look} did not become true within {seconds} s"
+        time.sleep(0.02)
+    return found
+
+
+def _wait(futures: Mapping[Any, Any]) -> None:
+    for future in futures.values():
+        future.result(2 * SECONDS)

@@ -1,0 +1,171 @@
+"""Apache Kafka's jars, by Maven, in a cache outside the tree: `$XDG_CACHE_HOME/anybroker` or `~/.cache/anybroker`.
+
+`distribution()` fills the cache at its first call on a machine (some 20 seconds) and asks nobody afterwards. The
+cache's name is a hash of `pom.xml` and of the Java version, so another version is another cache. It is filled beside
+its place, under a lock, and renamed when it is whole: processes that start together wait for one of them, and what an
+interrupted one leaves is never used. What fails says what to install; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+__all__ = ["Distribution", "distribution"]
+
+POM = Path(__file__).with_name("pom.xml")
+FETCH_SECONDS = 600.0
+_JAVA_MAJOR = 17
+_LOGGING = """status = error
+appender.out.type = Console
+appender.out.name = OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1} %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = OUT
+# Says "Kafka Server started".
+logger.server.name = kafka.server.KafkaRaftServer
+logger.server.level = info
+"""
+
+
+class Distribution(NamedTuple):
+    """A filled cache.
+
+    :ivar bootstrap: what a formatted log directory holds: the feature levels of a new cluster.
+    """
+
+    java: str
+    directory: Path
+    bootstrap: Path
+
+    def command(self, *arguments: str, memory: str = "512m") -> list[str]:
+        """Java with the classes of Kafka; `arguments` are its further options, the main class and what that takes."""
+        archive = self.directory / "classes.jsa"
+        return [
+            self.java,
+            "-Xms128m",
+            f"-Xmx{memory}",
+            "-XX:+UseSerialGC",
+            # What the JVM loaded once need not be parsed and verified again: half of the start's time.
+            *([f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []),
+            f"-Dlog4j2.configurationFile=file:{self.directory / 'log4j2.properties'}",
+            "-Djava.net.preferIPv4Stack=true",
+            "-cp",
+            f"{self.directory / 'libs'}/*",
+            *arguments,
+        ]
+
+
+@cache
+def distribution() -> Distribution:
+    """Kafka's jars, fetched if they are not there.
+
+    :raises RuntimeError: Java or Maven is missing, or Maven cannot fetch.
+    """
+    java, version = _java()
+    key = hashlib.sha256(POM.read_bytes() + _LOGGING.encode() + version.encode()).hexdigest()[:12]
+    place = _cache_root() / f"kafka-{key}"
+    found = Distribution(java, place, place / "bootstrap.checkpoint")
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(place.with_suffix(".lock")):
+            if not place.exists():
+                _fill(found)
+    return found
+
+
+def _cache_root() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "anybroker"
+
+
+def _java() -> tuple[str, str]:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if java is None:
+        raise RuntimeError(
+            f"The tests against Kafka need Java {_JAVA_MAJOR} or newer, which is not "
+            + (f"in JAVA_HOME={home!r}" if home else "on the PATH")
+            + "; on Debian: apt install openjdk-17-jre-headless maven"
+        )
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    number = told.partition('version "')[2].partition('"')[0]
+    major = number.partition(".")[0].partition("-")[0]
+    if not major.isdecimal() or int(major) < _JAVA_MAJOR:
+        raise RuntimeError(f"The tests against Kafka need Java {_JAVA_MAJOR} or newer; {java} says {told.strip()!r}")
+    return java, told
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fill(wanted: Distribution) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise RuntimeError(
+            "The tests against Kafka fetch it with Maven, which is not on the PATH; on Debian: apt install maven"
+        )
+    place = wanted.directory
+    for old in place.parent.glob(f".{place.name}.*"):
+        shutil.rmtree(old, ignore_errors=True)  # of an interrupted one: the lock is ours
+    partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        (partial / "log4j2.properties").write_text(_LOGGING)
+        goals = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial / 'libs'}"]
+        _run([maven, "-B", "-q", "-f", str(POM), *goals], "Maven cannot fetch Apache Kafka")
+        _format(wanted._replace(directory=partial), partial)
+        partial.chmod(0o755)
+        partial.rename(place)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _archive_classes(wanted)
+
+
+def _run(command: list[str], failure: str) -> None:
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_SECONDS, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{failure} ({' '.join(command[:1])} ended with {done.returncode}): {done.stdout[-3000:]}")
+
+
+def _format(partial: Distribution, target: Path) -> None:
+    """Keep what Kafka's own tool writes into a new log directory, so that each start need not run it."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "server.properties"
+        config.write_text(
+            "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:1\n"
+            "listeners=PLAINTEXT://127.0.0.1:2,CONTROLLER://127.0.0.1:1\ncontroller.listener.names=CONTROLLER\n"
+            f"log.dirs={folder}/data\n"
+        )
+        tool = ["kafka.tools.StorageTool", "format", "--cluster-id", uuid4().hex[:22], "-c", str(config)]
+        _run(partial.command(*tool), "Kafka's storage tool fails")
+        shutil.copy(Path(folder) / "data" / "bootstrap.checkpoint", target)
+
+
+def _archive_classes(filled: Distribution) -> None:
+    """Run a broker once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    from tests.servers.kafka import KafkaServer
+
+    beside = filled.directory / ".classes.jsa"
+    with KafkaServer(java_options=[f"-XX:ArchiveClassesAtExit={beside}"], kafka=filled) as server:
+        server.end(signal.SIGTERM, seconds=60)
+    if beside.exists():
+        beside.rename(filled.directory / "classes.jsa")
