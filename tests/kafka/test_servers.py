@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all, round_trip, wait_for
+from tests.servers.kafka_cluster import KafkaCluster
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,12 @@ def server() -> Iterator[KafkaServer]:
     """One to stop and kill."""
     with KafkaServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -113,3 +120,20 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
     sweep = "from tests.servers.kafka import _sweep; _sweep()"
     subprocess.run([sys.executable, "-c", sweep], check=True, timeout=20, cwd=Path.cwd())
     assert not Path(directory).exists()
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_cluster_goes_on_without_one_of_its_brokers(cluster: KafkaCluster, how: str) -> None:
+    topic = cluster.admin.make_topic(partitions=3)
+    produce(cluster.bootstrap, topic, [b"1"], partition=0)
+    cluster.wait_until_whole(topic)
+    lost = cluster.leader(topic)
+    getattr(cluster[lost], how)()
+    led = cluster.wait_for_new_leader(topic, lost)
+    assert led != lost
+    produce(cluster.bootstrap, topic, [b"2"], partition=0)
+    cluster.start()
+    cluster.wait_until_whole(topic)
+    assert values(cluster.bootstrap, topic) == [b"1", b"2"]

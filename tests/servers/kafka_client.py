@@ -24,7 +24,7 @@ class RawAdmin:
 
     def __init__(self, config: Mapping[str, Any] | str) -> None:
         self.config: dict[str, Any] = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
-        self.client = AdminClient({"log_level": 3, **self.config})
+        self.client = AdminClient({"log_level": 0, **self.config})
 
     def make_topic(
         self, name: str | None = None, partitions: int = 1, *, copies: int = -1, config: Mapping[str, str] | None = None
@@ -65,7 +65,7 @@ class RawAdmin:
 
     def bounds(self, topic: str, partition: int = 0) -> tuple[int, int]:
         """The first offset there is, and the one that comes next."""
-        consumer = Consumer({**self.config, "group.id": "none", "log_level": 3})
+        consumer = Consumer({**self.config, "group.id": "none", "log_level": 0})
         try:
             found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=SECONDS)
             assert found is not None, f"no bounds of {topic} [{partition}] within {SECONDS} s"
@@ -75,7 +75,7 @@ class RawAdmin:
 
     def committed(self, group: str, topic: str, partition: int = 0) -> TopicPartition:
         """The group's offset, -1001 if it has none, and its metadata."""
-        consumer = Consumer({**self.config, "group.id": group, "log_level": 3})
+        consumer = Consumer({**self.config, "group.id": group, "log_level": 0})
         try:
             return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
         finally:
@@ -88,7 +88,7 @@ def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes 
     :raises KafkaException: one was not written.
     """
     settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
-    producer = Producer({"enable.idempotence": True, "log_level": 3, "delivery.timeout.ms": SECONDS * 1000, **settings})
+    producer = Producer({"enable.idempotence": True, "log_level": 0, "delivery.timeout.ms": SECONDS * 1000, **settings})
     written: list[Message] = []
     failed: list[KafkaError] = []
 
@@ -111,7 +111,7 @@ def read_all(
     settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
     consumer = Consumer(
         {
-            "log_level": 3,
+            "log_level": 0,
             **settings,
             "group.id": f"reader-{uuid4().hex}",
             "enable.auto.commit": False,

@@ -1,0 +1,89 @@
+"""Several real brokers that are one cluster, for what needs a leader to be lost. Blocking, as `KafkaServer` is.
+
+Every broker is a member of the controllers' quorum too; topics have a copy on up to three of them and are written to
+while a majority of these is there. Brokers are told apart by index, from 0; Kafka's node id is the index plus one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+from tests.servers.kafka import KafkaServer, make_id
+from tests.servers.kafka_client import RawAdmin, wait_for
+
+__all__ = ["KafkaCluster"]
+
+
+class KafkaCluster:
+    """`size` brokers; each can be stopped, killed, paused and restarted through `cluster[index]`."""
+
+    def __init__(self, size: int = 3, options: Mapping[str, str] | None = None) -> None:
+        cluster_id = make_id()
+        self.brokers = [KafkaServer(options, node=node, cluster_id=cluster_id) for node in range(1, size + 1)]
+        voters = {broker.node: broker.ports["CONTROLLER"] for broker in self.brokers}
+        for broker in self.brokers:
+            broker.voters = voters
+
+    def __getitem__(self, index: int) -> KafkaServer:
+        return self.brokers[index]
+
+    def __len__(self) -> int:
+        return len(self.brokers)
+
+    @property
+    def bootstrap(self) -> str:
+        """What a raw client takes as `bootstrap.servers`."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    @property
+    def url(self) -> str:
+        return f"kafka://{self.bootstrap}"
+
+    @property
+    def admin(self) -> RawAdmin:
+        """A new raw client of all brokers."""
+        return RawAdmin(self.bootstrap)
+
+    def start(self) -> Self:
+        """Start all that do not run, and wait until each serves clients."""
+        # A controller is ready when a majority is there, so nobody waits before all are on their way.
+        started = [broker.start(wait=False) for broker in self.brokers if not broker.running]
+        for broker in started:
+            broker.wait_until_started()
+        return self
+
+    def leader(self, topic: str, partition: int = 0) -> int:
+        """The index of the broker that leads the partition; -1 while none does."""
+        found = self.admin.leader(topic, partition)
+        return found - 1 if found > 0 else -1
+
+    def wait_for_new_leader(self, topic: str, old: int, partition: int = 0) -> int:
+        """The index of another leader than `old`, once there is one."""
+        admin = self.admin
+        return wait_for(lambda: node if (node := admin.leader(topic, partition)) not in (-1, old + 1) else 0) - 1
+
+    def wait_until_whole(self, topic: str) -> None:
+        """Until every copy of the topic is up to date, so that any one broker may be lost."""
+        admin = self.admin
+
+        def whole() -> bool:
+            found = admin.client.list_topics(topic).topics[topic].partitions.values()
+            return all(len(each.isrs) == len(each.replicas) for each in found)
+
+        wait_for(whole)
+
+    def close(self) -> None:
+        """Kill all and remove all they stored."""
+        for broker in self.brokers:
+            broker.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
