@@ -7,7 +7,6 @@ a typed setting too. What the SDK owns is refused, with the reason.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, cast
@@ -17,12 +16,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from broker.errors import InvalidSetting
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
+from broker_kafka.client_log import CLIENT_LOG
 from broker_kafka.properties import ALIASES, OWNED, Role, check_property, for_role
 from broker_kafka.property_names import KNOWN_PROPERTIES
 
 __all__ = ["KafkaSettings"]
-
-_LOGGER: Final = logging.getLogger("broker.kafka")
 
 _OURS: Final = frozenset(
     {
@@ -359,7 +357,7 @@ class KafkaSettings(BackendSettings):
         config |= {name: _as_librdkafka(value) for name, value in self.properties.items()}
         config = for_role(config, role)
         config["bootstrap.servers"] = ",".join(self.servers)
-        config["logger"] = _LOGGER
+        config["logger"] = CLIENT_LOG
         return config
 
 

@@ -1,0 +1,124 @@
+"""One connection to one Kafka cluster.
+
+Used from the event loop that opened it. `open` makes one honest try. Producers and consumers are clients of their own,
+each in its thread; they are made when first needed and end with `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, Final
+
+from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
+from broker.hooks import Hooks
+from broker.reading.record_serving import message_capabilities
+from broker.settings import BackendSettings
+from broker.spi import (
+    AdminSpi,
+    LogReaderSpi,
+    MessageSource,
+    MessageSubscription,
+    PublishTarget,
+    RecordListener,
+    RecordSource,
+    RecordSubscription,
+    SourceListener,
+    TransactionSpi,
+)
+from broker_kafka.admin import KafkaAdmin
+from broker_kafka.connection import Connection
+from broker_kafka.log_reader import KafkaLogReader
+from broker_kafka.messages import subscribe
+from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
+from broker_kafka.records import KafkaRecordSource
+from broker_kafka.settings import KafkaSettings
+from broker_kafka.transactions import KafkaTransaction
+
+__all__ = ["KafkaBackend"]
+
+_HEADROOM: Final = 4_096
+"""Bytes of a record that are not the message's own: batch, header lengths and our headers."""
+_ATTRIBUTES: Final = 512
+
+
+class KafkaBackend:
+    """Implements `broker.spi.Backend`."""
+
+    settings_type: ClassVar[type[BackendSettings]] = KafkaSettings
+
+    def __init__(self, settings: KafkaSettings, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self.connection: Final = Connection(settings, hooks)
+        self._producer = SharedProducer(self.connection)
+        self._open: list[RecordSource | TransactionSpi] = []
+        largest = settings.message_max_bytes - _HEADROOM
+        bare = Capabilities(
+            backend="kafka",
+            publish=PublishCapabilities(
+                limits=Limits(body=largest, message=largest, attributes=_ATTRIBUTES),
+                tombstones=True,
+                partitions=True,
+                transactions=True,
+            ),
+            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, read_committed=True),
+            durable=True,
+        )
+        self._capabilities = Capabilities(
+            backend=bare.backend,
+            publish=bare.publish,
+            messages=message_capabilities(bare),
+            records=bare.records,
+            durable=True,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def open(self) -> None:
+        try:
+            await self.connection.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    def publish_target(self, topic: str) -> PublishTarget:
+        return KafkaPublishTarget(topic, self._producer)
+
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
+        return await subscribe(self, self.connection, subscription, listener, self._hooks)
+
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
+        source = KafkaRecordSource(self.connection, subscription, listener)
+        self._open.append(source)
+        try:
+            await source.open()
+        except BaseException:
+            await source.close()
+            raise
+        return source
+
+    async def transaction(self, transactional_id: str) -> TransactionSpi:
+        transaction = KafkaTransaction(self.connection, transactional_id)
+        self._open.append(transaction)
+        try:
+            await transaction.open()
+        except BaseException:
+            await transaction.close()
+            raise
+        return transaction
+
+    def log_reader(self) -> LogReaderSpi:
+        return KafkaLogReader(self.connection)
+
+    def admin(self) -> AdminSpi:
+        return KafkaAdmin(self.connection)
+
+    async def check_health(self) -> float:
+        return await self.connection.check_health()
+
+    async def close(self) -> None:
+        opened, self._open = self._open, []
+        await asyncio.gather(*(each.close() for each in opened))
+        await self._producer.close()
+        await self.connection.close()

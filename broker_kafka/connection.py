@@ -1,0 +1,237 @@
+"""The connection of one backend object to a cluster: its configuration, its admin client, and what becomes known of it.
+
+*Concurrency.* Used on one event loop; the admin client lives in a thread of its own, where its calls run one after the
+other. *Cancellation.* A cancelled `call` leaves what has begun to the thread. *Failure.* librdkafka reconnects by
+itself. That every broker is out of reach is told once, as `Disconnected`, whichever client sees it first; a task then
+asks until one answers, and tells `Connected`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from typing_extensions import TypeVar
+
+from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed
+from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
+from broker_kafka.errors import translate
+from broker_kafka.owner import OwnerThread
+from broker_kafka.properties import Role
+from broker_kafka.settings import KafkaSettings
+
+__all__ = ["Connection"]
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+_ONE_TRY: Final = 0.5
+_IDLE: Final = 1.0
+_CLOSE: Final = 5.0
+_ASK_AGAIN: Final = 0.2
+
+_REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
+_DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
+_WRONG_LISTENER: Final = ("security.protocol", "broker listener?", "SSL handshake failed")
+
+
+class _AdminThread(OwnerThread[AdminClient]):
+    """Owns the admin client, and polls it now and then for its callbacks."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__("broker-kafka-admin")
+        self._config = config
+
+    def _open(self) -> AdminClient:
+        try:
+            return AdminClient(dict(self._config))
+        except (KafkaException, ValueError, TypeError) as error:
+            raise translate(error, "Making a client") from error
+
+    def _turn(self, client: AdminClient) -> None:
+        client.poll(0)
+        self._serve(client, _IDLE)
+
+    def _shut(self, client: AdminClient) -> None:
+        client.poll(0)
+
+
+class Connection:
+    """What the parts of the backend share.
+
+    :ivar settings: as given.
+    """
+
+    def __init__(self, settings: KafkaSettings, hooks: Hooks) -> None:
+        self.settings: Final = settings
+        self._hooks = hooks
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._admin: _AdminThread | None = None
+        self._refused: KafkaError | None = None
+        self._unreachable: KafkaError | None = None
+        self._last = ""
+        self._opened = False
+        self._down = False
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers, for people."""
+        return ",".join(self.settings.servers)
+
+    # -- opening and closing -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect, once.
+
+        :raises AuthenticationFailed: the brokers refuse the credentials, or TLS fails.
+        :raises ConnectionFailed: no broker answers within `connect_timeout`.
+        :raises ConfigurationError: librdkafka does not take the settings.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._admin = _AdminThread(self.client_config("admin"))
+        await self._admin.start()
+        await self._admin.call(self._first_contact)
+        self._opened = True
+        if self._hooks.listening:
+            self._hooks.emit(Connected(server=self.servers))
+
+    async def close(self) -> None:
+        """End the admin client; may be called twice."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.stop(_CLOSE)
+
+    def _first_contact(self, client: AdminClient) -> None:
+        deadline = monotonic() + self.settings.connect_timeout
+        while True:
+            try:
+                client.list_topics(timeout=min(_ONE_TRY, max(0.01, deadline - monotonic())))
+                return
+            except KafkaException as error:
+                client.poll(0)
+                if self._refused is not None:
+                    raise self._refusal(self._refused) from error
+                if monotonic() >= deadline or self._unreachable is not None:
+                    said = f": {self._last}" if self._last else ""
+                    raise ConnectionFailed(f"No broker at {self.servers} answers{said}", native=error) from error
+
+    def _refusal(self, error: KafkaError) -> BrokerError:
+        return AuthenticationFailed(
+            f"Connecting to {self.servers} was refused: {error.str()}", native=KafkaException(error)
+        )
+
+    # -- for the other parts -------------------------------------------------------------------------------
+
+    def client_config(self, role: Role) -> dict[str, Any]:
+        """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
+        return {**self.settings.client_config(role), "error_cb": self._hear}
+
+    async def call(self, function: Callable[[AdminClient], R], what: str) -> R:
+        """Run a blocking call of the admin client in its thread.
+
+        :param what: what it does, for the error: "Describing topic 'orders'".
+        :raises BrokerError: what it raised.
+        """
+        try:
+            return await self._open_admin().call(function)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise translate(error, what) from error
+
+    async def outcomes(
+        self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
+    ) -> dict[K, R | BrokerError]:
+        """Start a request of the admin client and wait for the answer of each item; an error is in its place."""
+        admin = self._open_admin()
+        try:
+            futures = await admin.call(start)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise translate(error, what) from error
+        waiting = {key: asyncio.wrap_future(future) for key, future in futures.items()}
+        results = await asyncio.gather(*waiting.values(), return_exceptions=True)
+        return {
+            key: translate(result, what) if isinstance(result, BaseException) else result
+            for key, result in zip(waiting, results, strict=True)
+        }
+
+    def event(self, event: Event) -> None:
+        """Tell the listeners of the bus; on the loop."""
+        if self._hooks.listening:
+            self._hooks.emit(event)
+
+    def warn(self, text: str) -> None:
+        """Tell operators; on the loop."""
+        logger.warning(text)
+        self.event(Warned(text=text))
+
+    async def check_health(self) -> float:
+        """One round trip to a broker; its seconds.
+
+        :raises BrokerError: none answered.
+        """
+        timeout = self.settings.request_timeout
+
+        def ask(client: AdminClient) -> float:
+            begun = monotonic()
+            client.list_topics(timeout=timeout)
+            return monotonic() - begun
+
+        return await self.call(ask, "Asking for a sign of life")
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _open_admin(self) -> _AdminThread:
+        if self._admin is None:
+            raise Closed("The connection to Kafka is not open", advice="Use it within `async with`")
+        return self._admin
+
+    def _hear(self, error: KafkaError) -> None:
+        """An error callback of a client; in that client's thread, where nothing may be raised."""
+        code = error.code()
+        if code in _REFUSALS:
+            self._refused = error
+        elif code in _DOWN:
+            self._unreachable = error
+            self._post(self._lost, error)
+        else:
+            self._last = error.str()
+            # This is how a listener that wants TLS, or none, looks from here.
+            if any(sign in self._last for sign in _WRONG_LISTENER):
+                self._refused = error
+
+    def _post(self, function: Callable[..., object], *args: object) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        try:
+            loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            logger.debug("Nobody runs the loop any more")
+
+    def _lost(self, error: KafkaError) -> None:
+        if self._down or not self._opened or self._admin is None:
+            return
+        self._down = True
+        self.event(Disconnected(server=self.servers, error=translate(error, "The connection")))
+        self._watching = asyncio.get_running_loop().create_task(self._await_return(), name="broker-kafka-return")
+
+    async def _await_return(self) -> None:
+        while True:
+            try:
+                await self.call(lambda client: client.list_topics(timeout=_ONE_TRY), "Asking for a sign of life")
+                break
+            except Closed:
+                return
+            except BrokerError:
+                await asyncio.sleep(_ASK_AGAIN)
+        self._down = False
+        self._refused = self._unreachable = None
+        self.event(Connected(server=self.servers, again=True))

@@ -1,0 +1,251 @@
+"""What confluent-kafka and the brokers say, as errors of `broker`. Pure functions, safe from any thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BrokerError,
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidMessage,
+    InvalidSetting,
+    LeaseLost,
+    MessageTooLarge,
+    NotAuthorized,
+    OffsetOutOfRange,
+    OperationTimeout,
+    SettleError,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TransactionFatal,
+    UnknownSetting,
+    Unsupported,
+)
+from broker_kafka.properties import did_you_mean
+
+__all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "translate"]
+
+_UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
+_PROPERTY: Final = re.compile(r"[Cc]onfiguration property [\"`]([^\"`]*)[\"`]")
+
+FENCED: Final = frozenset(
+    {
+        KafkaError._FENCED,
+        KafkaError.PRODUCER_FENCED,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
+"""Another producer of the transactional id took over, or the broker gave this one up."""
+
+GENERATION_LOST: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.FENCED_MEMBER_EPOCH,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError._ASSIGNMENT_LOST,
+    }
+)
+"""This member is not, or not in this generation, the owner of what it commits."""
+
+_Make = Callable[..., BrokerError]
+
+
+def _codes(make: _Make, *codes: int) -> dict[int, _Make]:
+    return dict.fromkeys(codes, make)
+
+
+def _invalid_topic(message: str, **rest: Any) -> BrokerError:
+    return ConfigurationError(message, advice="Kafka takes letters, digits, '.', '_' and '-', 249 at most", **rest)
+
+
+_CLASSES: Final[dict[int, _Make]] = {
+    **_codes(
+        TopicNotFound,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_ID,
+    ),
+    **_codes(SubscriptionNotFound, KafkaError.GROUP_ID_NOT_FOUND, KafkaError._UNKNOWN_GROUP),
+    **_codes(
+        AuthenticationFailed,
+        KafkaError._AUTHENTICATION,
+        KafkaError._SSL,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+    ),
+    **_codes(
+        NotAuthorized,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+    ),
+    **_codes(
+        MessageTooLarge,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+    ),
+    **_codes(
+        InvalidMessage,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError._UNKNOWN_PARTITION,
+    ),
+    **_codes(
+        ConnectionFailed,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._NODE_UPDATE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+    ),
+    **_codes(
+        OperationTimeout,
+        KafkaError._TIMED_OUT,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+    ),
+    **_codes(
+        OffsetOutOfRange,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError._NO_OFFSET,
+        KafkaError._LOG_TRUNCATION,
+    ),
+    **_codes(LeaseLost, *GENERATION_LOST),
+    **_codes(TransactionFatal, *FENCED),
+    **_codes(
+        Unsupported,
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError.UNSUPPORTED_VERSION,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError.SECURITY_DISABLED,
+        KafkaError.TOPIC_DELETION_DISABLED,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.UNSUPPORTED_ASSIGNOR,
+    ),
+    **_codes(
+        InvalidSetting,
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_REPLICA_ASSIGNMENT,
+        KafkaError.INVALID_SESSION_TIMEOUT,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.INVALID_REGULAR_EXPRESSION,
+        KafkaError._UNKNOWN_PROTOCOL,
+        KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    ),
+    **_codes(SettleError, KafkaError.OFFSET_METADATA_TOO_LARGE, KafkaError.INVALID_COMMIT_OFFSET_SIZE),
+    KafkaError.TOPIC_EXCEPTION: _invalid_topic,
+}
+
+_RETRIABLE: Final = frozenset(
+    {
+        KafkaError._WAIT_COORD,
+        KafkaError._QUEUE_FULL,
+        KafkaError._RETRY,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+    }
+)
+
+
+def kafka_error(error: KafkaError | BaseException) -> KafkaError | None:
+    """The KafkaError within, if there is one; delivery callbacks wrap it in a SystemError."""
+    seen: BaseException | KafkaError | None = error
+    while isinstance(seen, BaseException):
+        if isinstance(seen, KafkaException) and seen.args and isinstance(seen.args[0], KafkaError):
+            return seen.args[0]
+        seen = seen.__cause__ or seen.__context__
+    return seen
+
+
+def translate(error: KafkaError | BaseException, what: str = "", *, resources: Iterable[str] = ()) -> BrokerError:
+    """The error of `broker` that says the same.
+
+    :param what: what was tried, for the message: "Publishing to 'orders'".
+    :param resources: topics or groups that the error may be about, named where `what` does not.
+    """
+    if isinstance(error, BrokerError):
+        return error
+    found = kafka_error(error)
+    if found is None:
+        return BackendError(f"{what or 'The client'} failed: {error}", native=_exception(error))
+    code = found.code()
+    text = f"{what}: {found.str()}" if what else found.str()
+    named = ", ".join(repr(name) for name in resources)
+    if named:
+        text = f"{text} ({named})"
+    native = error if isinstance(error, BaseException) else KafkaException(found)
+    if code == KafkaError._INVALID_ARG:
+        return configuration_error(found, what)
+    make = _CLASSES.get(code)
+    if make is not None:
+        return make(text, native=native)
+    if found.fatal():
+        return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
+    return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable())
+
+
+def configuration_error(error: KafkaError | BaseException, what: str = "") -> BrokerError:
+    """What librdkafka says of a configuration that it does not take, naming the property and the mend."""
+    found = kafka_error(error)
+    text = str(error) if found is None else found.str()
+    native = _exception(error)
+    unknown = _UNKNOWN_PROPERTY.search(text)
+    if unknown:
+        name = unknown.group(1)
+        return UnknownSetting(f"librdkafka has no property {name!r}", native=native, advice=did_you_mean(name))
+    if "GSSAPI" in text:
+        return Unsupported(
+            "This librdkafka was built without Kerberos (sasl_mechanism GSSAPI)",
+            native=native,
+            advice="Install confluent-kafka from source against a librdkafka with libsasl2: "
+            "pip install --no-binary confluent-kafka confluent-kafka",
+        )
+    if _PROPERTY.search(text) or "ssl." in text or "sasl." in text:
+        return InvalidSetting(
+            f"librdkafka refuses the settings: {text.strip()}",
+            native=native,
+            advice="Correct the setting of that name; a file must exist, be readable and hold what it should",
+        )
+    return BackendError(f"{what or 'The call'} was refused: {text}", native=native)
+
+
+def _exception(error: KafkaError | BaseException) -> BaseException:
+    return error if isinstance(error, BaseException) else KafkaException(error)

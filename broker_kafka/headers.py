@@ -1,0 +1,169 @@
+"""Messages as Kafka records, and records as messages. Pure functions and one stateless view, safe from any thread.
+
+Attributes are headers as they are. Two things ride in headers of our own: `anybroker-id`, the id that a publisher gave,
+and `anybroker-time`, the producer's clock in microseconds since 1970 where the record's timestamp cannot tell it. A
+plain message has neither. Headers are read only when somebody asks. Of several headers of one name the last is shown,
+as Kafka's own `lastHeader` does; they and those that are no text stay in `native`, and are forwarded with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final, cast
+from urllib.parse import quote, unquote
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import Message as NativeRecord
+
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.outbound import OutboundMessage
+
+__all__ = ["RECORD_VIEW", "Headers", "NativeRecord", "encode_headers", "encode_time", "record_id"]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_ID: Final = "anybroker-id"
+_TIME: Final = "anybroker-time"
+_ATTRIBUTES: Final = "anybroker-attributes"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
+    """The headers of a message; empty for a plain one."""
+    headers: list[tuple[str, bytes | None]] = []
+    native = message.native
+    if type(native) is NativeRecord:
+        headers += _unshown(native, message.attributes)
+    hostile: list[str] = []
+    for name, value in message.attributes.items():
+        if "\0" in name:
+            # librdkafka ends a header's name there.
+            hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
+        else:
+            headers.append((name, value.encode()))
+    if hostile:
+        headers.append((_ATTRIBUTES, "&".join(hostile).encode()))
+    if message.id is not None:
+        headers.append((_ID, message.id.encode()))
+    time = message.publish_time
+    if time is not None and (native is not None or time.microsecond % 1000):
+        headers.append((_TIME, b"%d" % ((time - _EPOCH) // _MICROSECOND)))
+    return headers
+
+
+def encode_time(message: OutboundMessage) -> int:
+    """The record's timestamp in milliseconds since 1970; 0 has the client take its clock.
+
+    A forwarded message is new in this log, and its age must not make retention remove it: it gets the time of now, and
+    its producer's time rides in a header.
+    """
+    time = message.publish_time
+    if time is None or message.native is not None:
+        return 0
+    # 0 would mean now.
+    return max(1, (time - _EPOCH) // _MICROSECOND // 1000)
+
+
+def record_id(topic: str, partition: int, offset: int) -> str:
+    """The id of a record whose publisher gave none."""
+    return f"{topic}:{partition}:{offset}"
+
+
+class _RecordView:
+    """How a record that confluent-kafka delivered is shown."""
+
+    __slots__ = ()
+
+    def id(self, raw: Any, /) -> str:
+        for name, value in raw.headers() or ():
+            if name == _ID and value is not None:
+                return value.decode("utf-8", "replace")
+        return record_id(raw.topic(), raw.partition(), raw.offset())
+
+    def key(self, raw: Any, /) -> bytes | None:
+        return raw.key()
+
+    def attributes(self, raw: Any, /) -> Mapping[str, str]:
+        headers: Headers | None = raw.headers()
+        return NO_ATTRIBUTES if headers is None else _attributes(headers)
+
+    def publish_time(self, raw: Any, /) -> datetime | None:
+        for name, value in raw.headers() or ():
+            if name == _TIME and value is not None:
+                try:
+                    return _EPOCH + timedelta(microseconds=int(value))
+                except (ValueError, OverflowError):
+                    break
+        return _timestamp(raw, TIMESTAMP_CREATE_TIME)
+
+    def broker_time(self, raw: Any, /) -> datetime | None:
+        """Only topics with `message.timestamp.type=LogAppendTime` have it."""
+        return _timestamp(raw, TIMESTAMP_LOG_APPEND_TIME)
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return None
+
+    def native(self, raw: Any, /) -> Any:
+        return raw
+
+
+RECORD_VIEW: Final = _RecordView()
+"""The one view of all records."""
+
+
+def _timestamp(raw: NativeRecord, wanted: int) -> datetime | None:
+    kind, milliseconds = raw.timestamp()
+    if kind != wanted:
+        return None
+    try:
+        return _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+
+
+def _attributes(headers: Headers) -> Mapping[str, str]:
+    shown: dict[str, str] = {}
+    for name, value in headers:
+        if name.startswith(RESERVED_PREFIX):
+            if name == _ATTRIBUTES and value is not None:
+                _read_hostile(value, shown)
+            continue
+        text = _text(value)
+        if text is not None and name:
+            shown[name] = text
+    return MappingProxyType(shown) if shown else NO_ATTRIBUTES
+
+
+def _read_hostile(value: bytes, shown: dict[str, str]) -> None:
+    for item in value.decode("utf-8", "replace").split("&"):
+        name, equals, text = item.partition("=")
+        if equals:
+            shown[unquote(name)] = unquote(text)
+
+
+def _unshown(native: NativeRecord, kept: Mapping[str, str]) -> Headers:
+    """Headers of a foreign producer that attributes cannot show, for a message that is being forwarded.
+
+    A name that the forwarder removed takes its earlier values along.
+    """
+    headers = cast("Headers", native.headers() or ())
+    shown: dict[str, int] = {
+        name: index for index, (name, value) in enumerate(headers) if name and _text(value) is not None
+    }
+    return [
+        (name, value)
+        for index, (name, value) in enumerate(headers)
+        if not name.startswith(RESERVED_PREFIX) and shown.get(name) != index and (name not in shown or name in kept)
+    ]
+
+
+def _text(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None

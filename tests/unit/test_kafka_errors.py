@@ -1,0 +1,71 @@
+"""Each thing that librdkafka or a broker may say has its class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from broker import errors
+from broker_kafka.errors import kafka_error, translate
+from broker_kafka.settings import KafkaSettings
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "retriable"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.TopicNotFound, False),
+        (KafkaError._UNKNOWN_TOPIC, errors.TopicNotFound, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, errors.NotAuthorized, False),
+        (KafkaError._AUTHENTICATION, errors.AuthenticationFailed, False),
+        (KafkaError._SSL, errors.AuthenticationFailed, False),
+        (KafkaError.MSG_SIZE_TOO_LARGE, errors.MessageTooLarge, False),
+        (KafkaError._TRANSPORT, errors.ConnectionFailed, True),
+        (KafkaError._MSG_TIMED_OUT, errors.OperationTimeout, True),
+        (KafkaError.ILLEGAL_GENERATION, errors.LeaseLost, False),
+        (KafkaError._FENCED, errors.TransactionFatal, False),
+        (KafkaError.OFFSET_OUT_OF_RANGE, errors.OffsetOutOfRange, False),
+        (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, errors.BackendError, True),
+        (KafkaError.NOT_ENOUGH_REPLICAS, errors.BackendError, True),
+        (KafkaError.KAFKA_STORAGE_ERROR, errors.BackendError, True),
+        (KafkaError.NON_EMPTY_GROUP, errors.BackendError, False),
+    ],
+)
+def test_codes(code: int, expected: type[errors.BrokerError], retriable: bool) -> None:
+    error = translate(KafkaError(code), "Publishing to 'orders'")
+    assert type(error) is expected
+    assert error.retriable is retriable
+    assert str(error).startswith("Publishing to 'orders': ")
+    assert isinstance(error.native, KafkaException)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "told"),
+    [
+        (KafkaSettings(properties={"client.racc": "a"}), errors.UnknownSetting, "Did you mean 'client.rack'?"),
+        (KafkaSettings(properties={"broker.address.family": "v5"}), errors.InvalidSetting, "broker.address.family"),
+        (
+            KafkaSettings(
+                sasl_mechanism="GSSAPI", sasl_kerberos_service_name="kafka", security_protocol="SASL_PLAINTEXT"
+            ),
+            errors.Unsupported,
+            "without Kerberos",
+        ),
+    ],
+)
+def test_what_librdkafka_does_not_take_is_named(settings: KafkaSettings, expected: type[Any], told: str) -> None:
+    with pytest.raises(KafkaException) as caught:
+        Producer(settings.client_config("producer"))
+    error = translate(caught.value)
+    assert type(error) is expected
+    assert told in str(error)
+
+
+def test_an_error_wrapped_by_a_callback_is_found() -> None:
+    wrapped = SystemError("returned a result with an exception set")
+    wrapped.__cause__ = KafkaException(KafkaError(KafkaError._FENCED))
+    found = kafka_error(wrapped)
+    assert found is not None
+    assert found.code() == KafkaError._FENCED
+    assert type(translate(RuntimeError("odd"), "Polling")) is errors.BackendError
