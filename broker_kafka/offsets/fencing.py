@@ -1,0 +1,79 @@
+"""The rules by which every store outside Kafka takes a claim or a commit, on one partition. Pure functions.
+
+Kept in one place so that memory, file and SQL cannot drift apart; SQL also writes them as a condition of its UPDATE.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.errors import LeaseLost, SettleError
+from broker.spi import TopicPartition
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
+
+__all__ = ["UNCLAIMED", "Entry", "check_claim", "check_commit", "claimed", "committed", "put_back"]
+
+UNCLAIMED = -2
+"""The generation of an entry that nobody has claimed; Kafka uses -1 for a consumer without a group."""
+
+
+class Entry(NamedTuple):
+    """What a store keeps of a partition.
+
+    :ivar offset: the next to read; None if it was claimed and nothing was ever committed.
+    """
+
+    offset: int | None = None
+    metadata: str = ""
+    generation: int = UNCLAIMED
+    member: str = ""
+
+    @property
+    def position(self) -> StoredOffset | None:
+        return None if self.offset is None else StoredOffset(self.offset, self.metadata)
+
+
+def check_claim(partition: TopicPartition, entry: Entry, owner: GroupMember, restarted: bool) -> LeaseLost | None:
+    """Why this claim is refused, if it is."""
+    if owner.generation >= entry.generation or restarted:
+        return None
+    return LeaseLost(
+        f"{_of(partition, owner.group)} was claimed in generation {entry.generation}, and this is "
+        f"generation {owner.generation}",
+        advice="A newer member owns it; if the group was founded anew, claim with restarted=True",
+    )
+
+
+def check_commit(
+    partition: TopicPartition, entry: Entry, owner: GroupMember, offset: int, rewind: bool
+) -> SettleError | None:
+    """Why this commit is refused, if it is."""
+    if owner.generation < entry.generation or (owner.generation == entry.generation and owner.member != entry.member):
+        return LeaseLost(
+            f"{_of(partition, owner.group)} belongs to member {entry.member!r} of generation {entry.generation}, and "
+            f"the commit is of {owner.member!r} of generation {owner.generation}",
+            advice="The partition was given to another member, which reads these records again",
+        )
+    if entry.offset is not None and offset < entry.offset and not rewind:
+        return SettleError(
+            f"{_of(partition, owner.group)} is at {entry.offset}, and {offset} lies before it",
+            advice="Commit with rewind=True to go back on purpose",
+        )
+    return None
+
+
+def claimed(entry: Entry, owner: GroupMember) -> Entry:
+    return entry._replace(generation=owner.generation, member=owner.member)
+
+
+def committed(position: StoredOffset, owner: GroupMember) -> Entry:
+    return Entry(position.offset, position.metadata, owner.generation, owner.member)
+
+
+def put_back(entry: Entry, position: StoredOffset) -> Entry:
+    """An operator's reset: the present owner, whoever it is, is fenced until its next generation."""
+    return Entry(position.offset, position.metadata, entry.generation, "")
+
+
+def _of(partition: TopicPartition, group: str) -> str:
+    return f"{partition.topic!r}[{partition.partition}] of group {group!r}"

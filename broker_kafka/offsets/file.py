@@ -1,0 +1,207 @@
+"""`FileOffsetStore`: positions in a directory, one JSON file per group.
+
+*Concurrency.* Any number of tasks, threads and processes of one machine may use a directory: each change holds a lock
+on the group's file, for one read and one write of it. Not for network file systems without locks. *Failure.* A file is
+replaced as a whole, and both it and its directory are synchronised to disk before a commit is answered: after a crash
+there is the old or the new content, never half. A file that cannot be read is an error, never "no positions".
+*Cancellation.* The work runs in a thread and goes on; a cancelled write may have taken effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+
+from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, SettleError
+from broker.spi import TopicPartition
+from broker_kafka.offsets import fencing
+from broker_kafka.offsets.fencing import UNCLAIMED, Entry
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+
+__all__ = ["FileOffsetStore"]
+
+_VERSION: Final = 1
+_NONE: Final = Entry()
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    topic: str
+    partition: int
+    offset: int | None = None
+    metadata: str = ""
+    generation: int = UNCLAIMED
+    member: str = ""
+
+
+class _Content(msgspec.Struct):
+    version: int
+    group: str
+    positions: list[_Line]
+
+
+class FileOffsetStore:
+    """Implements `OffsetStore`.
+
+    :param directory: made if it is missing.
+    :raises ConfigurationError: it cannot be made, or is a file.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The directory {str(directory)!r} cannot be used for offsets: {error.strerror}",
+                native=error,
+                advice="Name a directory that this process may write",
+            ) from error
+        self._closed = False
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        self._check()
+        try:
+            entries = await asyncio.to_thread(self._read, group)
+        except (OSError, BackendError) as error:
+            return dict.fromkeys(partitions, _unusable(self._path(group), error))
+        return {partition: entries.get(partition, _NONE).position for partition in partitions}
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        self._check()
+        results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
+
+        def change(entries: dict[TopicPartition, Entry]) -> None:
+            for partition in partitions:
+                entry = entries.get(partition, _NONE)
+                error = fencing.check_claim(partition, entry, owner, restarted)
+                if error is None:
+                    entries[partition] = fencing.claimed(entry, owner)
+                results[partition] = error or entry.position
+
+        error = await self._change(owner.group, change)
+        return results if error is None else dict.fromkeys(partitions, error)
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        self._check()
+        check_positions(positions)
+        results: dict[TopicPartition, BrokerError | None] = {}
+
+        def change(entries: dict[TopicPartition, Entry]) -> None:
+            for partition, position in positions.items():
+                error = fencing.check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
+                if error is None:
+                    entries[partition] = fencing.committed(position, owner)
+                results[partition] = error
+
+        error = await self._change(owner.group, change)
+        # Nothing was written, so what was refused for a reason of its own keeps that.
+        return results if error is None else {partition: results.get(partition) or error for partition in positions}
+
+    async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        self._check()
+        check_positions(positions)
+
+        def change(entries: dict[TopicPartition, Entry]) -> None:
+            for partition, position in positions.items():
+                entries[partition] = fencing.put_back(entries.get(partition, _NONE), position)
+
+        return dict.fromkeys(positions, await self._change(group, change))
+
+    async def stored(self, group: str) -> FetchResults:
+        self._check()
+        try:
+            entries = await asyncio.to_thread(self._read, group)
+        except (OSError, BackendError) as error:
+            raise _unusable(self._path(group), error) from error
+        return {partition: entry.position for partition, entry in sorted(entries.items()) if entry.offset is not None}
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("The offset store is closed")
+
+    def _path(self, group: str) -> Path:
+        # A dot is quoted too, so that no group is called like a directory or a lock.
+        return self._directory / f"{quote(group, safe='').replace('.', '%2E')}.json"
+
+    async def _change(self, group: str, change: Callable[[dict[TopicPartition, Entry]], None]) -> SettleError | None:
+        def run() -> None:
+            with self._lock(group):
+                entries = self._read(group)
+                before = dict(entries)
+                change(entries)
+                if entries != before:
+                    self._write(group, entries)
+
+        try:
+            await asyncio.to_thread(run)
+        except (OSError, BackendError) as error:
+            return _unusable(self._path(group), error)
+        return None
+
+    @contextmanager
+    def _lock(self, group: str) -> Generator[None]:
+        # A file of its own, since the content is replaced and a lock stays with the file it was taken on.
+        descriptor = os.open(self._path(group).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self, group: str) -> dict[TopicPartition, Entry]:
+        path = self._path(group)
+        try:
+            text = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        try:
+            content = msgspec.json.decode(text, type=_Content)
+        except msgspec.MsgspecError as error:
+            raise BackendError(f"it is no file of offsets: {error}", native=error) from error
+        if content.version != _VERSION or content.group != group:
+            raise BackendError(f"it is of version {content.version} and group {content.group!r}, not of {group!r}")
+        return {
+            TopicPartition(line.topic, line.partition): Entry(line.offset, line.metadata, line.generation, line.member)
+            for line in content.positions
+        }
+
+    def _write(self, group: str, entries: Mapping[TopicPartition, Entry]) -> None:
+        lines = [_Line(*partition, *entry) for partition, entry in sorted(entries.items())]
+        text = msgspec.json.format(msgspec.json.encode(_Content(_VERSION, group, lines)), indent=1)
+        path = self._path(group)
+        temporary = path.with_suffix(".new")
+        with temporary.open("wb") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _unusable(path: Path, error: Exception) -> SettleError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return SettleError(
+        f"The offsets in {str(path)!r} cannot be used: {reason}",
+        native=error,
+        retriable=isinstance(error, OSError),
+        advice="Make the file readable and writable, or put back a copy of it",
+    )

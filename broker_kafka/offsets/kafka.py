@@ -1,0 +1,187 @@
+"""Kafka's own offsets as `OffsetStore`: from inside of a group, and from outside.
+
+Nothing is kept here. *Fencing* is the coordinator's: it refuses a member that is not of the group's generation, and an
+operator while the group runs. *Concurrency, cancellation.* Calls may be made at once; a cancelled one may have taken
+effect. *Failure.* Every partition has its own answer, read and write alike, with the brokers' word for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BrokerError
+from broker.spi import TopicPartition
+from broker_kafka.admin_requests import ask, passing, settled
+from broker_kafka.connection import Connection
+from broker_kafka.errors import translate
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+
+__all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore"]
+
+R = TypeVar("R")
+
+
+class ConsumerClient(Protocol):
+    """The thread that owns a member's client, as `broker_kafka.owner.OwnerThread` does."""
+
+    async def call(self, function: Callable[[Consumer], R]) -> R: ...
+
+
+class MemberOffsetStore:
+    """The offsets of the group that this member is in, through the member's own client.
+
+    Groups and generations that are given are the client's anyway.
+    """
+
+    def __init__(self, client: ConsumerClient, *, timeout: float = 10.0) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        asked = [NativePartition(*partition) for partition in partitions]
+        if not asked:
+            return {}
+        try:
+            found = await self._client.call(lambda client: client.committed(asked, timeout=self._timeout))
+        except KafkaException as error:
+            return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
+        return _positions(group, partitions, found)
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        return await self.fetch(owner.group, partitions)
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        """Kafka takes positions in either direction, with and without `rewind`."""
+        check_positions(positions)
+        if not positions:
+            return {}
+        offsets = _native(positions)
+        try:
+            answered = await self._client.call(lambda client: client.commit(offsets=offsets, asynchronous=False))
+        except KafkaException as error:
+            return dict.fromkeys(positions, translate(error, f"Committing for group {owner.group!r}"))
+        return _outcomes(owner.group, positions, answered or offsets)
+
+    async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        return await self.commit(GroupMember(group, -1), positions, rewind=True)
+
+    async def stored(self, group: str) -> FetchResults:
+        """Of the partitions that are assigned to this member."""
+        assigned = await self._client.call(lambda client: client.assignment())
+        found = await self.fetch(group, [TopicPartition(each.topic, each.partition) for each in assigned])
+        return {partition: position for partition, position in sorted(found.items()) if position is not None}
+
+    async def close(self) -> None:
+        """The client stays its owner's."""
+
+
+class GroupOffsetStore:
+    """The offsets of any group, from outside; the brokers take a commit only while the group has no members."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._timeout = connection.settings.request_timeout
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        if not partitions:
+            return {}
+        found = await self._read(group, [NativePartition(*partition) for partition in partitions])
+        if isinstance(found, BrokerError):
+            return dict.fromkeys(partitions, found)
+        return _positions(group, partitions, found)
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        return await self.fetch(owner.group, partitions)
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        """Commit without being a member: LeaseLost while the group has members."""
+        return await self.reset(owner.group, positions)
+
+    async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        check_positions(positions)
+        if not positions:
+            return {}
+        request = ConsumerGroupTopicPartitions(group, _native(positions))
+
+        async def attempt() -> CommitResults:
+            answer = await ask(
+                self._connection,
+                lambda client: client.alter_consumer_group_offsets([request], request_timeout=self._timeout),
+                f"Committing for group {group!r}",
+            )
+            if isinstance(answer, BrokerError):
+                return dict.fromkeys(positions, answer)
+            return _outcomes(group, positions, answer.topic_partitions)
+
+        return await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
+
+    async def stored(self, group: str) -> FetchResults:
+        found = await self._read(group, None)
+        if isinstance(found, BrokerError):
+            raise found
+        partitions = sorted(TopicPartition(each.topic, each.partition) for each in found)
+        positions = _positions(group, partitions, found)
+        return {partition: position for partition, position in positions.items() if position is not None}
+
+    async def close(self) -> None:
+        """The connection stays its owner's."""
+
+    async def _read(self, group: str, partitions: list[NativePartition] | None) -> list[NativePartition] | BrokerError:
+        request = ConsumerGroupTopicPartitions(group, partitions)
+
+        async def attempt() -> list[NativePartition] | BrokerError:
+            answer = await ask(
+                self._connection,
+                lambda client: client.list_consumer_group_offsets([request], request_timeout=self._timeout),
+                f"Reading the offsets of group {group!r}",
+            )
+            return answer if isinstance(answer, BrokerError) else answer.topic_partitions
+
+        return await settled(self._timeout, attempt, passing)
+
+
+def _native(positions: Mapping[TopicPartition, StoredOffset]) -> list[Any]:
+    return [
+        NativePartition(*partition, position.offset, position.metadata) for partition, position in positions.items()
+    ]
+
+
+def _positions(group: str, asked: Sequence[TopicPartition], found: Sequence[NativePartition]) -> FetchResults:
+    answered = {TopicPartition(each.topic, each.partition): each for each in found}
+    return {partition: _position(group, partition, answered.get(partition)) for partition in asked}
+
+
+def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset | BrokerError | None:
+    what = f"Reading the offset of {partition.topic!r}[{partition.partition}] of group {group!r}"
+    if found is None:
+        # No answer is not the answer "none".
+        return BrokerError(f"{what}: the broker did not answer for it", retriable=True)
+    if found.error is not None:
+        return translate(found.error, what)
+    return None if found.offset < 0 else StoredOffset(found.offset, found.metadata or "")
+
+
+def _outcomes(group: str, positions: Mapping[TopicPartition, StoredOffset], answered: Sequence[Any]) -> CommitResults:
+    results: dict[TopicPartition, BrokerError | None] = {
+        partition: BrokerError(
+            f"The broker did not answer for {partition.topic!r}[{partition.partition}]", retriable=True
+        )
+        for partition in positions
+    }
+    for each in answered:
+        partition = TopicPartition(each.topic, each.partition)
+        what = f"Committing {each.offset} of {each.topic!r}[{each.partition}] for group {group!r}"
+        results[partition] = None if each.error is None else translate(each.error, what)
+    return results

@@ -1,0 +1,292 @@
+"""`SqlOffsetStore`: positions in a database, so that results and offsets commit in one transaction of it.
+
+    with engine.begin() as tx:
+        tx.execute(insert(results), rows)
+        store.save(tx, owner, {partition: StoredOffset(batch[-1].offset + 1)})
+
+`save` raises if a newer member has claimed the partition, which rolls back the results with it: their effect is exactly
+once, whatever is killed when. That needs `claim` when the partition is assigned, which the group consumer calls.
+
+*Concurrency.* Any number of tasks, threads, processes and machines. Rows are locked in one order, so that two commits
+do not block each other for good. With a synchronous engine each call runs in a thread; with an asynchronous one, on the
+loop. *Cancellation.* A cancelled call of a synchronous engine goes on in its thread. *Failure.* A commit of several
+partitions is one transaction; those that are refused do not keep the others from being stored, except in `save`, which
+is all or nothing. A database that cannot be asked is an error of every partition, never "no position".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    and_,
+    or_,
+    true,
+)
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from broker.errors import BrokerError, Closed, ConfigurationError, SettleError
+from broker.spi import TopicPartition
+from broker_kafka.offsets import fencing
+from broker_kafka.offsets.fencing import UNCLAIMED, Entry
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.sql_rows import add_row, place, read_row, read_rows
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+__all__ = ["SqlOffsetStore"]
+
+R = TypeVar("R")
+
+_TABLE: Final = "anybroker_offsets"
+
+
+class SqlOffsetStore:
+    """Implements `OffsetStore` over a SQLAlchemy engine, which stays the caller's to dispose of.
+
+    :param engine: synchronous or asynchronous.
+    :param table: name of the table.
+    :param schema: where the table is; None is the connection's own.
+    :raises ConfigurationError: this is no engine.
+    """
+
+    def __init__(self, engine: Engine | AsyncEngine, *, table: str = _TABLE, schema: str | None = None) -> None:
+        if not isinstance(engine, (Engine, AsyncEngine)):
+            raise ConfigurationError(
+                f"engine is {type(engine).__name__}",
+                advice="Give what sqlalchemy.create_engine or create_async_engine returns",
+            )
+        self._engine = engine
+        self._closed = False
+        self._table = Table(
+            table,
+            MetaData(schema=schema),
+            Column("group_name", String(255), primary_key=True),
+            Column("topic", String(249), primary_key=True),
+            Column("topic_partition", Integer, primary_key=True, autoincrement=False),
+            Column("next_offset", BigInteger, nullable=True),
+            Column("note", Text, nullable=False),
+            Column("generation", BigInteger, nullable=False),
+            Column("member", String(255), nullable=False),
+            Column("changed_at", DateTime(timezone=True), nullable=False),
+        )
+
+    @property
+    def table(self) -> Table:
+        """The table, for migrations and for queries of your own.
+
+        `next_offset` is the next offset to read, or null if the partition was claimed and nothing committed.
+        """
+        return self._table
+
+    async def create_table(self) -> None:
+        """Create the table if it is missing.
+
+        :raises SettleError: the database refuses it.
+        """
+        error = await self._in_transaction(lambda tx: self._table.metadata.create_all(tx, checkfirst=True))
+        if isinstance(error, SettleError):
+            raise error
+
+    def save(
+        self,
+        tx: Connection | Session,
+        owner: GroupMember,
+        positions: Mapping[TopicPartition, StoredOffset],
+        *,
+        rewind: bool = False,
+    ) -> None:
+        """Store positions in a transaction of yours; they take effect when you commit it.
+
+        :raises LeaseLost: a newer member has claimed a partition. Let it pass, so that the transaction is rolled back.
+        :raises SettleError: a position lies before the stored one.
+        :raises ConfigurationError: a position cannot be stored.
+        :raises sqlalchemy.exc.SQLAlchemyError: the database failed, as for any other statement of the transaction.
+        """
+        check_positions(positions)
+        connection = tx if isinstance(tx, Connection) else tx.connection()
+        for partition in sorted(positions):
+            error = self._store(connection, owner, partition, positions[partition], rewind)
+            if error is not None:
+                raise error
+
+    async def save_async(
+        self,
+        tx: AsyncConnection | AsyncSession,
+        owner: GroupMember,
+        positions: Mapping[TopicPartition, StoredOffset],
+        *,
+        rewind: bool = False,
+    ) -> None:
+        """`save`, in a transaction of an asynchronous engine."""
+
+        def run(inner: Any) -> None:
+            self.save(inner, owner, positions, rewind=rewind)
+
+        await tx.run_sync(run)
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        def run(tx: Connection) -> dict[TopicPartition, StoredOffset | None]:
+            rows = read_rows(tx, self._table, group)
+            return {partition: rows.get(partition, Entry()).position for partition in partitions}
+
+        found = await self._in_transaction(run)
+        return dict.fromkeys(partitions, found) if isinstance(found, SettleError) else found
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        def run(tx: Connection) -> dict[TopicPartition, StoredOffset | BrokerError | None]:
+            return {partition: self._claim(tx, owner, partition, restarted) for partition in sorted(partitions)}
+
+        found = await self._in_transaction(run)
+        return dict.fromkeys(partitions, found) if isinstance(found, SettleError) else found
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        check_positions(positions)
+
+        def run(tx: Connection) -> dict[TopicPartition, BrokerError | None]:
+            return {
+                partition: self._store(tx, owner, partition, positions[partition], rewind)
+                for partition in sorted(positions)
+            }
+
+        found = await self._in_transaction(run)
+        return dict.fromkeys(positions, found) if isinstance(found, SettleError) else found
+
+    async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
+        check_positions(positions)
+
+        def run(tx: Connection) -> None:
+            for partition in sorted(positions):
+                position = positions[partition]
+                values = {"next_offset": position.offset, "note": position.metadata, "member": ""}
+                if not self._update(tx, group, partition, true(), values) and not self._add(
+                    tx, group, partition, values | {"generation": UNCLAIMED}
+                ):
+                    self._update(tx, group, partition, true(), values)
+
+        return dict.fromkeys(positions, await self._in_transaction(run))
+
+    async def stored(self, group: str) -> FetchResults:
+        found = await self._in_transaction(lambda tx: read_rows(tx, self._table, group))
+        if isinstance(found, SettleError):
+            raise found
+        return {partition: entry.position for partition, entry in sorted(found.items()) if entry.offset is not None}
+
+    async def close(self) -> None:
+        """Refuse further calls; the engine is not disposed of."""
+        self._closed = True
+
+    def _claim(
+        self, tx: Connection, owner: GroupMember, partition: TopicPartition, restarted: bool
+    ) -> StoredOffset | BrokerError | None:
+        columns = self._table.c
+        condition = true() if restarted else columns.generation <= owner.generation
+        values = {"generation": owner.generation, "member": owner.member}
+        for _ in range(2):
+            if self._update(tx, owner.group, partition, condition, values):
+                # The row is ours until the transaction ends, so this is what it holds.
+                return read_row(tx, self._table, owner.group, partition).position
+            if self._add(tx, owner.group, partition, values | {"next_offset": None, "note": ""}):
+                return None
+        entry = read_row(tx, self._table, owner.group, partition)
+        return fencing.check_claim(partition, entry, owner, restarted) or _busy(partition)
+
+    def _store(
+        self, tx: Connection, owner: GroupMember, partition: TopicPartition, position: StoredOffset, rewind: bool
+    ) -> SettleError | None:
+        columns = self._table.c
+        ours = or_(
+            columns.generation < owner.generation,
+            and_(columns.generation == owner.generation, columns.member == owner.member),
+        )
+        forward = true() if rewind else or_(columns.next_offset.is_(None), columns.next_offset <= position.offset)
+        values = {
+            "next_offset": position.offset,
+            "note": position.metadata,
+            "generation": owner.generation,
+            "member": owner.member,
+        }
+        for _ in range(2):
+            if self._update(tx, owner.group, partition, and_(ours, forward), values):
+                return None
+            if self._add(tx, owner.group, partition, values):
+                return None
+        # It exists and the condition refused it, or another transaction wrote it between the two.
+        entry = read_row(tx, self._table, owner.group, partition)
+        return fencing.check_commit(partition, entry, owner, position.offset, rewind) or _busy(partition)
+
+    def _update(
+        self, tx: Connection, group: str, partition: TopicPartition, condition: Any, values: Mapping[str, Any]
+    ) -> bool:
+        statement = (
+            self._table.update()
+            .where(place(self._table, group, partition), condition)
+            .values({**values, "changed_at": datetime.now(UTC)})
+        )
+        return tx.execute(statement).rowcount > 0
+
+    def _add(self, tx: Connection, group: str, partition: TopicPartition, values: Mapping[str, Any]) -> bool:
+        row = {
+            "group_name": group,
+            "topic": partition.topic,
+            "topic_partition": partition.partition,
+            "changed_at": datetime.now(UTC),
+            **values,
+        }
+        return add_row(tx, self._table, row)
+
+    async def _in_transaction(self, work: Callable[[Connection], R]) -> R | SettleError:
+        if self._closed:
+            raise Closed("The offset store is closed")
+        engine = self._engine
+        try:
+            if isinstance(engine, AsyncEngine):
+                async with engine.begin() as tx:
+                    return await tx.run_sync(work)
+            return await asyncio.to_thread(_run, engine, work)
+        except (SQLAlchemyError, OSError) as error:
+            return _failed(error)
+
+
+def _run(engine: Engine, work: Callable[[Connection], R]) -> R:
+    with engine.begin() as tx:
+        return work(tx)
+
+
+def _busy(partition: TopicPartition) -> SettleError:
+    return SettleError(
+        f"The row of {partition.topic!r}[{partition.partition}] was changed by another transaction meanwhile",
+        retriable=True,
+    )
+
+
+def _failed(error: Exception) -> SettleError:
+    reason = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
+    retriable = isinstance(error, (OperationalError, OSError)) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
+    return SettleError(
+        f"The database did not take the offsets: {' '.join(reason.split())}",
+        native=error,
+        retriable=retriable and not isinstance(error, IntegrityError),
+        advice="Create the table with `await store.create_table()` if it is missing, and see `native`",
+    )
