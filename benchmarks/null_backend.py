@@ -72,7 +72,9 @@ class NullBackend:
 
 
 class _Target:
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         return [_RECEIPT] * len(messages)
 
     async def close(self) -> None: ...

@@ -185,10 +185,10 @@ class PublishError(BrokerError):
     """Some messages of a batch were not published.
 
     :ivar outcomes: one entry per message of the batch, in its order: the Receipt of a message that is on the
-        broker, or the error of one that is not.
+        broker (None where no receipts were asked for), or the error of one that is not.
     """
 
-    def __init__(self, outcomes: Sequence[Receipt | BrokerError]) -> None:
+    def __init__(self, outcomes: Sequence[Receipt | BrokerError | None]) -> None:
         failed = [outcome for outcome in outcomes if isinstance(outcome, BrokerError)]
         first = failed[0]
         super().__init__(

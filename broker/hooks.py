@@ -72,10 +72,10 @@ class FetchFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Event):
-    """A call to publish ended; `outcomes` has a Receipt or an error per message."""
+    """A call to publish ended; `outcomes` has a Receipt or an error per message, or None where there is no receipt."""
 
     topic: str
-    outcomes: Sequence[Receipt | BaseException]
+    outcomes: Sequence[Receipt | BaseException | None]
     seconds: float
 
 

@@ -96,6 +96,13 @@ class Topic(Protocol[T_contra]):
         """
         ...
 
+    async def publish_all(self, payloads: Sequence[T_contra | OutboundMessage]) -> None:
+        """Publish many, in order per key, without receipts, which is quicker on some brokers.
+
+        :raises PublishError: some failed; `outcomes` tells the fate of each.
+        """
+        ...
+
     async def enqueue(
         self,
         payload: T_contra | OutboundMessage,

@@ -210,10 +210,14 @@ class RecordSource(Protocol):
 class PublishTarget(Protocol):
     """Where one topic's messages go; opening it does no I/O, a missing topic shows at the first publish."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
         """Publish these in order per key; one entry each. Several calls may run at once.
 
         Cancelling the caller leaves the outcome of its messages unknown and disturbs no other call.
+
+        :param receipts: without them, None may stand for a message that is on the broker, where that is quicker.
         """
         ...
 

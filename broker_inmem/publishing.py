@@ -33,7 +33,9 @@ class InmemPublishTarget:
         self._closed = False
         self._published = 0
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         if self._closed:
             raise Closed(f"The publisher of topic {self._topic!r} was closed")
         broker = self._broker

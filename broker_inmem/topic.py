@@ -114,7 +114,7 @@ class Topic:
             else:
                 self._append(entry, now)
                 stored.append(entry)
-                receipt = Receipt(entry.id, entry.partition, entry.offset)
+                receipt = Receipt(entry.id, entry.partition, entry.offset, False, int(now * 1000))
             if given_id is not None and transaction is None:
                 self._ids[given_id] = (now + self._dedup_seconds, receipt)
             outcomes.append(receipt)

@@ -94,7 +94,9 @@ class JetStreamTarget:
         self._epoch = connection.epoch
         self._closed = False
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         if self._closed:
             raise Closed(f"Topic {self._topic!r} was closed")
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)

@@ -163,7 +163,9 @@ class ShelfTarget:
         self.shelf = shelf
         self.topic = topic
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         items = [Item(message) for message in messages]
         for waiting in self.shelf.subscriptions(self.topic).values():
             waiting.extend(items)

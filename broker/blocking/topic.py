@@ -87,6 +87,15 @@ class Topic(Generic[T]):
         """
         return self._portal.call(self._topic.publish_batch, payloads)
 
+    def publish_all(self, payloads: Sequence[T | OutboundMessage]) -> None:
+        """Publish many, in order per key, without receipts, which is quicker on some brokers.
+
+        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
+        :raises BrokerError: nothing was tried, for instance because there is no such topic.
+        :raises Closed: the topic was closed before the call.
+        """
+        self._portal.call(self._topic.publish_all, payloads)
+
     def enqueue(
         self,
         payload: T | OutboundMessage,

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, cast
 
 from typing_extensions import TypeVar
 
@@ -41,6 +41,8 @@ T = TypeVar("T", default=bytes)
 logger = logging.getLogger("broker")
 
 _DEFAULT_PIPELINE: Final = PipelineSettings()
+
+_Publish = Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | BrokerError | None]]]
 
 
 class TopicFacade(Generic[T]):
@@ -129,19 +131,23 @@ class TopicFacade(Generic[T]):
         :raises BrokerError: nothing was tried, for instance because there is no such topic.
         :raises Closed: the topic was closed before the call.
         """
-        target = self._target or self._open()
-        check_batch(payloads)
-        messages, refused = self._sendable(payloads)
-        outcomes: Sequence[Receipt | BrokerError] = ()
-        if messages:
-            if self._pipeline is not None and self._pipeline.messages:
-                await self._pipeline.drain()
-            outcomes = await self._send(target, messages)
+        outcomes = await self._send_many(payloads, receipts=True)
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) == len(payloads):
-            return receipts
-        rest = iter(outcomes)
-        raise PublishError([refused.get(index) or next(rest) for index in range(len(payloads))])
+        if len(receipts) < len(payloads):
+            raise PublishError(outcomes)
+        return receipts
+
+    async def publish_all(self, payloads: Sequence[T | OutboundMessage]) -> None:
+        """Publish many, in order per key, without receipts, which is quicker on some brokers; else as `publish_batch`.
+
+        :raises PublishError: some failed; `outcomes` tells the fate of each, and the rest are on the broker.
+        :raises InvalidMessage: it is not a list of messages; nothing was tried.
+        :raises BrokerError: nothing was tried, for instance because there is no such topic.
+        :raises Closed: the topic was closed before the call.
+        """
+        outcomes = await self._send_many(payloads, receipts=False)
+        if outcomes.count(None) < len(outcomes) and any(isinstance(outcome, BrokerError) for outcome in outcomes):
+            raise PublishError(outcomes)
 
     async def enqueue(
         self,
@@ -258,15 +264,44 @@ class TopicFacade(Generic[T]):
                 logger.exception("A publish interceptor failed on topic %r", self.name)
         return messages
 
+    async def _send_many(
+        self, payloads: Sequence[T | OutboundMessage], *, receipts: bool
+    ) -> Sequence[Receipt | BrokerError | None]:
+        """Send what can be sent; an outcome for each payload."""
+        target = self._target or self._open()
+        check_batch(payloads)
+        messages, refused = self._sendable(payloads)
+        outcomes: Sequence[Receipt | BrokerError | None] = ()
+        if messages:
+            if self._pipeline is not None and self._pipeline.messages:
+                await self._pipeline.drain()
+            outcomes = await (self._send(target, messages) if receipts else self._send_plainly(target, messages))
+        if not refused:
+            return outcomes
+        rest = iter(outcomes)
+        return [refused[index] if index in refused else next(rest) for index in range(len(payloads))]
+
     async def _send(
         self, target: PublishTarget, messages: Sequence[OutboundMessage]
     ) -> Sequence[Receipt | BrokerError]:
+        """Send with receipts."""
+        return cast("Sequence[Receipt | BrokerError]", await self._call(target.publish, messages))
+
+    async def _send_plainly(
+        self, target: PublishTarget, messages: Sequence[OutboundMessage]
+    ) -> Sequence[Receipt | BrokerError | None]:
+        """Send without receipts."""
+        return await self._call(partial(target.publish, receipts=False), messages)
+
+    async def _call(
+        self, publish: _Publish, messages: Sequence[OutboundMessage]
+    ) -> Sequence[Receipt | BrokerError | None]:
         self._calls += 1
         try:
             if self._hooks.listening:
-                outcomes = await self._send_observed(target, messages)
+                outcomes = await self._call_observed(publish, messages)
             else:
-                outcomes = await target.publish(messages)
+                outcomes = await publish(messages)
         finally:
             self._calls -= 1
             if self._idle is not None and not self._calls and not self._idle.done():
@@ -275,13 +310,13 @@ class TopicFacade(Generic[T]):
             raise BackendError(f"The backend returned {len(outcomes)} outcomes for {len(messages)} messages")
         return outcomes
 
-    async def _send_observed(
-        self, target: PublishTarget, messages: Sequence[OutboundMessage]
-    ) -> Sequence[Receipt | BrokerError]:
+    async def _call_observed(
+        self, publish: _Publish, messages: Sequence[OutboundMessage]
+    ) -> Sequence[Receipt | BrokerError | None]:
         started = perf_counter()
-        outcomes: Sequence[Receipt | BaseException] = ()
+        outcomes: Sequence[Receipt | BaseException | None] = ()
         try:
-            answers = outcomes = await target.publish(messages)
+            answers = outcomes = await publish(messages)
         except BaseException as error:
             outcomes = [error] * len(messages)
             raise

@@ -88,12 +88,14 @@ class FaultyTarget(Wrapped):
         self.topic = topic
         self.faults = faults
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
         errors = self.faults.publish[self.topic]
         failed = {index: errors.popleft() for index in range(len(messages)) if errors}
         rest = [message for index, message in enumerate(messages) if index not in failed]
-        receipts = iter(await self.inner.publish(rest) if rest else ())
-        return [failed[index] if index in failed else next(receipts) for index in range(len(messages))]
+        outcomes = iter(await self.inner.publish(rest, receipts=receipts) if rest else ())
+        return [failed[index] if index in failed else next(outcomes) for index in range(len(messages))]
 
 
 class FaultySource(Wrapped):

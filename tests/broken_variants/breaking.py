@@ -59,8 +59,10 @@ class BrokenTarget(Wrapped):
     def change(self, message: OutboundMessage) -> OutboundMessage:
         return message
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
-        return await self.inner.publish([self.change(message) for message in messages])
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
+        return await self.inner.publish([self.change(message) for message in messages], receipts=receipts)
 
 
 class BrokenSource(Wrapped):

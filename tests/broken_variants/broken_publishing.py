@@ -33,8 +33,10 @@ class LosesOneAttribute(BrokenTarget):
 class ReordersAKey(BrokenTarget):
     """Every batch is published backwards."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
-        return list(reversed(await self.inner.publish(list(reversed(messages)))))
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
+        return list(reversed(await self.inner.publish(list(reversed(messages)), receipts=receipts)))
 
 
 @breaks("dead-letters.carry-the-original")
@@ -89,9 +91,11 @@ class DeliversScheduledAtOnce(BrokenTarget):
 class ReceiptForAFailedPublish(BrokenTarget):
     """A publish that failed returns a receipt."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         try:
-            outcomes = await self.inner.publish(messages)
+            outcomes = await self.inner.publish(messages, receipts=receipts)
         except BrokerError as error:
             outcomes = [error] * len(messages)
         return [Receipt("made-up") if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
@@ -101,13 +105,15 @@ class ReceiptForAFailedPublish(BrokenTarget):
 class CreatesMissingTopics(BrokenTarget):
     """Publishing to a topic that does not exist creates it."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         outcomes: Sequence[Receipt | BrokerError] = [TopicNotFound("not yet")]
         with suppress(TopicNotFound):
-            outcomes = await self.inner.publish(messages)
+            outcomes = await self.inner.publish(messages, receipts=receipts)
         if any(isinstance(outcome, TopicNotFound) for outcome in outcomes):
             await self.backend.inner.admin().ensure_topic(self.topic, partitions=None, retention=None, options={})
-            outcomes = await self.inner.publish(messages)
+            outcomes = await self.inner.publish(messages, receipts=receipts)
         return outcomes
 
 
@@ -123,19 +129,25 @@ class OtherTopicsMessagesMix(BrokenBackend):
 class LosesAMessageWithAReceipt(BrokenTarget):
     """One message in forty has a receipt and is nowhere."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         lost = [index for index, message in enumerate(messages) if (message.data or b"").endswith(b"13")]
-        receipts = iter(await self.inner.publish([m for index, m in enumerate(messages) if index not in lost]))
-        return [Receipt("lost") if index in lost else next(receipts) for index in range(len(messages))]
+        outcomes = iter(
+            await self.inner.publish([m for index, m in enumerate(messages) if index not in lost], receipts=receipts)
+        )
+        return [Receipt("lost") if index in lost else next(outcomes) for index in range(len(messages))]
 
 
 @breaks("publishing.every-receipt-is-true")
 class PublishesTwice(BrokenTarget):
     """Messages that end in 7 are published twice."""
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         twice = [message for message in messages if (message.data or b"").endswith(b"7")]
-        receipts = await self.inner.publish(messages)
+        outcomes = await self.inner.publish(messages, receipts=receipts)
         if twice:
-            await self.inner.publish(twice)
-        return receipts
+            await self.inner.publish(twice, receipts=receipts)
+        return outcomes

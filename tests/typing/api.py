@@ -123,6 +123,7 @@ async def publishing_is_typed(bus: Bus) -> None:
     topic = bus.topic("orders", codec=Json(Order))
     assert_type(await topic.publish(Order(1), key="a", attributes={"a": "b"}), Receipt)
     assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")]), list[Receipt])
+    assert_type(await topic.publish_all([Order(1), OutboundMessage(b"{}")]), None)
     assert_type(await topic.enqueue(Order(1)), asyncio.Future[Receipt])
     await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
     await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]
@@ -179,6 +180,9 @@ class FakeTopic:
 
     async def publish_batch(self, payloads: Sequence[Order | OutboundMessage]) -> list[Receipt]:
         return [await self.publish(payload) for payload in payloads]
+
+    async def publish_all(self, payloads: Sequence[Order | OutboundMessage]) -> None:
+        await self.publish_batch(payloads)
 
     async def enqueue(
         self,

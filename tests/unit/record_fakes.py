@@ -212,7 +212,9 @@ class FakeTarget:
         self.tried = asyncio.Event()
         self.closed = False
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         self.tried.set()
         if self.errors:
             return [self.errors.pop(0)] * len(messages)

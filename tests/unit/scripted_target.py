@@ -30,7 +30,9 @@ class ScriptedTarget:
         self.running = 0
         self.closed = 0
 
-    async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         self.calls.append(list(messages))
         self.called.set()
         self.running += 1

@@ -29,7 +29,9 @@ def test_every_message_arrives_once_and_in_the_order_of_its_key(
     turns = itertools.cycle(latencies)
 
     class Slow(ScriptedTarget):
-        async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        async def publish(
+            self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+        ) -> Sequence[Receipt | BrokerError]:
             for _ in range(next(turns)):
                 await asyncio.sleep(0)
             return await super().publish(messages)
@@ -59,7 +61,7 @@ async def test_messages_that_waited_for_their_key_go_before_those_that_came_late
     topic = topic_of(target, pipeline=PipelineSettings(max_batch=1, in_flight=2))
     gates = {b"a1": asyncio.Event(), b"b1": asyncio.Event()}
 
-    async def publish(messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(messages: Sequence[OutboundMessage], *, receipts: bool = True) -> Sequence[Receipt | BrokerError]:
         if (gate := gates.get(messages[0].data or b"")) is not None:
             await gate.wait()
         else:

@@ -203,7 +203,9 @@ async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> 
 
 async def test_backend_that_miscounts_is_told_so() -> None:
     class Forgetful(ScriptedTarget):
-        async def publish(self, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        async def publish(
+            self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+        ) -> Sequence[Receipt | BrokerError]:
             return (await super().publish(messages))[1:]
 
     with pytest.raises(BackendError, match="1 outcomes for 2"):

@@ -60,6 +60,26 @@ class Publishing(ConformanceCase):
         receipts = await bus.topic(topic).publish_batch(messages)
         assert [receipt.id for receipt in receipts] == [message.id for message in messages]
 
+    @promise(
+        "publishing.all-without-receipts",
+        "`publish_all` publishes all in the order of each key, and tells of each failure as `publish_batch` does.",
+    )
+    async def test_all_without_receipts(self, harness: Harness) -> None:
+        faults = Faults()
+        bus, topic = await harness.connect(wrap=faults), await harness.topic()
+        async with bus.messages(topic, subscription="readers") as inbox:
+            await bus.topic(topic).publish_all([])
+            await bus.topic(topic).publish_all(numbered(20))
+            await until_seen(inbox, numbered(20), harness.patience)
+            faults.publish[topic].append(BackendError("refused by the test"))
+            with pytest.raises(PublishError) as raised:
+                await bus.topic(topic).publish_all(numbered(4, "second"))
+            outcomes = raised.value.outcomes
+            failed = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)]
+            assert (len(outcomes), failed) == (4, [0])
+            await until_seen(inbox, numbered(4, "second")[1:], harness.patience)
+            await nothing_more(inbox, harness.quiet)
+
     @promise("publishing.empty-batch", "An empty batch is no error and publishes nothing.")
     async def test_empty_batch(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()

@@ -1,0 +1,397 @@
+"""`ProducerThread`: the thread that gives whole batches to one producer of the library and polls for their reports.
+
+*Concurrency.* `publish` may be called any number of times at once; messages go to the client in the order of the calls,
+and order per partition is kept by its idempotence. The same thread produces and polls, because handing the
+interpreter from one to the other per message costs more than either. *Back-pressure.* At most `window` messages are
+with the client; what is beyond waits in its own call, and so does what the client's queue has no room for. *Idle.* With
+nothing to do the thread sleeps until a call comes, and looks for news of the connection once in a second. *Delay.*
+While nothing waits to be produced the client does not linger. *Failure.* Every message has its own outcome. A message
+that the client could not be given in time fails as not sent. A client with a fatal error is given up: what it had on
+the way fails, and the next message is produced by a new one. *Stop.* What is on the way is awaited to the deadline;
+then the rest fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, cast
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeout, TopicNotFound
+from broker.hooks import logger
+from broker.outbound import OutboundMessage
+from broker_kafka.errors import configuration_error, kafka_error, translate
+from broker_kafka.headers import encode_headers, encode_time
+from broker_kafka.owner import OwnerThread
+from broker_kafka.reports import UNREPORTED, Outcome, Pages, PublishCall
+
+__all__ = ["Client", "Partitioner", "ProducerThread"]
+
+Partitioner = Callable[[str, "bytes | None", int], int]
+"""Chooses a partition: topic, key and the number of partitions; called in the producer's thread."""
+
+_TICK: Final = 0.001
+_LONGEST_TICK: Final = 0.005
+_IDLE: Final = 1.0
+_PURGE: Final = 1.0
+_FIRST_LOOK: Final = 0.1
+_PARTITIONS_KNOWN: Final = 30.0
+_NEW_TOPIC_MS: Final = 1000
+"""How long a topic may be unknown before its messages fail; librdkafka's own half a minute is for slow clusters."""
+
+
+class Client:
+    """The library's producer, which is replaced when it has failed for good."""
+
+    __slots__ = ("make", "pages", "producer")
+
+    def __init__(self, make: Callable[[], Producer], pages: Pages) -> None:
+        self.make = make
+        self.pages = pages
+        self.producer: Producer | None = None
+
+    def get(self) -> Producer:
+        """The producer; a new one if there is none."""
+        if self.producer is None:
+            self.producer = self.make()
+        return self.producer
+
+
+class ProducerThread(OwnerThread[Client]):
+    """:param config: of librdkafka, as `KafkaSettings.client_config("producer")` makes it.
+
+    :param window: the most messages without a report.
+    :param timeout: seconds in which a message is given to the client, or fails; the client has its own after that.
+    :param eager: send at once while nothing more waits, whatever `linger.ms` says.
+    :param partitioner: chooses the partition of messages that name none; None leaves it to the client.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        name: str = "Kafka producer",
+        window: int = 50_000,
+        timeout: float = 30.0,
+        eager: bool = True,
+        partitioner: Partitioner | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._config: dict[str, Any] = {"topic.metadata.propagation.max.ms": _NEW_TOPIC_MS, **config}
+        self._listener: Callable[[KafkaError], object] | None = self._config.pop("error_cb", None)
+        self._window = window
+        self._timeout = timeout
+        self._eager = eager
+        self._partitioner = partitioner
+        self._backlog: deque[PublishCall] = deque()
+        self._ended_calls: list[PublishCall] = []
+        self._known: dict[str, tuple[int, float]] = {}
+        self._look_for = _FIRST_LOOK
+        self._trouble: KafkaError | None = None
+        self._fatal: KafkaError | None = None
+        self._pages = Pages(self._call_ended)
+        self._wait = _TICK
+        """How long to wait for reports; a command waits as long."""
+        self._stop_by = self._purge_for = 0.0
+
+    # -- for the loop --------------------------------------------------------------------------------------
+
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Outcome]:
+        """Produce these in order; one entry each, None for a message that is on the broker and needs no receipt.
+
+        A cancelled call goes on; its outcomes are dropped.
+
+        :raises Closed: the thread was stopped.
+        """
+        if not messages:
+            return []
+        waiter: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+        call = PublishCall(topic, messages, waiter, receipts=receipts, deadline=monotonic() + self._timeout)
+        self.tell(lambda client: self._backlog.append(call))
+        return await waiter
+
+    async def stop(self, timeout: float) -> bool:
+        """Deliver what is on the way for at most `timeout` seconds, fail the rest, and end the thread."""
+        self._purge_for = min(_PURGE, timeout / 4)
+        self._stop_by = monotonic() + timeout - 2 * self._purge_for
+        return await super().stop(timeout)
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _open(self) -> Client:
+        client = Client(self._make, self._pages)
+        client.get()
+        return client
+
+    def _make(self) -> Producer:
+        try:
+            return Producer({**self._config, "error_cb": self._heard})
+        except (KafkaException, TypeError, ValueError) as error:
+            raise configuration_error(error, "Opening a producer") from error
+
+    def _turn(self, client: Client) -> None:
+        if self._backlog:
+            self._produce(client)
+        if self._pages.unreported or self._backlog:
+            self._poll(client, self._wait, eager=self._eager and not self._backlog)
+        else:
+            self._serve(client, _IDLE)
+            self._poll(client, 0.0)
+
+    def _shut(self, client: Client) -> None:
+        while (self._backlog or self._pages.unreported) and monotonic() < self._stop_by:
+            if self._backlog:
+                self._produce(client)
+            self._poll(client, _TICK, eager=True)
+        self._give_up(client, Closed(f"{self._name} was closed before the message was sent"))
+
+    # -- producing -----------------------------------------------------------------------------------------
+
+    def _produce(self, client: Client) -> None:
+        """Give the client what it has room for, page by page."""
+        backlog, pages = self._backlog, self._pages
+        while backlog:
+            call = backlog[0]
+            room = self._window - pages.unreported
+            if call.deadline < monotonic():
+                backlog.popleft()
+                self._fail_rest(call, self._not_sent(call.topic))
+            elif room <= 0 or not self._produce_page(client, call, room):
+                return
+            elif call.next == len(call.messages):
+                backlog.popleft()
+            self._poll(client, 0.0)
+
+    def _produce_page(self, client: Client, call: PublishCall, room: int) -> bool:
+        """Produce the next messages of a call; False if the client takes no more for now."""
+        try:
+            producer = client.get()
+            partitions = self._partitions(producer, call.topic) if self._partitioner is not None else 0
+        except (BrokerError, KafkaException) as error:
+            return self._no_topic(client, call, error)
+        page, wanted = self._pages.take(call, min(room, len(call.messages) - call.next))
+        produce, topic, messages, start = producer.produce, call.topic, call.messages, call.next
+        number = 0
+        refusal: BaseException | None = None
+        try:
+            for report in page.reports if wanted == len(page.reports) else page.reports[:wanted]:
+                message = messages[start + number]
+                if (
+                    message.id is None
+                    and message.partition is None
+                    and message.publish_time is None
+                    and message.native is None
+                    and not message.attributes
+                    and not partitions
+                ):
+                    produce(topic, message.data, message.key, on_delivery=report)
+                else:
+                    partition = message.partition
+                    if partition is None:
+                        partition = self._choose(topic, message.key, partitions) if partitions else -1
+                    produce(
+                        topic,
+                        message.data,
+                        message.key,
+                        partition,
+                        on_delivery=report,
+                        timestamp=encode_time(message),
+                        headers=cast("list[tuple[str, str | bytes | None]]", encode_headers(message)),
+                    )
+                number += 1
+        except (BufferError, KafkaException) as error:
+            refusal = error
+        except Exception as error:
+            # Whatever a message holds, it must not take the thread with it.
+            refusal = translate(error, f"Publishing to {topic!r}")
+        call.next += number
+        self._pages.accepted(page, call, number)
+        return refusal is None or self._refused(client, call, refusal)
+
+    def _refused(self, client: Client, call: PublishCall, refusal: BaseException) -> bool:
+        """The client did not take the call's next message; whether to go on."""
+        if isinstance(refusal, BufferError):
+            return False
+        error = kafka_error(refusal)
+        code = None if error is None else error.code()
+        if code == KafkaError._QUEUE_FULL:
+            return False
+        if code == KafkaError._FATAL:
+            self._replace(client)
+            return True
+        if code in {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION} and not call.looked_up:
+            # The client asks about a topic again only after a while.
+            try:
+                self._look_up(client.get(), call.topic)
+                call.looked_up = True
+            except (BrokerError, KafkaException) as failure:
+                return self._no_topic(client, call, failure)
+            return True
+        call.failed = True
+        call.outcomes[call.next] = self._translated(error, call) if error is not None else refusal
+        call.next += 1
+        call.left -= 1
+        if not call.left:
+            self._call_ended(call)
+        return True
+
+    def _no_topic(self, client: Client, call: PublishCall, error: BaseException) -> bool:
+        """The topic could not be looked up; whether to go on with other calls."""
+        failure = translate(error, f"Publishing to {call.topic!r}")
+        if failure.retriable and monotonic() < call.deadline:
+            return False
+        self._backlog.popleft()
+        self._fail_rest(call, failure)
+        return True
+
+    def _look_up(self, producer: Producer, topic: str) -> int:
+        """Ask the brokers for the topic's partitions."""
+        try:
+            found = producer.list_topics(topic, timeout=self._look_for).topics[topic]
+        except KafkaException:
+            self._look_for = min(2 * self._look_for, self._timeout)
+            raise
+        self._look_for = _FIRST_LOOK
+        if found.error is not None:
+            raise translate(found.error, f"Publishing to {topic!r}")
+        self._known[topic] = len(found.partitions), monotonic() + _PARTITIONS_KNOWN
+        return len(found.partitions)
+
+    def _partitions(self, producer: Producer, topic: str) -> int:
+        known = self._known.get(topic)
+        return known[0] if known is not None and monotonic() < known[1] else self._look_up(producer, topic)
+
+    def _choose(self, topic: str, key: bytes | None, partitions: int) -> int:
+        assert self._partitioner is not None
+        return self._partitioner(topic, key, partitions)
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    def _poll(self, client: Client, wait: float, *, eager: bool = False) -> None:
+        """Take reports; hand over the calls that have all of theirs."""
+        producer = client.producer
+        if producer is not None:
+            try:
+                if eager:
+                    producer.flush(wait)
+                else:
+                    producer.poll(wait)
+            except (KafkaException, SystemError) as raised:
+                error = kafka_error(raised)
+                if error is None:
+                    raise
+                if error.fatal():
+                    self._fatal = error
+                    self._replace(client)
+        if self._ended_calls:
+            self._wait = _TICK
+            self._hand_over()
+        elif wait:
+            self._wait = min(1.5 * wait, _LONGEST_TICK)
+
+    def _call_ended(self, call: PublishCall) -> None:
+        self._ended_calls.append(call)
+
+    def _hand_over(self) -> None:
+        """Give the loop the outcomes of all calls that have ended, at once."""
+        calls, self._ended_calls = self._ended_calls, []
+        for call in calls:
+            if not call.failed:
+                self._trouble = None
+                continue
+            outcomes = call.outcomes
+            for index, outcome in enumerate(outcomes):
+                if isinstance(outcome, KafkaError):
+                    outcomes[index] = self._translated(outcome, call)
+        self._post(_settle, calls)
+
+    def _translated(self, error: KafkaError, call: PublishCall) -> BrokerError:
+        what = f"Publishing to {call.topic!r}"
+        code = error.code()
+        if code == KafkaError._DESTROY:
+            return TopicNotFound(f"{what}: the topic was deleted meanwhile", native=KafkaException(error))
+        if code == KafkaError._MSG_TIMED_OUT and self._trouble is not None:
+            return OperationTimeout(f"{what}: no answer in time; {self._trouble.str()}", native=KafkaException(error))
+        if code == KafkaError._PURGE_QUEUE:
+            return ConnectionFailed(f"{what}: it was not sent", native=KafkaException(error))
+        if code == KafkaError._PURGE_INFLIGHT:
+            return self._unknown(call.topic)
+        return translate(error, what)
+
+    # -- ends ----------------------------------------------------------------------------------------------
+
+    def _replace(self, client: Client) -> None:
+        """Give up a client with a fatal error; the next message gets a new one."""
+        producer = client.producer
+        if producer is None:
+            return
+        error = self._fatal
+        logger.warning("%s: a fatal error, going on with a new client: %s", self._name, error)
+        self._drop_client(client)
+
+    def _give_up(self, client: Client, reason: BrokerError) -> None:
+        """Fail what has no outcome yet, and let go of the client."""
+        self._drop_client(client)
+        while self._backlog:
+            self._fail_rest(self._backlog.popleft(), reason)
+        self._hand_over()
+
+    def _drop_client(self, client: Client) -> None:
+        producer, client.producer = client.producer, None
+        if producer is not None:
+            if self._pages.unreported:
+                producer.purge(blocking=False)
+            until = monotonic() + (self._purge_for or _PURGE)
+            while self._pages.unreported and monotonic() < until:
+                try:
+                    producer.poll(_TICK)
+                except (KafkaException, SystemError):
+                    continue  # the fatal error again, raised between the reports
+        for call in self._pages.abandon():
+            call.failed = True
+            for index in range(call.next):
+                if call.outcomes[index] is UNREPORTED:
+                    call.outcomes[index] = self._unknown(call.topic)
+                    call.left -= 1
+            if not call.left:
+                self._call_ended(call)
+
+    def _fail_rest(self, call: PublishCall, reason: BrokerError) -> None:
+        """Those that the client was not given fail."""
+        call.failed = True
+        rest = len(call.messages) - call.next
+        call.outcomes[call.next :] = [reason] * rest
+        call.next += rest
+        call.left -= rest
+        if not call.left:
+            self._call_ended(call)
+
+    def _not_sent(self, topic: str) -> BrokerError:
+        trouble = "" if self._trouble is None else f"; {self._trouble.str()}"
+        return ConnectionFailed(f"Publishing to {topic!r}: it could not be sent within {self._timeout:g} s{trouble}")
+
+    def _unknown(self, topic: str) -> BrokerError:
+        return OperationTimeout(f"Publishing to {topic!r}: the producer ended while it was sent; its fate is unknown")
+
+    # -- what the client tells -----------------------------------------------------------------------------
+
+    def _heard(self, error: KafkaError) -> None:
+        """The client's `error_cb`, called from within a poll; it never raises."""
+        if error.fatal():
+            self._fatal = error
+        else:
+            self._trouble = error
+        if self._listener is not None:
+            self._listener(error)
+
+
+def _settle(calls: Sequence[PublishCall]) -> None:
+    for call in calls:
+        if not call.waiter.done():
+            call.waiter.set_result(call.outcomes)
