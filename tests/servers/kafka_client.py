@@ -88,7 +88,10 @@ def produce(config: Mapping[str, Any] | str, topic: str, values: Iterable[bytes 
     :raises KafkaException: one was not written.
     """
     settings = {"bootstrap.servers": config} if isinstance(config, str) else dict(config)
-    producer = Producer({"enable.idempotence": True, "log_level": 0, "delivery.timeout.ms": SECONDS * 1000, **settings})
+    producer = Producer(
+        {"log_level": 0, "linger.ms": 0, "enable.idempotence": True, "delivery.timeout.ms": SECONDS * 1000, **settings}
+    )
+    producer.list_topics(topic, timeout=SECONDS)  # else an idempotent producer begins half a second later
     written: list[Message] = []
     failed: list[KafkaError] = []
 
@@ -112,6 +115,7 @@ def read_all(
     consumer = Consumer(
         {
             "log_level": 0,
+            "fetch.wait.max.ms": 10,
             **settings,
             "group.id": f"reader-{uuid4().hex}",
             "enable.auto.commit": False,
@@ -121,10 +125,11 @@ def read_all(
     )
     found: list[Message] = []
     try:
+        consumer.list_topics(topic, timeout=SECONDS)  # else librdkafka looks for the beginning half a second later
         consumer.assign([TopicPartition(topic, partition, -2)])  # from the beginning
         deadline = time.monotonic() + 2 * SECONDS
         while time.monotonic() < deadline:
-            for message in consumer.consume(10_000, 0.2):
+            for message in consumer.consume(10_000, 0.05):
                 error = message.error()
                 if error is None:
                     found.append(message)

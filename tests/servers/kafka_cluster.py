@@ -7,6 +7,7 @@ while a majority of these is there. Brokers are told apart by index, from 0; Kaf
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Self
 
 from tests.servers.kafka import KafkaServer, make_id
@@ -40,9 +41,9 @@ class KafkaCluster:
     def url(self) -> str:
         return f"kafka://{self.bootstrap}"
 
-    @property
+    @cached_property
     def admin(self) -> RawAdmin:
-        """A new raw client of all brokers."""
+        """A raw client of all brokers."""
         return RawAdmin(self.bootstrap)
 
     def start(self) -> Self:
