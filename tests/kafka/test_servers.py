@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all, round_trip, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
+from tests.servers.kafka_disk import SmallDisk
+from tests.servers.kafka_jars import distribution
+
+pytestmark = pytest.mark.xdist_group("kafka-servers")
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +142,52 @@ def test_a_cluster_goes_on_without_one_of_its_brokers(cluster: KafkaCluster, how
     cluster.start()
     cluster.wait_until_whole(topic)
     assert values(cluster.bootstrap, topic) == [b"1", b"2"]
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.parametrize("by_limit", [False, True], ids=["mounted", "limited"])
+def test_a_full_disk_ends_a_broker_which_comes_back_with_what_it_had(by_limit: bool) -> None:
+    server = KafkaServer()
+    with contextlib.closing(server), SmallDisk(server, by_limit=by_limit) as disk:
+        server.start()
+        raw = RawAdmin(server.bootstrap)
+        topic = raw.make_topic()
+        written = len(produce(server.bootstrap, topic, [b"1" * 1000] * 1000))
+        disk.fill()
+        impatient = {"bootstrap.servers": server.bootstrap, "delivery.timeout.ms": 1000}
+        with pytest.raises(KafkaException):
+            while True:
+                written += len(produce(impatient, topic, [b"2" * 1000] * 1000))
+        wait_for(lambda: not server.running)
+        assert ("No space left on device" if disk.mounted else "File too large") in server.log
+        disk.free()
+        server.start()
+        # Of the batch that failed some may have been written before the room ended.
+        assert len(read_all(server.bootstrap, topic)) >= written
+        round_trip({"bootstrap.servers": server.bootstrap}, topic)
+
+
+def test_what_is_missing_is_told_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    with pytest.raises(RuntimeError, match=r"need Java 17 .* PATH; .*apt install"):
+        distribution.__wrapped__()
+    java = tools / "java"
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
+    java.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"need Java 17 or newer; .*11\.0\.2"):
+        distribution.__wrapped__()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024' >&2\n")
+    with pytest.raises(RuntimeError, match=r"Maven, which is not on the PATH; .*apt install maven"):
+        distribution.__wrapped__()
+    maven = tools / "mvn"
+    maven.write_text("#!/bin/sh\necho 'no route to host'\nexit 1\n")
+    maven.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"cannot fetch .* with 1\): no route to host"):
+        distribution.__wrapped__()
+    assert not list((tmp_path / "cache").rglob("*.jar"))
+    assert [path.suffix for path in (tmp_path / "cache" / "anybroker").iterdir()] == [".lock"]

@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -97,18 +97,18 @@ class KafkaServer:
         listeners: Sequence[Listener] = (PLAIN,),
         java_options: Sequence[str] = ("-XX:TieredStopAtLevel=1",),
         kafka: Distribution | None = None,
-        before_exec: Callable[[], None] | None = None,
         node: int = 1,
         cluster_id: str | None = None,
     ) -> None:
         _sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self.data = self.directory / "data"
+        """Its log directory; may be set before the first start."""
         self.node = node
         self.options = dict(options or {})
         self._listeners = tuple(listeners)
         self._java_options = tuple(java_options)
         self._kafka = kafka
-        self._before_exec = before_exec
         self._cluster_id = cluster_id or make_id()
         self._held = {name: _hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
         self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
@@ -150,13 +150,12 @@ class KafkaServer:
         """Start and wait until clients are served; without `wait`, return as soon as the process is there."""
         assert not self.running, "this broker runs already"
         kafka = self._kafka or distribution()
-        data = self.directory / "data"
-        if not data.exists():
-            data.mkdir()
-            (data / "meta.properties").write_text(
+        if not self.data.exists():
+            self.data.mkdir()
+            (self.data / "meta.properties").write_text(
                 f"version=1\ncluster.id={self._cluster_id}\nnode.id={self.node}\ndirectory.id={make_id()}\n"
             )
-            shutil.copy(kafka.bootstrap, data / "bootstrap.checkpoint")
+            shutil.copy(kafka.bootstrap, self.data / "bootstrap.checkpoint")
         config = self.directory / "server.properties"
         config.write_text("".join(f"{name}={_escape(value)}\n" for name, value in self._properties().items()))
         config.chmod(0o600)
@@ -164,7 +163,7 @@ class KafkaServer:
             self._release_ports()
         self._log_read = len(self.log)
         command = kafka.command(*self._java_options, "kafka.Kafka", str(config))
-        self._child = ChildProcess(command, self.directory / "log", before_exec=self._before_exec)
+        self._child = ChildProcess(command, self.directory / "log")
         return self.wait_until_started() if wait else self
 
     def wait_until_started(self) -> Self:
@@ -247,7 +246,7 @@ class KafkaServer:
             "listener.security.protocol.map": ",".join(
                 ["CONTROLLER:PLAINTEXT", *(f"{each.name}:{each.protocol}" for each in self._listeners)]
             ),
-            "log.dirs": str(self.directory / "data"),
+            "log.dirs": str(self.data),
             "default.replication.factor": copies,
             "min.insync.replicas": majority,
             "offsets.topic.replication.factor": copies,

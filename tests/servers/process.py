@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -26,9 +26,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 class ChildProcess:
     """One run of a program whose output goes to a file."""
 
-    def __init__(self, command: Sequence[str], log: Path, *, before_exec: Callable[[], None] | None = None) -> None:
+    def __init__(self, command: Sequence[str], log: Path) -> None:
         # The kernel ends a child when the thread that made it ends, so that thread has to be one that stays.
-        self._process = _starter().submit(_spawn, list(command), log, before_exec).result()
+        self._process = _starter().submit(_spawn, list(command), log).result()
 
     @property
     def pid(self) -> int:
@@ -79,7 +79,7 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="test-child-starter")
 
 
-def _spawn(command: list[str], log: Path, before_exec: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     if sys.platform.startswith("linux"):
         command = [sys.executable, "-I", "-S", "-c", _ASK_AND_RUN, str(os.getpid()), *command]
     with log.open("ab") as file:
@@ -89,5 +89,4 @@ def _spawn(command: list[str], log: Path, before_exec: Callable[[], None] | None
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a Ctrl-C in the terminal is for us
-            preexec_fn=before_exec,
         )
