@@ -28,10 +28,11 @@ class OutboundMessage:
     :param ttl: seconds after which the broker may drop it, where it can.
     :param partition: the partition to append to, where the broker has them; otherwise the key decides.
     :param publish_time: the producer's clock (timezone-aware); set when the message is published, if None.
+    :ivar plain: it is a body and a key and nothing else, as most messages are; backends take the short way with it.
     :raises InvalidMessage: a field has the wrong type, is no UTF-8 text, or is a reserved attribute name.
     """
 
-    __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "publish_time", "ttl")
+    __slots__ = ("attributes", "data", "deliver_at", "id", "key", "native", "partition", "plain", "publish_time", "ttl")
 
     def __init__(
         self,
@@ -68,6 +69,15 @@ class OutboundMessage:
             _check_time("publish_time", publish_time, "datetime.now(UTC)")
         self.publish_time: Final[datetime | None] = publish_time
         self.native: Final[Any] = native
+        self.plain: Final[bool] = (
+            self.attributes is NO_ATTRIBUTES
+            and id is None
+            and partition is None
+            and publish_time is None
+            and native is None
+            and deliver_at is None
+            and ttl is None
+        )
 
     @classmethod
     def from_message(cls, message: Envelope) -> OutboundMessage:

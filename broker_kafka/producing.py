@@ -27,7 +27,7 @@ from broker.outbound import OutboundMessage
 from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.headers import encode_headers, encode_time
 from broker_kafka.owner import OwnerThread
-from broker_kafka.reports import UNREPORTED, Outcome, Pages, PublishCall
+from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
 
 __all__ = ["Client", "Partitioner", "ProducerThread"]
 
@@ -40,6 +40,8 @@ _IDLE: Final = 1.0
 _PURGE: Final = 1.0
 _FIRST_LOOK: Final = 0.1
 _PARTITIONS_KNOWN: Final = 30.0
+_STOPS: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
+_UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NEW_TOPIC_MS: Final = 1000
 """How long a topic may be unknown before its messages fail; librdkafka's own half a minute is for slow clusters."""
 
@@ -47,11 +49,10 @@ _NEW_TOPIC_MS: Final = 1000
 class Client:
     """The library's producer, which is replaced when it has failed for good."""
 
-    __slots__ = ("make", "pages", "producer")
+    __slots__ = ("make", "producer")
 
-    def __init__(self, make: Callable[[], Producer], pages: Pages) -> None:
+    def __init__(self, make: Callable[[], Producer]) -> None:
         self.make = make
-        self.pages = pages
         self.producer: Producer | None = None
 
     def get(self) -> Producer:
@@ -93,7 +94,7 @@ class ProducerThread(OwnerThread[Client]):
         self._look_for = _FIRST_LOOK
         self._trouble: KafkaError | None = None
         self._fatal: KafkaError | None = None
-        self._pages = Pages(self._call_ended)
+        self._reports = Reports(self._call_ended)
         self._wait = _TICK
         """How long to wait for reports; a command waits as long."""
         self._stop_by = self._purge_for = 0.0
@@ -125,7 +126,7 @@ class ProducerThread(OwnerThread[Client]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> Client:
-        client = Client(self._make, self._pages)
+        client = Client(self._make)
         client.get()
         return client
 
@@ -138,14 +139,14 @@ class ProducerThread(OwnerThread[Client]):
     def _turn(self, client: Client) -> None:
         if self._backlog:
             self._produce(client)
-        if self._pages.unreported or self._backlog:
+        if self._reports.missing or self._backlog:
             self._poll(client, self._wait, eager=self._eager and not self._backlog)
         else:
             self._serve(client, _IDLE)
             self._poll(client, 0.0)
 
     def _shut(self, client: Client) -> None:
-        while (self._backlog or self._pages.unreported) and monotonic() < self._stop_by:
+        while (self._backlog or self._reports.missing) and monotonic() < self._stop_by:
             if self._backlog:
                 self._produce(client)
             self._poll(client, _TICK, eager=True)
@@ -155,16 +156,15 @@ class ProducerThread(OwnerThread[Client]):
 
     def _produce(self, client: Client) -> None:
         """Give the client what it has room for, page by page."""
-        backlog, pages = self._backlog, self._pages
+        backlog, reports = self._backlog, self._reports
         while backlog:
             call = backlog[0]
-            room = self._window - pages.unreported
+            room = self._window - reports.missing
             if call.deadline < monotonic():
-                backlog.popleft()
                 self._fail_rest(call, self._not_sent(call.topic))
             elif room <= 0 or not self._produce_page(client, call, room):
                 return
-            elif call.next == len(call.messages):
+            if call.next == len(call.messages):
                 backlog.popleft()
             self._poll(client, 0.0)
 
@@ -175,78 +175,122 @@ class ProducerThread(OwnerThread[Client]):
             partitions = self._partitions(producer, call.topic) if self._partitioner is not None else 0
         except (BrokerError, KafkaException) as error:
             return self._no_topic(client, call, error)
-        page, wanted = self._pages.take(call, min(room, len(call.messages) - call.next))
-        produce, topic, messages, start = producer.produce, call.topic, call.messages, call.next
-        number = 0
-        refusal: BaseException | None = None
+        run = call.messages[call.next : call.next + min(room, PAGE)]
         try:
-            for report in page.reports if wanted == len(page.reports) else page.reports[:wanted]:
-                message = messages[start + number]
-                if (
-                    message.id is None
-                    and message.partition is None
-                    and message.publish_time is None
-                    and message.native is None
-                    and not message.attributes
-                    and not partitions
-                ):
-                    produce(topic, message.data, message.key, on_delivery=report)
-                else:
-                    partition = message.partition
-                    if partition is None:
-                        partition = self._choose(topic, message.key, partitions) if partitions else -1
-                    produce(
-                        topic,
-                        message.data,
-                        message.key,
-                        partition,
-                        on_delivery=report,
-                        timestamp=encode_time(message),
-                        headers=cast("list[tuple[str, str | bytes | None]]", encode_headers(message)),
-                    )
-                number += 1
-        except (BufferError, KafkaException) as error:
-            refusal = error
+            if partitions or not run[0].plain:
+                return self._produce_singly(client, producer, call, run, partitions)
+            return self._produce_plain(client, producer, call, run)
         except Exception as error:
             # Whatever a message holds, it must not take the thread with it.
-            refusal = translate(error, f"Publishing to {topic!r}")
-        call.next += number
-        self._pages.accepted(page, call, number)
-        return refusal is None or self._refused(client, call, refusal)
+            logger.warning("%s: the client failed: %s", self._name, error, exc_info=True)
+            self._fail_rest(call, translate(error, f"Publishing to {call.topic!r}"))
+            return True
 
-    def _refused(self, client: Client, call: PublishCall, refusal: BaseException) -> bool:
-        """The client did not take the call's next message; whether to go on."""
+    def _produce_plain(
+        self, client: Client, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage]
+    ) -> bool:
+        """Produce messages that are a key and a body in one go; False if the client takes no more for now."""
+        page: Page | Tally
+        rows: list[dict[str, Any]]
+        if call.receipts:
+            page, shared = self._reports.page(call, len(run)), None
+            rows = [
+                {"value": message.data, "key": message.key, "callback": report}
+                for message, report in zip(run, page.reports, strict=False)
+                if message.plain
+            ]
+        else:
+            page = self._reports.tally(call)
+            shared = page.report
+            rows = [{"value": message.data, "key": message.key} for message in run if message.plain]
+        if len(rows) < len(run):
+            self._reports.accepted(page, call, 0)
+            return self._produce_singly(client, producer, call, run, 0)
+        queued = producer.produce_batch(call.topic, rows, on_delivery=shared)
+        self._reports.accepted(page, call, queued)
+        if queued == len(rows):
+            call.next += queued
+            return True
+        for row in rows:
+            error: KafkaError | None = row.get("_error")
+            if error is None:
+                call.next += 1
+            elif error.code() in _STOPS or (not queued and error.code() in _UNKNOWN):
+                # From here on the client has taken none.
+                return self._refused(client, call, error)
+            else:
+                self._fail_next(call, self._translated(error, call))
+        return True
+
+    def _produce_singly(
+        self, client: Client, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage], partitions: int
+    ) -> bool:
+        """Produce messages of any kind one by one; False if the client takes no more for now."""
+        page = self._reports.page(call, len(run))
+        produce, topic = producer.produce, call.topic
+        number = len(run)
+        refusal: BaseException | None = None
+        report = page.reports[0]
+        try:
+            for message, report in zip(run, page.reports, strict=False):
+                partition = message.partition
+                if partition is None:
+                    partition = self._choose(topic, message.key, partitions) if partitions else -1
+                produce(
+                    topic,
+                    message.data,
+                    message.key,
+                    partition,
+                    on_delivery=report,
+                    timestamp=encode_time(message),
+                    headers=cast("list[tuple[str, str | bytes | None]]", encode_headers(message)),
+                )
+        except Exception as error:
+            # Whatever a message holds, it must not take the thread with it.
+            number, refusal = page.place_of(report), error
+        call.next += number
+        self._reports.accepted(page, call, number)
+        if refusal is None:
+            return True
         if isinstance(refusal, BufferError):
             return False
-        error = kafka_error(refusal)
-        code = None if error is None else error.code()
+        found = kafka_error(refusal)
+        if found is not None:
+            return self._refused(client, call, found)
+        self._fail_next(call, translate(refusal, f"Publishing to {topic!r}"))
+        return True
+
+    def _refused(self, client: Client, call: PublishCall, error: KafkaError) -> bool:
+        """The client did not take the call's next message; whether to go on."""
+        code = error.code()
         if code == KafkaError._QUEUE_FULL:
             return False
         if code == KafkaError._FATAL:
             self._replace(client)
-            return True
-        if code in {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION} and not call.looked_up:
+        elif code in _UNKNOWN and not call.looked_up:
             # The client asks about a topic again only after a while.
             try:
                 self._look_up(client.get(), call.topic)
                 call.looked_up = True
             except (BrokerError, KafkaException) as failure:
                 return self._no_topic(client, call, failure)
-            return True
-        call.failed = True
-        call.outcomes[call.next] = self._translated(error, call) if error is not None else refusal
+        else:
+            self._fail_next(call, self._translated(error, call))
+        return True
+
+    def _fail_next(self, call: PublishCall, error: BrokerError) -> None:
+        """The message that the client did not take fails."""
+        call.fail(call.next, error)
         call.next += 1
         call.left -= 1
         if not call.left:
             self._call_ended(call)
-        return True
 
     def _no_topic(self, client: Client, call: PublishCall, error: BaseException) -> bool:
         """The topic could not be looked up; whether to go on with other calls."""
         failure = translate(error, f"Publishing to {call.topic!r}")
         if failure.retriable and monotonic() < call.deadline:
             return False
-        self._backlog.popleft()
         self._fail_rest(call, failure)
         return True
 
@@ -345,20 +389,20 @@ class ProducerThread(OwnerThread[Client]):
     def _drop_client(self, client: Client) -> None:
         producer, client.producer = client.producer, None
         if producer is not None:
-            if self._pages.unreported:
+            if self._reports.missing:
                 producer.purge(blocking=False)
             until = monotonic() + (self._purge_for or _PURGE)
-            while self._pages.unreported and monotonic() < until:
+            while self._reports.missing and monotonic() < until:
                 try:
                     producer.poll(_TICK)
                 except (KafkaException, SystemError):
                     continue  # the fatal error again, raised between the reports
-        for call in self._pages.abandon():
+        for call in self._reports.abandon():
             call.failed = True
             for index in range(call.next):
-                if call.outcomes[index] is UNREPORTED:
+                if call.outcomes[index] is UNREPORTED or call.outcomes[index] is None:
                     call.outcomes[index] = self._unknown(call.topic)
-                    call.left -= 1
+            call.left = len(call.messages) - call.next
             if not call.left:
                 self._call_ended(call)
 

@@ -1,14 +1,18 @@
-"""Delivery reports, counted page by page: what the client's callback does for each message that was produced.
+"""Delivery reports: what the client's callbacks do for the messages of a call, and which message a report is of.
 
-A page is a run of messages of one call, and has a ready-made callback for each of its places. So every report finds its
-own message exactly, whatever order reports come in, and a message costs no closure of its own: pages are used again and
-again. All of it lives in the producer's thread. A callback never raises, because the client would turn that
-into an error of somebody else.
+*Receipts.* A page has a ready-made callback for each of its places, so every report finds its own message whatever
+order reports come in, and a message costs no closure of its own: pages are used again and again. *Without receipts* a
+tally counts, with one callback for all; a failure finds its message by key and body, which is exact, because only
+messages that are a key and a body and nothing else are counted so.
+
+All of it lives in the producer's thread. A callback never raises, because the client would make an error of somebody
+else of that.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -19,31 +23,32 @@ from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 
-__all__ = ["PAGE", "UNREPORTED", "Outcome", "Page", "Pages", "PublishCall", "Report"]
+__all__ = ["PAGE", "UNREPORTED", "Outcome", "Page", "PublishCall", "Reports", "Tally"]
 
-PAGE: Final = 500
+PAGE: Final = 1000
 """Messages of a page that is used again."""
 _SMALL: Final = 50
 """Fewer messages than these get a page of their own size, which is thrown away."""
-_KEPT: Final = 100
+_KEPT: Final = 50
 
 UNREPORTED: Final = object()
 """The outcome of a message that has none yet."""
 
-Report = Callable[[KafkaError | None, Any], None]
 Outcome = Receipt | BrokerError | None
+_Full = Callable[["Page | Tally", "PublishCall", int], None]
 
 
 class PublishCall:
     """One call to publish on its way through the producer's thread.
 
-    :ivar outcomes: one entry per message; UNREPORTED and KafkaErrors until the call is over.
+    :ivar outcomes: one entry per message; KafkaErrors, and UNREPORTED where a receipt is to be, until the call is over.
     :ivar next: the first message that was not given to the client yet.
     :ivar failed: whether an outcome is a failure.
     :ivar left: messages that have no outcome yet.
     """
 
     __slots__ = (
+        "_places",
         "deadline",
         "failed",
         "left",
@@ -70,15 +75,31 @@ class PublishCall:
         self.receipts = receipts
         self.waiter = waiter
         self.deadline = deadline
-        self.outcomes: list[Any] = [UNREPORTED] * len(messages)
+        self.outcomes: list[Any] = [UNREPORTED if receipts else None] * len(messages)
         self.next = 0
-        self.left = len(messages)
         self.failed = False
+        self.left = len(messages)
         self.looked_up = False
+        self._places: dict[tuple[bytes | None, bytes | None], deque[int]] | None = None
+
+    def fail(self, index: int, error: KafkaError | BrokerError) -> None:
+        """A message failed; `left` is not changed."""
+        self.failed = True
+        self.outcomes[index] = error
+
+    def fail_like(self, key: bytes | None, data: bytes | None, error: KafkaError) -> None:
+        """A plain message of this key and body failed; of several the first that has not."""
+        places = self._places
+        if places is None:
+            places = self._places = {}
+            for index, message in enumerate(self.messages):
+                if message.plain:
+                    places.setdefault((message.key, message.data), deque()).append(index)
+        self.fail(places[key, data].popleft(), error)
 
 
 class Page:
-    """Callbacks for so many messages.
+    """Callbacks for so many messages with receipts.
 
     :ivar reports: one callback per place.
     :ivar begin: takes the call and the index of its message at the first place.
@@ -89,9 +110,9 @@ class Page:
 
     begin: Callable[[PublishCall, int], None]
     expect: Callable[[int], None]
-    reports: Sequence[Report]
+    reports: Sequence[partial[None]]
 
-    def __init__(self, size: int, full: Callable[[Page, PublishCall, int], None]) -> None:
+    def __init__(self, size: int, full: _Full) -> None:
         # Closures and not methods: this runs once per message, and cells are the cheapest state there is.
         call: PublishCall
         outcomes: list[Any] = []
@@ -112,8 +133,7 @@ class Page:
         def report(place: int, error: KafkaError | None, message: Any) -> None:
             nonlocal left
             if error is not None:
-                outcomes[first + place] = error
-                call.failed = True
+                call.fail(first + place, error)
             elif receipts:
                 index = first + place
                 partition, offset = message.partition(), message.offset()
@@ -124,8 +144,6 @@ class Page:
                     False,
                     message.timestamp()[1],
                 )
-            else:
-                outcomes[first + place] = None
             left -= 1
             if not left:
                 full(self, call, accepted)
@@ -133,9 +151,43 @@ class Page:
         self.begin, self.expect = begin, expect
         self.reports = [partial(report, place) for place in range(size)]
 
+    def place_of(self, report: partial[None]) -> int:
+        """The place that a callback is for."""
+        return report.args[0]
 
-class Pages:
-    """The pages of one client.
+
+class Tally:
+    """One callback for any number of plain messages of a call without receipts.
+
+    :ivar report: the callback.
+    :ivar expect: as of a page.
+    """
+
+    __slots__ = ("expect", "report")
+
+    expect: Callable[[int], None]
+    report: Callable[[KafkaError | None, Any], None]
+
+    def __init__(self, call: PublishCall, full: _Full) -> None:
+        accepted = left = 0
+
+        def expect(number: int) -> None:
+            nonlocal accepted, left
+            accepted = left = number
+
+        def report(error: KafkaError | None, message: Any) -> None:
+            nonlocal left
+            if error is not None:
+                call.fail_like(message.key(), message.value(), error)
+            left -= 1
+            if not left:
+                full(self, call, accepted)
+
+        self.expect, self.report = expect, report
+
+
+class Reports:
+    """What one client has accepted and not reported.
 
     :param ended: called with a call when all of its messages have their outcomes.
     """
@@ -143,45 +195,52 @@ class Pages:
     def __init__(self, ended: Callable[[PublishCall], None]) -> None:
         self._ended = ended
         self._free: list[Page] = []
-        self._open: dict[Page, PublishCall] = {}
-        self.unreported = 0
+        self._open: dict[Page | Tally, PublishCall] = {}
+        self.missing = 0
         """Messages that the client has accepted and not reported."""
 
-    def take(self, call: PublishCall, wanted: int) -> tuple[Page, int]:
-        """A page for the next messages of a call, and how many of the wanted ones go on it."""
+    def page(self, call: PublishCall, wanted: int) -> Page:
+        """A page for the next messages of a call."""
         if wanted < _SMALL:
             page = Page(wanted, self._full)
         else:
             page = self._free.pop() if self._free else Page(PAGE, self._full)
         page.begin(call, call.next)
-        return page, min(wanted, PAGE)
+        return page
 
-    def accepted(self, page: Page, call: PublishCall, number: int) -> None:
+    def tally(self, call: PublishCall) -> Tally:
+        """A tally for the next messages of a call."""
+        return Tally(call, self._full)
+
+    def accepted(self, page: Page | Tally, call: PublishCall, number: int) -> None:
         """The client has taken so many; the page is written."""
-        if not number:
+        if number:
+            page.expect(number)
+            self._open[page] = call
+            self.missing += number
+        else:
             self._put_back(page)
-            return
-        page.expect(number)
-        self._open[page] = call
-        self.unreported += number
 
     def abandon(self) -> list[PublishCall]:
-        """The client will report nothing more: forget it, and return the calls that still miss a report."""
+        """The client will report nothing more: forget it, and return the calls that still miss a report.
+
+        Which of their messages miss theirs is only known of calls with receipts.
+        """
         calls = list(dict.fromkeys(self._open.values()))
         self._open = {}
         self._free = []
-        self.unreported = 0
+        self.missing = 0
         return calls
 
-    def _full(self, page: Page, call: PublishCall, number: int) -> None:
+    def _full(self, page: Page | Tally, call: PublishCall, number: int) -> None:
         if self._open.pop(page, None) is None:
             return
-        self.unreported -= number
+        self.missing -= number
         self._put_back(page)
         call.left -= number
         if not call.left:
             self._ended(call)
 
-    def _put_back(self, page: Page) -> None:
-        if len(page.reports) == PAGE and len(self._free) < _KEPT:
+    def _put_back(self, page: Page | Tally) -> None:
+        if isinstance(page, Page) and len(page.reports) == PAGE and len(self._free) < _KEPT:
             self._free.append(page)

@@ -6,13 +6,16 @@ nothing, so a refused message leaves no trace. One honest refusal replaces silen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from broker.capabilities import Capabilities
-from broker.errors import InvalidMessage, MessageTooLarge, Unsupported
+from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
 
 __all__ = ["MessageLimits", "message_size", "utf8_length"]
+
+_HARMLESS: Final = 1 << 30
 
 
 def utf8_length(text: str) -> int:
@@ -45,6 +48,7 @@ class MessageLimits:
         "_body",
         "_checks_attributes",
         "_deliver_at",
+        "_harmless",
         "_id",
         "_key",
         "_limits",
@@ -68,6 +72,25 @@ class MessageLimits:
         self._ttl = publish.ttl
         self._partitions = publish.partitions
         self._tombstones = publish.tombstones
+        self._harmless = (
+            min(limit for limit in (limits.body, limits.key, limits.message, 2 * _HARMLESS) if limit is not None) // 2
+        )
+
+    def refused(self, messages: Sequence[OutboundMessage]) -> dict[int, BrokerError]:
+        """Why some of these cannot be carried, by their index; empty if all can."""
+        refused: dict[int, BrokerError] = {}
+        harmless, check = self._harmless, self.check
+        for index, message in enumerate(messages):
+            if message.plain:
+                # Nearly every message leaves here.
+                data, key = message.data, message.key
+                if data is not None and len(data) <= harmless and (key is None or len(key) <= harmless):
+                    continue
+            try:
+                check(message)
+            except BrokerError as error:
+                refused[index] = error
+        return refused
 
     def check(self, message: OutboundMessage) -> int:
         """Return the message's size if the broker can carry it as it is.
@@ -90,6 +113,10 @@ class MessageLimits:
             if self._key is not None and length > self._key:
                 raise self._too_large("Key", length, self._key)
             size += length
+        if message.plain:
+            if self._message is not None and size > self._message:
+                raise self._too_large("Body and key together", size, self._message)
+            return size
         if identity is not None:
             length = utf8_length(identity)
             if self._id is not None and length > self._id:

@@ -62,6 +62,7 @@ class TopicFacade(Generic[T]):
         "_hooks",
         "_idle",
         "_interceptors",
+        "_limits",
         "_pipeline",
         "_pipeline_settings",
         "_target",
@@ -83,7 +84,8 @@ class TopicFacade(Generic[T]):
         self._target_factory = target_factory
         self._encode: Callable[[Any], bytes | None] | None = None if codec is None else codec.encode
         self._deduplicates = capabilities.publish.deduplication
-        self._check = MessageLimits(capabilities).check
+        self._limits = MessageLimits(capabilities)
+        self._check = self._limits.check
         self._hooks = hooks
         self._interceptors = hooks.publishing
         self._pipeline_settings = pipeline
@@ -217,26 +219,24 @@ class TopicFacade(Generic[T]):
         self, payloads: Sequence[T | OutboundMessage]
     ) -> tuple[list[OutboundMessage], dict[int, BrokerError]]:
         """The messages that can be sent, and by index why each of the others cannot."""
-        made: list[OutboundMessage] = []
-        refused: dict[int, BrokerError] = {}
-        outbound, check = self._outbound, self._check
-        for index, payload in enumerate(payloads):
-            try:
-                made.append(outbound(payload, None, None))
-            except BrokerError as error:
-                refused[index] = error
+        messages: list[Any] = list(payloads)
+        unmade: dict[int, BrokerError] = {}
+        for index, payload in enumerate(messages):
+            if type(payload) is not OutboundMessage:
+                try:
+                    messages[index] = self._outbound(payload, None, None)
+                except BrokerError as error:
+                    unmade[index] = error
+        if unmade:
+            messages = [message for index, message in enumerate(messages) if index not in unmade]
         if self._interceptors:
-            made = list(self._intercepted(made))
-        indices = [index for index in range(len(payloads)) if index not in refused] if refused else range(len(payloads))
-        messages: list[OutboundMessage] = []
-        for index, message in zip(indices, made, strict=True):
-            try:
-                check(message)
-            except BrokerError as error:
-                refused[index] = error
-            else:
-                messages.append(message)
-        return messages, refused
+            messages = list(self._intercepted(messages))
+        refused = self._limits.refused(messages)
+        if not refused:
+            return messages, unmade
+        made = [index for index in range(len(payloads)) if index not in unmade]
+        unmade |= {made[index]: error for index, error in refused.items()}
+        return [message for index, message in enumerate(messages) if index not in refused], unmade
 
     def _outbound(
         self, payload: T | OutboundMessage, key: bytes | str | None, attributes: Mapping[str, str] | None
