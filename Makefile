@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs conformance lock clean
+.PHONY: help setup demo demo-kafka kafka test lint format bench docs conformance lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
+KAFKA := $(BIN)/python -m tests.servers.run_kafka
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -16,6 +17,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 help:
 	@echo "make setup        install everything into .venv, from constraints.txt"
 	@echo "make demo         run the flights example on an embedded broker; BROKER_URL names another"
+	@echo "make demo-kafka   run the flights example on a Kafka broker, started for it; needs Java 17 and Maven"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
@@ -40,7 +42,14 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m examples.flights
 
-test: $(STAMP)
+demo-kafka: $(STAMP)
+	$(KAFKA) $(BIN)/python -m examples.flights
+
+# Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
+kafka: $(STAMP)
+	-@$(KAFKA)
+
+test: $(STAMP) kafka
 	$(PYTEST) -n 2 --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
@@ -53,15 +62,15 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-conformance: $(STAMP)
+conformance: $(STAMP) kafka
 	$(PYTEST) -n 2 --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
 
-bench: $(STAMP)
+bench: $(STAMP) kafka
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(STAMP)
+docs: $(STAMP) kafka
 	$(PYTEST) tests/docs $(ARGS)
 
 lock:
