@@ -14,11 +14,12 @@ import pytest
 from confluent_kafka import KafkaException
 
 from tests.kafka.conftest import MakeTopic
-from tests.servers.kafka import KafkaServer
+from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.kafka_client import RawAdmin, produce, read_all, round_trip, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
 from tests.servers.kafka_disk import SmallDisk
 from tests.servers.kafka_jars import distribution
+from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.xdist_group("kafka-servers")
 
@@ -125,6 +126,25 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
     sweep = "from tests.servers.kafka import _sweep; _sweep()"
     subprocess.run([sys.executable, "-c", sweep], check=True, timeout=20, cwd=Path.cwd())
     assert not Path(directory).exists()
+
+
+@pytest.mark.chaos
+def test_a_proxy_can_cut_a_broker_off() -> None:
+    server = KafkaServer(listeners=[PLAIN, Listener("PROXIED")])
+    with Proxy(server.ports["PROXIED"]) as proxy, contextlib.closing(server):
+        # Where clients are told to go; brokers and raw admins go past it, to the first listener.
+        server.advertised["PROXIED"] = proxy.port
+        server.start()
+        topic = RawAdmin(server.bootstrap).make_topic()
+        far = {"bootstrap.servers": f"127.0.0.1:{proxy.port}"}
+        round_trip(far, topic)
+        proxy.refuse()
+        with pytest.raises(KafkaException):
+            RawAdmin(far).client.list_topics(timeout=0.5)
+        round_trip({"bootstrap.servers": server.bootstrap}, topic)
+        proxy.refuse(False)
+        round_trip(far, topic)
+        assert len(values(server.bootstrap, topic)) == 3
 
 
 @pytest.mark.chaos
