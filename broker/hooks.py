@@ -31,6 +31,7 @@ __all__ = [
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
+    "PositionReset",
     "Published",
     "SettleFailed",
     "Settled",
@@ -167,6 +168,19 @@ class PartitionsLost(Event):
 
     partitions: Sequence[tuple[str, int]]
     current: Sequence[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionReset(Event):
+    """A group's position was not in the log any more, or not yet, and reading goes on elsewhere: records may be lost.
+
+    :ivar policy: "earliest" or "latest", as configured.
+    """
+
+    partition: tuple[str, int]
+    position: int
+    to: int
+    policy: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,6 +84,11 @@ class Connection:
         """The bootstrap servers, for people."""
         return ",".join(self.settings.servers)
 
+    @property
+    def down(self) -> bool:
+        """Whether no broker has answered since one was last heard of to be out of reach."""
+        return self._down
+
     # -- opening and closing -------------------------------------------------------------------------------
 
     async def open(self) -> None:

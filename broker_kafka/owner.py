@@ -107,7 +107,7 @@ class OwnerThread(ABC, Generic[C]):
         if self._thread.ident is None:
             self._end()
             return True
-        self._inbox.put(_WAKE)
+        self._wake()
         if not self._ended.done():
             await asyncio.wait((self._ended,), timeout=timeout)
         if not self._ended.done():
@@ -162,7 +162,7 @@ class OwnerThread(ABC, Generic[C]):
 
         def over(task: asyncio.Task[object]) -> None:
             outcome.append(True if task.cancelled() else task.exception() or True)
-            self._inbox.put(_WAKE)
+            self._wake()
 
         def begin() -> None:
             self._loop.create_task(work(), name=f"{self._name}-on-loop").add_done_callback(over)
@@ -184,6 +184,10 @@ class OwnerThread(ABC, Generic[C]):
         except RuntimeError:
             return False
         return True
+
+    def _wake(self) -> None:
+        """End a wait in `_serve`; from any thread."""
+        self._inbox.put(_WAKE)
 
     # -- inside --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,416 @@
+"""`ConsumerThread`: the thread that polls one consumer of confluent-kafka, and hands over whole batches.
+
+*Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
+and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
+look-ups are commands, by `call`, served between polls and within callbacks. For a moment after a record or a command
+the thread waits for commands and looks for records every `_BUSY_WAIT`; then it waits in the client, which costs next to
+nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on
+their way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances and
+keeps `max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which
+frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
+`revoke_seconds`. *Failure.* A callback never raises; errors go to `host.failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as NativeRecord
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BackendError, BrokerError
+from broker.hooks import logger
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.errors import configuration_error, translate
+from broker_kafka.headers import RECORD_VIEW
+from broker_kafka.owner import OwnerThread
+
+__all__ = ["ConsumerHost", "ConsumerThread", "is_incremental"]
+
+_IDLE_POLL: Final = 0.1
+_BUSY_WAIT: Final = 0.002
+_BUSY_SECONDS: Final = 0.5
+"""For so long after a record or a command another is likely, and is not to wait for the end of an idle poll."""
+_STALL_POLL: Final = 0.25
+_LONG_STALL: Final = 10.0
+_ASSIGN_SECONDS: Final = 60.0
+_LOST_SECONDS: Final = 5.0
+_BATCH_BYTES: Final = 16 * 1024 * 1024
+_REJOIN_PAUSE: Final = 1.0
+
+_TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
+
+
+class ConsumerHost(Protocol):
+    """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
+
+    def arrived(self, records: list[Record[Any]], size: int) -> None:
+        """A batch, with its bytes; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+        ...
+
+    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where to begin with each of these; it is awaited before they are taken over.
+
+        What it raises goes to `failed`, and if it is retriable the group is joined again.
+        """
+        ...
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are ours, and their records may follow."""
+        ...
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        """These are given up when it returns, or at the loop time `deadline`; commits of them still work."""
+        ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are gone already."""
+        ...
+
+    def out_of_range(self, partition: TopicPartition, position: int) -> None:
+        """The log does not hold this position; nothing more comes of the partition until it is moved."""
+        ...
+
+    def failed(self, error: BrokerError) -> None:
+        """The client reports an error; if it is retriable, it goes on by itself."""
+        ...
+
+
+class ConsumerThread(OwnerThread[Consumer]):
+    """One member of a group.
+
+    :param config: of the client, `group.id` and all.
+    :param max_batch: the most records of a batch.
+    :param in_flight: the most batches that are handed over and not taken.
+    :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        host: ConsumerHost,
+        *,
+        name: str,
+        max_batch: int = 2000,
+        in_flight: int = 2,
+        revoke_seconds: float = 30.0,
+    ) -> None:
+        super().__init__(name)
+        self._config = config
+        self._host = host
+        self._incremental = is_incremental(config)
+        self._max_batch = max_batch
+        self._in_flight = in_flight
+        self._revoke_seconds = revoke_seconds
+        self._topics: list[str] = []
+        self._batch = max_batch
+        # One side only counts up each of these, so that no lock is needed.
+        self._posted = 0
+        self._taken = 0
+        self._starving = False
+        self._stalled_since: float | None = None
+        self._parked = False
+        """Whether everything is paused because nobody takes."""
+        self._paused: set[tuple[str, int]] = set()
+        self._owned: set[tuple[str, int]] = set()
+        self._single: list[NativeRecord] = []
+        """Taken one by one, and not handed over yet; callbacks may run before they are."""
+        self._busy_until = 0.0
+        self._rejoin_at: float | None = None
+
+    # -- for the loop --------------------------------------------------------------------------------------
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Join the group for these topics, or be a member for these from now on; one with a leading ^ is a pattern."""
+
+        def subscribe(client: Consumer) -> None:
+            self._topics = list(topics)
+            self._subscribe(client)
+
+        await self.call(subscribe)
+
+    def taken(self) -> None:
+        """A batch was taken: there is room for another."""
+        self._taken += 1
+        if self._starving:
+            self._wake()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take no more records of these. Of what is on its way some may still come."""
+        asked = list(partitions)
+
+        def pause(client: Consumer) -> None:
+            self._paused.update(asked)
+            mine = self._owned.intersection(asked)
+            if mine:
+                client.pause(_native(mine))
+
+        self.tell(pause)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undo `pause`."""
+        asked = list(partitions)
+
+        def resume(client: Consumer) -> None:
+            self._paused.difference_update(asked)
+            mine = self._owned.intersection(asked)
+            if mine and not self._parked:
+                client.resume(_native(mine))
+            self._busy()
+
+        self.tell(resume)
+
+    async def seek(self, positions: Mapping[TopicPartition, int], sought: Callable[[], object]) -> None:
+        """Read these on from other positions.
+
+        :param sought: called on the loop between the last record of the old positions and the first of the new.
+        :raises BrokerError: one of them is not assigned.
+        """
+
+        def seek(client: Consumer) -> None:
+            self._forget(positions)
+            try:
+                for partition, position in positions.items():
+                    self._seek(client, partition, position)
+            except KafkaException as error:
+                raise translate(error, "Seeking", resources=sorted({each.topic for each in positions})) from error
+            finally:
+                self._post(sought)
+                self._busy()
+
+        await self.call(seek)
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _open(self) -> Consumer:
+        try:
+            return Consumer(dict(self._config))
+        except (KafkaException, ValueError, TypeError) as error:
+            raise configuration_error(error, "Making a consumer") from error
+
+    def _shut(self, client: Consumer) -> None:
+        client.close()
+
+    def _turn(self, client: Consumer) -> None:
+        if self._rejoin_at is not None and monotonic() >= self._rejoin_at:
+            self._rejoin_at = None
+            client.unsubscribe()
+            self._subscribe(client)
+        if self._posted - self._taken >= self._in_flight:
+            self._stalled(client)
+            return
+        self._stalled_since = None
+        if self._parked:
+            self._unpark(client)
+        messages = [] if self._single else client.consume(self._batch, 0)
+        if not messages:
+            if not self._single:
+                if monotonic() < self._busy_until:
+                    self._serve(client, _BUSY_WAIT)
+                    return
+                message = client.poll(_IDLE_POLL)
+                if message is None:
+                    return
+                self._single.append(message)
+            # Callbacks of this call may take partitions away, and drop what is single.
+            messages = client.consume(self._batch, 0)
+            if self._single:
+                messages = [*self._single, *messages]
+                self._single.clear()
+        if messages:
+            self._hand_over(messages)
+
+    def _stalled(self, client: Consumer) -> None:
+        """Nobody takes: wait for somebody, and poll meanwhile for the sake of the group."""
+        self._starving = True
+        try:
+            if self._posted - self._taken < self._in_flight:
+                return
+            self._serve(client, _STALL_POLL)
+            if self._posted - self._taken < self._in_flight:
+                return
+        finally:
+            self._starving = False
+        now = monotonic()
+        if self._stalled_since is None:
+            self._stalled_since = now
+        elif not self._parked and now - self._stalled_since >= _LONG_STALL:
+            self._parked = True
+            client.pause(_native(self._owned))
+        # The next callback comes before the next record, so one record is all that this can bring.
+        message = client.poll(0)
+        if message is not None:
+            self._single.append(message)
+
+    def _unpark(self, client: Consumer) -> None:
+        self._parked = False
+        going_on = self._owned - self._paused
+        if going_on:
+            client.resume(_native(going_on))
+
+    def _hand_over(self, messages: list[NativeRecord]) -> None:
+        records: list[Record[Any]] = [
+            Record(
+                message.topic(),  # pyright: ignore[reportArgumentType]
+                message.partition(),  # pyright: ignore[reportArgumentType]
+                message.offset(),  # pyright: ignore[reportArgumentType]
+                message.key(),
+                data := message.value(),
+                message,
+                RECORD_VIEW,
+                0 if data is None else len(data),
+            )
+            for message in messages
+            if message.error() is None
+        ]
+        if records:
+            size = sum([record.size for record in records])
+            # A batch is bounded by its bytes as well, as far as the last one tells.
+            self._batch = max(1, min(self._max_batch, _BATCH_BYTES * len(records) // max(1, size)))
+            self._posted += 1
+            self._post(self._host.arrived, records, size)
+            self._busy()
+        if len(records) < len(messages):
+            for message in messages:
+                if (error := message.error()) is not None:
+                    self._report(message, error)
+
+    def _report(self, message: NativeRecord, error: KafkaError) -> None:
+        code = error.code()
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if code in _TOLD_OTHERWISE:
+            return
+        if code == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
+            self._post(self._host.out_of_range, TopicPartition(topic, partition), -1 if offset is None else offset)
+            return
+        where = f"Reading {topic!r}" if topic else "Reading"
+        self._post(self._host.failed, translate(error, where))
+
+    def _busy(self) -> None:
+        self._busy_until = monotonic() + _BUSY_SECONDS
+
+    def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        going = set(partitions)
+        self._single = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
+
+    def _seek(self, client: Consumer, partition: TopicPartition, position: int) -> None:
+        to = NativePartition(partition.topic, partition.partition, position)
+        try:
+            client.seek(to)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE or partition not in self._owned:
+                raise
+            # After an error of its position a partition does not move, but can be taken over anew.
+            if self._incremental:
+                client.incremental_unassign([to])
+                client.incremental_assign([to])
+            else:
+                rest = _native(self._owned - {partition})
+                client.assign([to, *client.position(rest)])
+            if self._parked or partition in self._paused:
+                client.pause([to])
+
+    # -- the group; in the thread --------------------------------------------------------------------------
+
+    def _subscribe(self, client: Consumer) -> None:
+        client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        self._busy()
+
+    def _on_assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            self._assign(client, partitions)
+        except BaseException as error:
+            logger.exception("%s could not take partitions over", self._name)
+            self._post(self._host.failed, translate(error, "Taking partitions over"))
+
+    def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        places = [TopicPartition(each.topic, each.partition) for each in partitions]
+        found: dict[TopicPartition, int] = {}
+
+        async def ask() -> None:
+            found.update(await self._host.assigning(places))
+
+        outcome = self._await_on_loop(client, ask, _ASSIGN_SECONDS) if places else True
+        if outcome is not True:
+            self._take_over(client, [])
+            error = (
+                BackendError("The positions of new partitions did not come in time", retriable=True)
+                if outcome is False
+                else translate(outcome, "Taking partitions over")
+            )
+            if error.retriable:
+                self._rejoin_at = monotonic() + _REJOIN_PAUSE
+            self._post(self._host.failed, error)
+            return
+        self._take_over(client, [NativePartition(*place, found[place]) for place in places])
+        self._owned.update(places)
+        stopped = places if self._parked else self._paused.intersection(places)
+        if stopped:
+            client.pause(_native(stopped))
+        if places:
+            self._post(self._host.assigned, places)
+        self._busy()
+
+    def _take_over(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        if self._incremental:
+            client.incremental_assign(partitions)
+        else:
+            client.assign(partitions)
+
+    def _on_revoke(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            places = self._going(partitions)
+            if places and not self._stopping:
+                deadline = self._loop.time() + self._revoke_seconds
+                outcome = self._await_on_loop(
+                    client, lambda: self._host.revoking(places, deadline), self._revoke_seconds + 1.0
+                )
+                if isinstance(outcome, BaseException):
+                    logger.warning("%s: giving partitions up failed: %s", self._name, outcome)
+            self._let_go(client, partitions, places)
+        except BaseException:
+            logger.exception("%s could not give partitions up", self._name)
+
+    def _on_lost(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            places = self._going(partitions)
+
+            async def lose() -> None:
+                self._host.lost(places)
+
+            if places and not self._stopping:
+                # Awaited, so that nothing is committed for them in the next generation.
+                self._await_on_loop(client, lose, _LOST_SECONDS)
+            self._let_go(client, partitions, places)
+        except BaseException:
+            logger.exception("%s could not give up lost partitions", self._name)
+
+    def _going(self, partitions: list[NativePartition]) -> list[TopicPartition]:
+        places = [TopicPartition(each.topic, each.partition) for each in partitions]
+        self._forget(places)
+        return [place for place in places if place in self._owned]
+
+    def _let_go(self, client: Consumer, partitions: list[NativePartition], places: list[TopicPartition]) -> None:
+        self._forget(places)
+        self._owned.difference_update(places)
+        if self._incremental:
+            client.incremental_unassign(partitions)
+        else:
+            client.unassign()
+        self._busy()
+
+
+def is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
+    return (
+        config.get("group.protocol", "classic") == "consumer"
+        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
+    )
+
+
+def _native(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
+    return [NativePartition(*partition) for partition in partitions]

@@ -1,0 +1,451 @@
+"""The Record family: one member of a Kafka consumer group.
+
+*Concurrency.* Everything here runs on the loop; the client lives in its `ConsumerThread`. *Records* of a partition come
+in order, each once per assignment; what was taken and belongs to a partition that went away is dropped, because its
+new owner reads it. *Commits* are fenced: one for a partition that is not ours is refused here, a release waits for the
+commits that were begun, and the coordinator refuses members that it no longer knows. *Failure.* A position that the log
+does not hold ends the reading with OffsetOutOfRange, or is reset and told, as `offset_reset` says. A topic that is
+deleted ends it with TopicNotFound. While no broker can be reached, `fetch` raises ConnectionFailed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka.admin import AdminClient
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, OperationTimeout
+from broker.hooks import PositionReset, logger
+from broker.names import Ephemeral
+from broker.records import Record
+from broker.spi import Bounds, RecordListener, RecordSubscription, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.consuming import ConsumerThread
+from broker_kafka.errors import translate
+from broker_kafka.names import group_id
+from broker_kafka.offsets.kafka import MemberOffsetStore
+from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
+from broker_kafka.positions import bounds_of, partitions_of
+from broker_kafka.starts import StartPositions
+
+__all__ = ["KafkaRecordSource"]
+
+_CLOSE_SECONDS: Final = 8.0
+_REVOKE_SECONDS: Final = 30.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
+_RESOLVE_SECONDS: Final = 30.0
+_DELETE_SECONDS: Final = 2.0
+
+
+class KafkaRecordSource:
+    """Implements `broker.spi.RecordSource`.
+
+    :param store: where positions live; None is Kafka itself.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: RecordSubscription,
+        listener: RecordListener,
+        *,
+        store: OffsetStore | None = None,
+    ) -> None:
+        self._connection = connection
+        self._subscription = subscription
+        self._listener = listener
+        self._settings = settings = connection.settings
+        self.group: Final = group_id(subscription.group)
+        self._loop = asyncio.get_running_loop()
+        config = connection.client_config("consumer") | {
+            "group.id": self.group,
+            "isolation.level": subscription.isolation,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+        }
+        self.thread: Final = ConsumerThread(
+            config,
+            self,
+            name=f"broker-kafka-{self.group}",
+            revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
+        )
+        self._own_store = store is None
+        self._given_store = store
+        self._store: OffsetStore
+        self._starts = StartPositions(
+            connection, subscription.start, committed=subscription.isolation == "read_committed"
+        )
+        self._owned: dict[TopicPartition, int] = {}
+        """What is assigned, and the number of the assignment."""
+        self._assignments = 0
+        self._notes: dict[TopicPartition, StoredOffset] = {}
+        """What was stored of each partition when it was assigned."""
+        self._batches: deque[tuple[list[Record[Any]], int]] = deque()
+        """What has arrived, with its bytes."""
+        self._commits: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failures: deque[BrokerError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = self._fetching = self._closed = False
+        self._committed_any = False
+        self.resets: Counter[TopicPartition] = Counter()
+        """How often the position of a partition was out of range and reset."""
+
+    async def open(self) -> None:
+        """Join the group. The first assignment comes later.
+
+        :raises TopicNotFound: one of the topics does not exist.
+        :raises BrokerError: the client cannot be made, or no broker answers.
+        """
+        topics = list(dict.fromkeys(self._subscription.topics))
+        partitions = [partition for topic in topics for partition in await partitions_of(self._connection, topic)]
+        await self.thread.start()
+        timeout = self._settings.request_timeout
+        self._store = self._given_store or MemberOffsetStore(self.thread, timeout=timeout)
+        await self._starts.capture(partitions)
+        await self.thread.subscribe(topics)
+
+    # -- fetching ------------------------------------------------------------------------------------------
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        self._check_open()
+        self._fetching = True
+        until = self._loop.time() + wait
+        try:
+            while True:
+                if self._batches:
+                    return self._take(max_records, max_bytes)
+                if self._failures:
+                    raise self._failures.popleft()
+                if self._interrupted:
+                    return []
+                left = until - self._loop.time()
+                if left <= 0:
+                    if self._connection.down:
+                        raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
+                    return []
+                await self._wait(left)
+                if self._closed:
+                    return []
+        finally:
+            self._fetching = self._interrupted = False
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._wake()
+
+    def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
+        records, size = self._batches.popleft()
+        if len(records) > max_records or size > max_bytes:
+            count = taken = 0
+            for record in records:
+                if count == max_records or (count and taken + record.size > max_bytes):
+                    break
+                count += 1
+                taken += record.size
+            if count < len(records):
+                self._batches.appendleft((records[count:], size - taken))
+                return records[:count]
+        self.thread.taken()
+        return records
+
+    async def _wait(self, seconds: float) -> None:
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget what has arrived of these."""
+        kept: deque[tuple[list[Record[Any]], int]] = deque()
+        for records, _ in self._batches:
+            rest = [record for record in records if (record.topic, record.partition) not in partitions]
+            if rest:
+                kept.append((rest, sum([record.size for record in rest])))
+            else:
+                self.thread.taken()
+        self._batches = kept
+
+    # -- ConsumerHost --------------------------------------------------------------------------------------
+
+    def arrived(self, records: list[Record[Any]], size: int) -> None:
+        if self._closed:
+            self.thread.taken()
+            return
+        self._batches.append((records, size))
+        self._wake()
+
+    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
+        until = self._loop.time() + _RESOLVE_SECONDS
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._positions(partitions)
+            except BrokerError as error:
+                if not error.retriable or self._loop.time() + pause > until or self._closed:
+                    raise
+                logger.info("Group %r: positions are not known yet: %s", self.group, error)
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+
+    async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        owner = await self._owner()
+        stored = await self._store.claim(owner, partitions)
+        positions: dict[TopicPartition, int] = {}
+        for partition in partitions:
+            found = stored[partition]
+            if isinstance(found, BrokerError):
+                raise found
+            self._notes.pop(partition, None)
+            if found is not None:
+                self._notes[partition] = found
+                positions[partition] = found.offset
+        missing = [partition for partition in partitions if partition not in positions]
+        if not missing:
+            return positions
+        if not self._starts.moves:
+            return positions | await self._starts.of(missing)
+        # Stored, because another member that gets the partition before the first commit begins here too.
+        begins = await self._starts.numbered(missing)
+        results = await self._store.commit(owner, {each: StoredOffset(at) for each, at in begins.items()})
+        self._committed_any = True
+        for error in results.values():
+            if error is not None:
+                raise error
+        return positions | begins
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        if self._closed:
+            return
+        for partition in partitions:
+            self._assignments += 1
+            self._owned[partition] = self._assignments
+        self._listener.assigned(partitions)
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        going = [partition for partition in partitions if partition in self._owned]
+        self._drop(set(going))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._listener.revoking(going, deadline)
+        except TimeoutError:
+            logger.warning("Group %r: giving %s up took too long", self.group, going)
+        finally:
+            for partition in going:
+                self._owned.pop(partition, None)
+            self._drop(set(going))
+        if self._commits:
+            await asyncio.wait(self._commits, timeout=max(0.0, deadline - self._loop.time()))
+        self._look_for_deleted(going)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        gone = [partition for partition in partitions if self._owned.pop(partition, None) is not None]
+        self._drop(set(gone))
+        if gone:
+            self._listener.lost(gone)
+            self._look_for_deleted(gone)
+
+    def out_of_range(self, partition: TopicPartition, position: int) -> None:
+        if partition in self._owned:
+            self._spawn(self._reset(partition, position))
+
+    def failed(self, error: BrokerError) -> None:
+        if self._closed or (self._failures and error.retriable):
+            return
+        self._failures.append(error)
+        self._wake()
+
+    async def _reset(self, partition: TopicPartition, position: int) -> None:
+        """A position is not in the log: an error, or as configured."""
+        policy = self._settings.offset_reset
+        topic, number = partition
+        bounds = (await self._bounds([partition]))[partition]
+        held = f"{topic}[{number}] of group {self.group!r}: position {position} is not in the log"
+        held = f"{held}, which begins at {bounds.first} and ends before {bounds.next}"
+        if policy == "error":
+            self.failed(OffsetOutOfRange(held, advice="Seek, reset the group's offsets, or set offset_reset"))
+            return
+        to = bounds.first if policy == "earliest" else bounds.next
+        self.resets[partition] += 1
+        logger.warning("%s; going on at %d", held, to)
+        self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
+        if partition in self._owned:
+            await self.thread.seek({partition: to}, lambda: self._drop({partition}))
+
+    def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
+        """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
+        topics = {partition.topic for partition in gone} - {partition.topic for partition in self._owned}
+        if topics and not self._closed:
+            self._spawn(self._check_topics(sorted(topics)))
+
+    async def _check_topics(self, topics: Sequence[str]) -> None:
+        for topic in topics:
+            try:
+                await partitions_of(self._connection, topic)
+            except BrokerError as error:
+                if not error.retriable:
+                    self.failed(error)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(translate(error, f"Group {self.group!r}"))
+
+    # -- positions -----------------------------------------------------------------------------------------
+
+    async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
+        return await self.commit_noted({partition: (position, "") for partition, position in positions.items()})
+
+    async def commit_noted(
+        self, positions: Mapping[TopicPartition, tuple[int, str]]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        """`commit` with a text that is stored along with each position."""
+        self._check_open()
+        results: dict[TopicPartition, BrokerError | None] = {
+            partition: _not_ours(partition) for partition in positions if partition not in self._owned
+        }
+        ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
+        if ours:
+            # A task of its own, which a release waits for, whatever becomes of the caller.
+            task = self._loop.create_task(self._carry_out(ours), name="broker-kafka-commit")
+            self._commits.add(task)
+            task.add_done_callback(self._commits.discard)
+            results |= await asyncio.shield(task)
+        return results
+
+    async def _carry_out(
+        self, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        self._committed_any = True
+        try:
+            async with asyncio.timeout(self._settings.request_timeout):
+                return await self._store.commit(await self._owner(), positions)
+        except BrokerError as error:
+            return dict.fromkeys(positions, error)
+        except TimeoutError:
+            late = OperationTimeout(f"The commit of group {self.group!r} got no answer in time")
+            return dict.fromkeys(positions, late)
+
+    def note(self, partition: TopicPartition) -> tuple[int, str] | None:
+        """The position that was stored of a partition when it was assigned, and the text with it."""
+        return self._notes.get(partition)
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        self._check_open()
+        found = await self._store.fetch(self.group, partitions)
+        positions: dict[TopicPartition, int | None] = {}
+        for partition, position in found.items():
+            if isinstance(position, BrokerError):
+                raise position
+            positions[partition] = None if position is None else position.offset
+        return positions
+
+    async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        self._check_open()
+        self._check_owned(positions)
+        targets = {partition: at for partition, at in positions.items() if at is not None}
+        bounds = await self._bounds(list(targets))
+        for partition, at in targets.items():
+            first, following = bounds[partition]
+            if not first <= at <= following:
+                raise OffsetOutOfRange(
+                    f"Position {at} of {partition.topic}[{partition.partition}] is not in the log, which begins at "
+                    f"{first} and ends before {following}"
+                )
+        back = [partition for partition, at in positions.items() if at is None]
+        if back:
+            committed = await self.committed(back)
+            targets |= {partition: at for partition, at in committed.items() if at is not None}
+            targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
+        self._check_owned(positions)
+        await self.thread.seek(targets, lambda: self._drop(targets.keys()))
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        if not self._closed and self.thread.failure is None:
+            self.thread.pause(partitions)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        if not self._closed and self.thread.failure is None:
+            self.thread.resume(partitions)
+
+    def assignment(self) -> Sequence[TopicPartition]:
+        return sorted(self._owned)
+
+    async def group_metadata(self, partitions: Collection[TopicPartition] = ()) -> Any:
+        """What a transaction needs to commit positions of this group; it is fenced by the present generation.
+
+        :raises LeaseLost: one of the partitions is not ours.
+        """
+        self._check_open()
+        self._check_owned(partitions)
+        return await self.thread.call(lambda client: client.consumer_group_metadata())
+
+    async def _owner(self) -> GroupMember:
+        if self._own_store:
+            # Kafka knows its members by itself.
+            return GroupMember(self.group, -1)
+        metadata = await self.thread.call(lambda client: client.consumer_group_metadata())
+        return GroupMember.from_metadata(metadata)
+
+    async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        committed = self._subscription.isolation == "read_committed"
+        return await bounds_of(self._connection, partitions, committed=committed)
+
+    def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            if partition not in self._owned:
+                raise _not_ours(partition)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        for task in self._tasks:
+            task.cancel()
+        if not await self.thread.stop(_CLOSE_SECONDS):
+            logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
+        self._owned.clear()
+        self._batches.clear()
+        if isinstance(self._subscription.group, Ephemeral) and self._committed_any:
+            await self._delete_group()
+
+    async def _delete_group(self) -> None:
+        def delete(client: AdminClient) -> dict[str, Future[Any]]:
+            return client.delete_consumer_groups([self.group], request_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+        try:
+            outcome = (await self._connection.outcomes(delete, f"Deleting group {self.group!r}"))[self.group]
+        except BrokerError as error:
+            outcome = error
+        if isinstance(outcome, BrokerError):
+            logger.debug("Group %r stays until its positions expire: %s", self.group, outcome)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"The member of group {self.group!r} was closed")
+
+
+def _not_ours(partition: TopicPartition) -> LeaseLost:
+    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")

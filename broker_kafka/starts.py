@@ -1,0 +1,74 @@
+"""Where a partition begins that its group has no position for. Asks the brokers, and keeps what "latest" meant.
+
+*Concurrency.* Used on the loop. *Failure.* A question that is not answered raises a BrokerError; nothing was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from confluent_kafka import OFFSET_BEGINNING
+
+from broker.spi import Start, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.positions import bounds_of, positions_at
+
+__all__ = ["BEGINNING", "StartPositions"]
+
+BEGINNING: Final = OFFSET_BEGINNING
+"""As a position to read from: the first that the log holds by then."""
+
+
+class StartPositions:
+    """Begins of the partitions of one group.
+
+    :param start: the group's, or positions by partition; a partition that is not among them begins at the first
+        record that there is.
+    :param committed: whether open transactions bound what "latest" is.
+    """
+
+    def __init__(
+        self, connection: Connection, start: Start | Mapping[TopicPartition, int], *, committed: bool = True
+    ) -> None:
+        self._connection = connection
+        self._start = start
+        self._committed = committed
+        self._latest: dict[TopicPartition, int] = {}
+
+    @property
+    def moves(self) -> bool:
+        """Whether a member that joins later would begin elsewhere, so that the begin is to be stored."""
+        return self._start == "latest"
+
+    async def capture(self, partitions: Sequence[TopicPartition]) -> None:
+        """Fix what "latest" means: the ends of the partitions that there are now. Later ones are read in full."""
+        if self._start == "latest":
+            self._latest = await self._ends(partitions)
+
+    async def of(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where these begin; `BEGINNING` for the first record there is.
+
+        :raises BrokerError: the brokers do not tell.
+        """
+        start = self._start
+        if isinstance(start, datetime):
+            # What is appended between the two questions has its time looked up, and must not be passed over.
+            ends = await self._ends(partitions)
+            found = await positions_at(self._connection, partitions, start)
+            return {partition: min(at, ends[partition]) for partition, at in found.items()}
+        if isinstance(start, Mapping):
+            return {partition: start.get(partition, BEGINNING) for partition in partitions}
+        return {partition: self._latest.get(partition, BEGINNING) for partition in partitions}
+
+    async def numbered(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The same, with the number of the first record in place of `BEGINNING`."""
+        found = await self.of(partitions)
+        open_ones = [partition for partition, at in found.items() if at == BEGINNING]
+        bounds = await bounds_of(self._connection, open_ones)
+        return found | {partition: bounds[partition].first for partition in open_ones}
+
+    async def _ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        bounds = await bounds_of(self._connection, partitions, committed=self._committed)
+        return {partition: at.next for partition, at in bounds.items()}
