@@ -10,17 +10,20 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
-from confluent_kafka import TopicCollection
+from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, TopicNotFound
 from broker_kafka.connection import Connection
 
-__all__ = ["ask", "ask_one", "describe", "passing", "settled"]
+__all__ = ["ask", "ask_one", "coordinator_ready", "describe", "passing", "settled"]
 
 R = TypeVar("R")
 
 _PAUSE: Final = 0.05
+_OFFSETS: Final = "__consumer_offsets"
+_ready: Final[WeakSet[Connection]] = WeakSet()
 
 
 async def ask(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
@@ -51,6 +54,36 @@ async def describe(connection: Connection, topic: str) -> Any:
         lambda client: client.describe_topics(TopicCollection([topic]), request_timeout=timeout),
         f"Topic {topic!r}",
     )
+
+
+async def coordinator_ready(connection: Connection, group: str) -> None:
+    """See to it that groups have a coordinator, before the admin client asks for one.
+
+    On a cluster that never had a group, the admin client's search for the coordinator makes the topic of the offsets
+    and then waits for nothing until its time-out; that of a consumer does not.
+    """
+    if connection in _ready:
+        return
+    try:
+        await describe(connection, _OFFSETS)
+    except TopicNotFound:
+        await asyncio.to_thread(_find_coordinator, connection, group)
+    except BrokerError:
+        # Whoever may not see that topic can still have a group.
+        return
+    _ready.add(connection)
+
+
+def _find_coordinator(connection: Connection, group: str) -> None:
+    config = {**connection.settings.client_config("consumer"), "group.id": group, "enable.auto.commit": False}
+    consumer = Consumer(config)
+    try:
+        consumer.committed([TopicPartition(_OFFSETS, 0)], timeout=connection.settings.request_timeout)
+    except KafkaException:
+        # The request that follows fails in its own words.
+        return
+    finally:
+        consumer.close()
 
 
 def passing(result: object) -> bool:

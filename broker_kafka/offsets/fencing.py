@@ -48,7 +48,8 @@ def check_commit(
     partition: TopicPartition, entry: Entry, owner: GroupMember, offset: int, rewind: bool
 ) -> SettleError | None:
     """Why this commit is refused, if it is."""
-    if owner.generation < entry.generation or (owner.generation == entry.generation and owner.member != entry.member):
+    claimed = entry.generation != UNCLAIMED
+    if claimed and (owner.generation < entry.generation or owner.member != entry.member):
         return LeaseLost(
             f"{_of(partition, owner.group)} belongs to member {entry.member!r} of generation {entry.generation}, and "
             f"the commit is of {owner.member!r} of generation {owner.generation}",

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask, passing, settled
+from broker_kafka.admin_requests import ask, coordinator_ready, passing, settled
 from broker_kafka.connection import Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
@@ -67,7 +67,13 @@ class MemberOffsetStore:
         try:
             answered = await self._client.call(lambda client: client.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
-            return dict.fromkeys(positions, translate(error, f"Committing for group {owner.group!r}"))
+            named = ", ".join(f"{place.topic!r}[{place.partition}]" for place in positions)
+            failed = translate(error, f"Committing {named} for group {owner.group!r}")
+            if len(positions) == 1 or failed.retriable or isinstance(failed, LeaseLost):
+                return dict.fromkeys(positions, failed)
+            # The client tells the last partition's error as that of all, though it stored the others.
+            singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
+            return {partition: error for results in singly for partition, error in results.items()}
         return _outcomes(owner.group, positions, answered or offsets)
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
@@ -113,6 +119,7 @@ class GroupOffsetStore:
         check_positions(positions)
         if not positions:
             return {}
+        await coordinator_ready(self._connection, group)
         request = ConsumerGroupTopicPartitions(group, _native(positions))
 
         async def attempt() -> CommitResults:
@@ -139,6 +146,7 @@ class GroupOffsetStore:
         """The connection stays its owner's."""
 
     async def _read(self, group: str, partitions: list[NativePartition] | None) -> list[NativePartition] | BrokerError:
+        await coordinator_ready(self._connection, group)
         request = ConsumerGroupTopicPartitions(group, partitions)
 
         async def attempt() -> list[NativePartition] | BrokerError:

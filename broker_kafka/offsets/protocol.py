@@ -102,7 +102,7 @@ class OffsetStore(Protocol):
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
-        """Store positions, if nobody has claimed the partition since.
+        """Store positions of partitions that this member claimed, now or in an earlier generation, or that nobody has.
 
         :param rewind: positions may also go back; without it, one below what is stored is refused.
         """

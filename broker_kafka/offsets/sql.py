@@ -37,7 +37,6 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from broker.errors import BrokerError, Closed, ConfigurationError, SettleError
 from broker.spi import TopicPartition
@@ -47,6 +46,8 @@ from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMemb
 from broker_kafka.offsets.sql_rows import add_row, place, read_row, read_rows
 
 if TYPE_CHECKING:
+    # An import at run time would need greenlet, which synchronous engines do without.
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
 
 __all__ = ["SqlOffsetStore"]
@@ -66,7 +67,8 @@ class SqlOffsetStore:
     """
 
     def __init__(self, engine: Engine | AsyncEngine, *, table: str = _TABLE, schema: str | None = None) -> None:
-        if not isinstance(engine, (Engine, AsyncEngine)):
+        asynchronous = getattr(engine, "sync_engine", None)
+        if not isinstance(asynchronous or engine, Engine):
             raise ConfigurationError(
                 f"engine is {type(engine).__name__}",
                 advice="Give what sqlalchemy.create_engine or create_async_engine returns",
@@ -215,8 +217,8 @@ class SqlOffsetStore:
     ) -> SettleError | None:
         columns = self._table.c
         ours = or_(
-            columns.generation < owner.generation,
-            and_(columns.generation == owner.generation, columns.member == owner.member),
+            columns.generation == UNCLAIMED,
+            and_(columns.generation <= owner.generation, columns.member == owner.member),
         )
         forward = true() if rewind else or_(columns.next_offset.is_(None), columns.next_offset <= position.offset)
         values = {
@@ -259,10 +261,10 @@ class SqlOffsetStore:
             raise Closed("The offset store is closed")
         engine = self._engine
         try:
-            if isinstance(engine, AsyncEngine):
-                async with engine.begin() as tx:
-                    return await tx.run_sync(work)
-            return await asyncio.to_thread(_run, engine, work)
+            if isinstance(engine, Engine):
+                return await asyncio.to_thread(_run, engine, work)
+            async with engine.begin() as tx:
+                return await tx.run_sync(work)
         except (SQLAlchemyError, OSError) as error:
             return _failed(error)
 

@@ -1,0 +1,300 @@
+"""Consumer groups of a cluster: list, describe, reset their positions, delete; and a topic's groups as subscriptions.
+
+*Concurrency.* Any number of calls. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* A
+group that has members is not changed, and the error says how many; of a reset, each partition has its own outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from confluent_kafka import ConsumerGroupState, ConsumerGroupType
+
+from broker.errors import BackendError, BrokerError, NotFound, OffsetOutOfRange, SubscriptionNotFound, Unsupported
+from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
+from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
+from broker_kafka.admin_requests import ask_one, coordinator_ready
+from broker_kafka.connection import Connection
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.positions import bounds_of, partitions_of, positions_at
+
+__all__ = ["KafkaGroups"]
+
+_RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.CONSUMER})
+_AT_ONCE: Final = 16
+
+
+class KafkaGroups:
+    """The part of the administration that concerns groups."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._timeout = connection.settings.request_timeout
+        self._offsets = GroupOffsetStore(connection)
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    async def list(self) -> Sequence[GroupInfo]:
+        found = await ask_one(
+            self._connection,
+            lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
+            "Listing groups",
+        )
+        if found.errors and not found.valid:
+            raise BackendError(f"Groups cannot be listed: {found.errors[0]}", native=found.errors[0])
+        return [
+            GroupInfo(
+                name=each.group_id,
+                state=each.state.name.lower(),
+                native={"type": each.type.name.lower()},
+            )
+            for each in sorted(found.valid, key=lambda group: group.group_id)
+            if each.type in _RECORD_GROUPS
+        ]
+
+    async def describe(self, name: str) -> GroupInfo:
+        """:raises SubscriptionNotFound: there is no such group."""
+        info = await self._state(name)
+        positions = await self._positions(name)
+        if info is None and not positions:
+            raise SubscriptionNotFound(f"There is no group {name!r}")
+        lag = {place: max(0, at.next - positions[place]) for place, at in (await self._present(positions)).items()}
+        return replace(info or GroupInfo(name=name, state="empty"), positions=positions, lag=lag)
+
+    async def reset(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
+        positions = await self._positions(name)
+        if not reset.topics and not positions and await self._state(name) is None:
+            raise SubscriptionNotFound(
+                f"There is no group {name!r}", advice="Name the topic, and a group with positions on it is made"
+            )
+        places = await self._reset_places(name, reset, positions)
+        await self._refuse_members(name, "its positions are not changed")
+        targets = await self._targets(places, positions, reset)
+        changes = [
+            PositionChange(partition=place, before=positions.get(place), after=targets[place]) for place in places
+        ]
+        if dry_run:
+            return changes
+        results = await self._offsets.reset(name, {place: StoredOffset(target) for place, target in targets.items()})
+        return [replace(change, error=results[change.partition]) for change in changes]
+
+    async def delete(self, name: str) -> None:
+        await self._refuse_members(name, "it is not deleted")
+        await coordinator_ready(self._connection, name)
+        try:
+            await ask_one(
+                self._connection,
+                lambda client: client.delete_consumer_groups([name], request_timeout=self._timeout),
+                f"Deleting group {name!r}",
+            )
+        except SubscriptionNotFound:
+            return
+
+    # -- a topic's groups ------------------------------------------------------------------------------------
+
+    async def ensure_on(self, topic: str, name: str, start: Start) -> SubscriptionInfo:
+        """Commit a start for the partitions of a topic that the group has no position on."""
+        places = await partitions_of(self._connection, topic)
+        positions = await self._positions(name)
+        # One that reads the topic keeps its positions, and goes on to choose those it has not committed yet.
+        if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
+            targets = await self._targets(places, positions, GroupReset(to=start))
+            results = await self._offsets.reset(name, {place: StoredOffset(targets[place]) for place in places})
+            for error in results.values():
+                if error is not None:
+                    raise error
+        return await self.describe_on(topic, name)
+
+    async def list_on(self, topic: str) -> Sequence[str]:
+        places = await partitions_of(self._connection, topic)
+        names = [group.name for group in await self.list()]
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def concerns(name: str) -> bool:
+            async with gate:
+                found = await self._offsets.fetch(name, places)
+                if any(isinstance(position, StoredOffset) for position in found.values()):
+                    return True
+                return await self._reads(name, topic)
+
+        concerned = await asyncio.gather(*map(concerns, names))
+        return [name for name, there in zip(names, concerned, strict=True) if there]
+
+    async def describe_on(self, topic: str, name: str) -> SubscriptionInfo:
+        places = await partitions_of(self._connection, topic)
+        info = await self._on(topic, name)
+        bounds = await bounds_of(self._connection, places)
+        return SubscriptionInfo(
+            topic=topic,
+            name=name,
+            native={
+                **info.native,
+                "state": info.state,
+                "protocol": info.protocol,
+                "members": {
+                    member.id: {
+                        "client": member.client,
+                        "host": member.host,
+                        "partitions": [place.partition for place in member.partitions if place.topic == topic],
+                    }
+                    for member in info.members
+                },
+                "partitions": {
+                    place.partition: {
+                        "position": info.positions.get(place),
+                        "end": bounds[place].next,
+                        "lag": _behind(info.positions.get(place), bounds[place]),
+                    }
+                    for place in places
+                },
+            },
+        )
+
+    async def delete_on(self, topic: str, name: str) -> None:
+        await partitions_of(self._connection, topic)
+        positions = await self._positions(name)
+        if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
+            return
+        # Positions on topics that were deleted since stand in nobody's way.
+        others = sorted({place.topic for place in await self._present(positions)} - {topic})
+        if others:
+            raise Unsupported(
+                f"Group {name!r} also has positions on {', '.join(map(repr, others))}, and Kafka's client deletes a "
+                "group as a whole",
+                advice=f"Delete the group from all topics: `await bus.admin.delete_group({name!r})`",
+            )
+        await self.delete(name)
+
+    async def lag_on(self, topic: str, name: str) -> Lag:
+        places = await partitions_of(self._connection, topic)
+        info = await self._on(topic, name)
+        bounds = await bounds_of(self._connection, places)
+        behind = {place.partition: _behind(info.positions.get(place), bounds[place]) for place in places}
+        return Lag(waiting=sum(behind.values()), partitions=behind)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _on(self, topic: str, name: str) -> GroupInfo:
+        info = await self._state(name)
+        positions = await self._positions(name)
+        if not any(place.topic == topic for place in positions) and not _has(info, topic):
+            raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
+        return replace(info or GroupInfo(name=name, state="empty"), positions=positions)
+
+    async def _reads(self, name: str, topic: str) -> bool:
+        return _has(await self._state(name), topic)
+
+    async def _state(self, name: str) -> GroupInfo | None:
+        """What the coordinator says of it; None if it knows no such group."""
+        await coordinator_ready(self._connection, name)
+        try:
+            found = await ask_one(
+                self._connection,
+                lambda client: client.describe_consumer_groups([name], request_timeout=self._timeout),
+                f"Group {name!r}",
+            )
+        except SubscriptionNotFound:
+            return None
+        if found.state is ConsumerGroupState.DEAD:
+            return None
+        members = [
+            GroupMember(
+                id=member.member_id,
+                client=member.client_id,
+                host=member.host.removeprefix("/"),
+                partitions=sorted(
+                    TopicPartition(each.topic, each.partition)
+                    for each in (member.assignment.topic_partitions if member.assignment else ())
+                ),
+            )
+            for member in found.members
+        ]
+        return GroupInfo(
+            name=name,
+            state=found.state.name.lower(),
+            protocol=found.partition_assignor,
+            members=sorted(members, key=lambda member: member.id),
+            native={"type": found.type.name.lower()},
+        )
+
+    async def _positions(self, name: str) -> dict[TopicPartition, int]:
+        found = await self._offsets.stored(name)
+        for position in found.values():
+            if isinstance(position, BrokerError):
+                raise position
+        return {place: position.offset for place, position in found.items() if isinstance(position, StoredOffset)}
+
+    async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
+        """The bounds of those partitions that still exist."""
+        there: list[TopicPartition] = []
+        for topic in sorted({place.topic for place in positions}):
+            try:
+                there += [place for place in await partitions_of(self._connection, topic) if place in positions]
+            except NotFound:
+                continue
+        return await bounds_of(self._connection, there)
+
+    async def _refuse_members(self, name: str, consequence: str) -> None:
+        info = await self._state(name)
+        if info is not None and info.members:
+            count = len(info.members)
+            who = ", ".join(sorted({f"{member.client} at {member.host}" for member in info.members})[:3])
+            raise BackendError(
+                f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
+                retriable=True,
+                advice="Stop its consumers, and do it again",
+            )
+
+    async def _reset_places(
+        self, name: str, reset: GroupReset, positions: Mapping[TopicPartition, int]
+    ) -> Sequence[TopicPartition]:
+        if reset.topics:
+            places = [place for topic in reset.topics for place in await partitions_of(self._connection, topic)]
+        else:
+            places = list(await self._present(positions))
+        if not reset.partitions:
+            return sorted(places)
+        for topic in sorted({place.topic for place in places}):
+            missing = set(reset.partitions) - {place.partition for place in places if place.topic == topic}
+            if missing:
+                raise NotFound(f"Topic {topic!r} has no partition {min(missing)}, or group {name!r} no position on it")
+        return sorted(place for place in places if place.partition in reset.partitions)
+
+    async def _targets(
+        self, places: Sequence[TopicPartition], positions: Mapping[TopicPartition, int], reset: GroupReset
+    ) -> dict[TopicPartition, int]:
+        if isinstance(reset.to, datetime):
+            return await positions_at(self._connection, places, reset.to)
+        bounds = await bounds_of(self._connection, places)
+        return {place: _target(place, bounds[place], positions.get(place), reset) for place in places}
+
+
+def _has(info: GroupInfo | None, topic: str) -> bool:
+    return info is not None and any(place.topic == topic for member in info.members for place in member.partitions)
+
+
+def _behind(position: int | None, bounds: Bounds) -> int:
+    # Without a position it begins at the beginning, as the default start does; what retention removed waits no more.
+    return max(0, bounds.next - max(bounds.first, position or 0))
+
+
+def _target(place: TopicPartition, bounds: Bounds, position: int | None, reset: GroupReset) -> int:
+    if reset.to == "earliest":
+        return bounds.first
+    if reset.to == "latest":
+        return bounds.next
+    if reset.shift is not None:
+        from_here = bounds.first if position is None else position
+        return min(bounds.next, max(bounds.first, from_here + reset.shift))
+    offset = reset.to
+    if not isinstance(offset, int) or not bounds.first <= offset <= bounds.next:
+        raise OffsetOutOfRange(
+            f"{place.topic!r}[{place.partition}] holds {bounds.first} to {bounds.next}, and {offset} lies outside",
+            advice="Name an offset between, or the partitions that hold it",
+        )
+    return offset

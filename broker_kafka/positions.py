@@ -1,0 +1,87 @@
+"""Asks brokers where a topic's partitions begin and end, and where they are at a time; with no consumer and no group.
+
+*Concurrency.* Stateless; any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A topic that is not
+there raises TopicNotFound; a partition whose leader is just being chosen is asked again, until the request timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from confluent_kafka import IsolationLevel
+from confluent_kafka import TopicPartition as NativePartition
+from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+from broker.errors import BrokerError
+from broker.spi import Bounds, TopicPartition
+from broker_kafka.admin_requests import describe, passing, settled
+from broker_kafka.connection import Connection
+
+__all__ = ["bounds_of", "partitions_of", "positions_at", "topic_bounds"]
+
+
+async def partitions_of(connection: Connection, topic: str) -> list[TopicPartition]:
+    """The partitions of a topic, by number.
+
+    :raises TopicNotFound: there is no such topic.
+    """
+    found = await describe(connection, topic)
+    return [TopicPartition(topic, number) for number in sorted(each.id for each in found.partitions)]
+
+
+async def topic_bounds(connection: Connection, topic: str, *, committed: bool = True) -> dict[int, Bounds]:
+    """First and next position of each partition.
+
+    :param committed: `next` is where the oldest open transaction begins, if there is one.
+    """
+    found = await bounds_of(connection, await partitions_of(connection, topic), committed=committed)
+    return {partition.partition: bounds for partition, bounds in found.items()}
+
+
+async def bounds_of(
+    connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
+) -> dict[TopicPartition, Bounds]:
+    """The same of partitions of any topics."""
+    # Asked first, so that what retention removes meanwhile makes a range that is too long, never one that is inverted.
+    firsts = await _offsets(connection, partitions, OffsetSpec.earliest(), committed)
+    nexts = await _offsets(connection, partitions, OffsetSpec.latest(), committed)
+    return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
+
+
+async def positions_at(
+    connection: Connection, partitions: Sequence[TopicPartition], moment: datetime
+) -> dict[TopicPartition, int]:
+    """The first position of each whose timestamp is not before `moment`; its end if there is none."""
+    # A timestamp has milliseconds, and one within the moment's own millisecond may lie before it: round up.
+    milliseconds = -int(-moment.timestamp() * 1000 // 1)
+    found = await _offsets(connection, partitions, OffsetSpec.for_timestamp(max(0, milliseconds)), True)
+    later = [each for each in partitions if found[each] < 0]
+    ends = await _offsets(connection, later, OffsetSpec.latest(), True)
+    return {**found, **ends}
+
+
+async def _offsets(
+    connection: Connection, partitions: Sequence[TopicPartition], spec: Any, committed: bool
+) -> dict[TopicPartition, int]:
+    if not partitions:
+        return {}
+    timeout = connection.settings.request_timeout
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    asked = {NativePartition(*each): spec for each in partitions}
+    topics = sorted({each.topic for each in partitions})
+
+    async def attempt() -> Mapping[Any, Any]:
+        def start(client: Any) -> Any:
+            return client.list_offsets(asked, isolation_level=level, request_timeout=timeout)
+
+        return await connection.outcomes(start, f"Positions of {', '.join(map(repr, topics))}")
+
+    results = await settled(timeout, attempt, lambda found: any(map(passing, found.values())))
+    offsets: dict[TopicPartition, int] = {}
+    for partition, result in results.items():
+        if isinstance(result, BrokerError):
+            raise result
+        offsets[TopicPartition(partition.topic, partition.partition)] = result.offset
+    return offsets

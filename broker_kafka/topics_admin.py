@@ -1,0 +1,222 @@
+"""Topics of a cluster: create, change, describe, list, empty and delete.
+
+*Concurrency.* Any number of calls, from several processes too: a topic that somebody else creates meanwhile is brought
+to what was asked for. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* Errors name the
+option, its value and the mend; a creation returns when every partition has a leader, a deletion when the topic is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_END, KafkaError
+from confluent_kafka import TopicPartition as NativePartition
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from broker.errors import BrokerError, OperationTimeout, TopicNotFound, Unsupported
+from broker.spi import TopicInfo, TopicPartition
+from broker_kafka.admin_requests import ask, ask_one, describe, settled
+from broker_kafka.connection import Connection
+from broker_kafka.errors import kafka_error
+from broker_kafka.names import is_internal
+from broker_kafka.positions import bounds_of, partitions_of
+from broker_kafka.topics_config import TopicOptions, explain
+
+__all__ = ["KafkaTopics"]
+
+_COMPACTED: Final = "compact"
+
+
+class KafkaTopics:
+    """The part of the administration that concerns topics."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._settings = connection.settings
+        self._timeout = connection.settings.request_timeout
+
+    async def ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
+        try:
+            found = await describe(self._connection, name)
+        except TopicNotFound:
+            if await self._create(name, partitions or self._settings.partitions, options):
+                return await self.describe(name)
+            found = await describe(self._connection, name)
+        await self._change(name, found, partitions, options)
+        return await self.describe(name)
+
+    async def describe(self, name: str) -> TopicInfo:
+        found = await describe(self._connection, name)
+        config = await self._config(name)
+        places = await partitions_of(self._connection, name)
+        bounds = await bounds_of(self._connection, places, committed=False)
+        return TopicInfo(
+            name=name,
+            partitions=len(found.partitions),
+            # What compaction removed and the markers of transactions are counted too: a broker does not tell these.
+            messages=sum(following - first for first, following in bounds.values()),
+            native={
+                "id": str(found.topic_id),
+                "config": config,
+                "partitions": {
+                    each.id: {
+                        "leader": None if each.leader is None else each.leader.id,
+                        "replicas": [node.id for node in each.replicas],
+                        "isr": [node.id for node in each.isr],
+                        **bounds[TopicPartition(name, each.id)]._asdict(),
+                    }
+                    for each in found.partitions
+                },
+            },
+        )
+
+    async def list(self) -> Sequence[str]:
+        found: Any = await self._connection.call(
+            lambda client: client.list_topics(timeout=self._timeout), "Listing topics"
+        )
+        return sorted(name for name, topic in found.topics.items() if not is_internal(name) and topic.error is None)
+
+    async def delete(self, name: str) -> None:
+        what = f"Deleting topic {name!r}"
+
+        def start(client: Any) -> Any:
+            return client.delete_topics([name], request_timeout=self._timeout, operation_timeout=self._timeout)
+
+        try:
+            await ask_one(self._connection, start, what)
+        except TopicNotFound:
+            return
+        await self._until(what, name, gone=True)
+
+    async def purge(self, name: str) -> int | None:
+        places = await partitions_of(self._connection, name)
+        bounds = await bounds_of(self._connection, places, committed=False)
+        ends = [NativePartition(*place, OFFSET_END) for place in places]
+
+        def start(client: Any) -> Any:
+            return client.delete_records(ends, request_timeout=self._timeout, operation_timeout=self._timeout)
+
+        results = await self._connection.outcomes(start, f"Purging topic {name!r}")
+        removed = 0
+        for place, result in results.items():
+            if isinstance(result, BrokerError):
+                if _code(result) == KafkaError.POLICY_VIOLATION:
+                    raise Unsupported(
+                        f"Topic {name!r} is compacted, and Kafka removes its records by key only",
+                        native=result.native,
+                        advice="Publish tombstones, add `delete` to its cleanup.policy, or delete and create it",
+                    )
+                raise result
+            first = bounds[TopicPartition(name, place.partition)].first
+            removed += max(0, result.low_watermark - first)
+        return removed
+
+    async def _create(self, name: str, partitions: int, options: TopicOptions) -> bool:
+        """False if somebody else was quicker."""
+        copies = options.replication_factor or self._settings.replication_factor
+        config = {key: value for key, value in options.config.items() if value is not None}
+        new = NewTopic(name, partitions, copies, config=config)
+        result = await ask(
+            self._connection,
+            lambda client: client.create_topics([new], request_timeout=self._timeout, operation_timeout=self._timeout),
+            f"Creating topic {name!r}",
+        )
+        if isinstance(result, BrokerError):
+            if _code(result) == KafkaError.TOPIC_ALREADY_EXISTS:
+                await self._until(f"Creating topic {name!r}", name)
+                return False
+            raise explain(result, options)
+        await self._until(f"Creating topic {name!r}", name, partitions)
+        return True
+
+    async def _change(self, name: str, found: Any, partitions: int | None, options: TopicOptions) -> None:
+        has = len(found.partitions)
+        copies = len(found.partitions[0].replicas)
+        if options.replication_factor not in (None, copies):
+            raise Unsupported(
+                f"Topic {name!r} has {copies} copies of each partition, and replication_factor is "
+                f"{options.replication_factor}",
+                advice="Moving copies between brokers is done with kafka-reassign-partitions",
+            )
+        if partitions is not None and partitions < has:
+            raise Unsupported(
+                f"Topic {name!r} has {has} partitions, and {partitions} are asked for",
+                advice="Kafka can add partitions, not remove them: publish to a new topic",
+            )
+        await self._alter(name, options)
+        if partitions is not None and partitions > has:
+            new = NewPartitions(name, partitions)
+            result = await ask(
+                self._connection,
+                lambda client: client.create_partitions(
+                    [new], request_timeout=self._timeout, operation_timeout=self._timeout
+                ),
+                f"Adding partitions to topic {name!r}",
+            )
+            # Somebody else may have added them meanwhile.
+            if isinstance(result, BrokerError) and len(await partitions_of(self._connection, name)) < partitions:
+                raise result
+            await self._until(f"Adding partitions to topic {name!r}", name, partitions)
+
+    async def _alter(self, name: str, options: TopicOptions) -> None:
+        if not options.config:
+            return
+        present = await self._config(name)
+        entries = [
+            ConfigEntry(
+                key,
+                value or "",
+                incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+            )
+            for key, value in options.config.items()
+            if value is None or present.get(key) != value
+        ]
+        if not entries:
+            return
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        try:
+            await ask_one(
+                self._connection,
+                lambda client: client.incremental_alter_configs([resource], request_timeout=self._timeout),
+                f"Changing topic {name!r}",
+            )
+        except BrokerError as error:
+            raise explain(error, options) from error
+
+    async def _config(self, name: str) -> dict[str, str | None]:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        found = await ask_one(
+            self._connection,
+            lambda client: client.describe_configs([resource], request_timeout=self._timeout),
+            f"Describing topic {name!r}",
+        )
+        return {key: entry.value for key, entry in sorted(found.items())}
+
+    async def _until(self, what: str, name: str, partitions: int = 1, *, gone: bool = False) -> None:
+        """Wait until the topic is gone, or has so many partitions and each of them a leader."""
+
+        async def reached() -> bool:
+            try:
+                found = await describe(self._connection, name)
+            except TopicNotFound:
+                return gone
+            led = [each for each in found.partitions if each.leader is not None and each.leader.id >= 0]
+            return not gone and len(led) == len(found.partitions) >= partitions
+
+        if not await settled(self._timeout, reached, lambda done: not done):
+            raise OperationTimeout(
+                f"{what}: the brokers took it, and have not done it after {self._timeout:g} s",
+                advice="It is done in the background; raise request_timeout to wait for it",
+            )
+
+
+def _code(error: BrokerError) -> int | None:
+    found = kafka_error(error.native) if error.native is not None else None
+    return None if found is None else found.code()
