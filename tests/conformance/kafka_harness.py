@@ -1,0 +1,130 @@
+"""The harness of the Kafka backend: a real broker, which it restarts, kills and pauses.
+
+A client that is to be cut off alone goes through a proxy. Kafka tells its clients where it is, so that each proxy has a
+listener of its own that advertises the proxy's port; there is a fixed number of them, since a listener is made at the
+start of the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+
+from broker.bus import Bus
+from broker.settings import BackendSettings
+from broker.spi import Backend
+from broker.testing import Harness
+from tests.servers.kafka import PLAIN, KafkaServer, Listener
+from tests.servers.proxy import Proxy
+
+WIRES = 4
+"""How many clients of one test can have a wire of their own."""
+GUARDED = Listener(
+    "GUARDED",
+    "SASL_PLAINTEXT",
+    {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "plain.sasl.jaas.config": 'org.apache.kafka.common.security.plain.PlainLoginModule required user_ann="right";',
+    },
+)
+
+
+class Wired:
+    """The broker of this test process, and its proxies."""
+
+    def __init__(self) -> None:
+        names = [f"WIRE{number}" for number in range(WIRES)]
+        self.server = KafkaServer(
+            {"connection.failed.authentication.delay.ms": "0"},
+            listeners=[PLAIN, GUARDED, *(Listener(name) for name in names)],
+        )
+        self.proxies = [Proxy(self.server.ports[name]) for name in names]
+        for name, proxy in zip(names, self.proxies, strict=True):
+            proxy.__enter__()
+            self.server.advertised[name] = proxy.port
+        self.server.start()
+
+    def close(self) -> None:
+        self.server.close()
+        for proxy in self.proxies:
+            proxy.__exit__()
+
+
+@cache
+def wired() -> Wired:
+    """The broker of this test process, started at the first call and ended with the process."""
+    made = Wired()
+    atexit.register(made.close)
+    return made
+
+
+class KafkaHarness(Harness):
+    """One broker for all tests of a process; topics have unique names."""
+
+    name = "kafka"
+    patience = 10.0
+    quiet = 0.4
+    lease_seconds = 2.0
+    options = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wired = wired()
+        self.server = self.wired.server
+        self._free = count()
+        self._behind: dict[Bus, Proxy] = {}
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{self.server.url}?{self.options}{'&client_id=wired' if short_lease else ''}"
+
+    def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
+        if not isinstance(url, str) or "client_id=wired" not in url:
+            return super().open_bus(url, wrap)
+        number = next(self._free) % WIRES
+        proxy = self.wired.proxies[number]
+        bus = super().open_bus(url.replace(self.server.bootstrap, f"127.0.0.1:{proxy.port}"), wrap)
+        self._behind[bus] = proxy
+        return bus
+
+    async def cut(self, bus: Bus) -> None:
+        self._behind[bus].cut()
+
+    async def crash(self, bus: Bus) -> None:
+        self._behind[bus].hold()
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self.server.restart)
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self.server.kill)
+        await asyncio.to_thread(self.server.start)
+
+    async def pause(self, seconds: float) -> None:
+        self.server.pause()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.server.resume()
+
+    def unreachable_url(self) -> str:
+        return "kafka://127.0.0.1:1"
+
+    def forbidden_url(self) -> str:
+        return f"kafka://ann:wrong@{self.server.address('GUARDED')}?security_protocol=SASL_PLAINTEXT"
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            for proxy in self._behind.values():
+                proxy.hold(False)
+
+
+class ConsumerProtocolHarness(KafkaHarness):
+    """The same over KIP-848's group protocol, whose session is the broker's."""
+
+    in_matrix = False
+    options = "group_protocol=consumer&topic_metadata_refresh_interval_ms=1000"
