@@ -1,0 +1,269 @@
+"""Transactions: what is published in one, and the positions in it, count all or not at all.
+
+*Concurrency.* A producer of its own, with its thread, per transactional id; one transaction at a time, in which
+`publish` may be called any number of times at once. *Cancellation.* A cancelled call leaves what has begun to the
+thread. *Failure.* Retriable trouble is repeated here, for at most the transaction's timeout. What the broker undid
+because it was open for too long, or what must be undone, is `TransactionAborted`, or an error after which `abort`
+succeeds; the publisher goes on, after a time-out with a new producer of the same id. A producer that another of its id
+has fenced is dead: `TransactionFatal`. The broker says the same of both; what had been open for longer than
+`transaction_timeout_ms` counts as timed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final, cast
+
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BackendError, BrokerError, Closed, LeaseLost, TransactionAborted, TransactionFatal
+from broker.hooks import logger
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.spi import RecordSource, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.errors import FENCED, kafka_error, translate
+from broker_kafka.producing import Client, ProducerThread
+from broker_kafka.records import KafkaRecordSource
+
+__all__ = ["KafkaTransaction"]
+
+_SLICE: Final = 0.5
+"""Seconds of one attempt in the thread, which has to poll now and then."""
+_PAUSE: Final = 0.05
+_MARKERS: Final = 0.0015
+"""Seconds from the end of a transaction to the next. The broker writes its markers after the answer, and refuses what
+comes sooner; the client then waits twenty times as long."""
+_ABORT_ON_CLOSE: Final = 3.0
+_CLOSE: Final = 5.0
+
+
+class _TransactionThread(ProducerThread):
+    """A client with a fatal error is not replaced by the thread: only the transaction knows what that means."""
+
+    def _make(self) -> Producer:
+        if self._fatal is not None:
+            raise TransactionFatal(f"{self._name} has failed for good: {self._fatal.str()}")
+        return super()._make()
+
+    def _replace(self, client: Client) -> None:
+        self._drop_client(client)
+
+    @property
+    def fatal(self) -> KafkaError | None:
+        """Why the client is dead, if it is."""
+        return self._fatal
+
+
+class KafkaTransaction:
+    """Implements `broker.spi.TransactionSpi`."""
+
+    def __init__(self, connection: Connection, transactional_id: str) -> None:
+        self._connection = connection
+        self._id = transactional_id
+        self._timeout = connection.settings.transaction_timeout_ms / 1000
+        self._thread: _TransactionThread | None = None
+        self._dead: TransactionFatal | None = None
+        self._since: float | None = None
+        """When the open transaction began."""
+        self._next = 0.0
+        """When the broker is ready for the next one."""
+        self._closed = False
+
+    async def open(self) -> None:
+        """Make the producer, which fences an older one of the id and undoes its open transaction.
+
+        :raises NotAuthorized: the id is not ours to use. :raises BrokerError: no coordinator could be reached.
+        """
+        await self._renew()
+
+    async def begin(self) -> None:
+        self._check()
+        if self._since is not None:
+            raise BackendError("A transaction of this producer is open already", advice="Commit or abort it first")
+        if self._thread is None:
+            # The last one was timed out by the broker; if another took the id meanwhile, this fences it.
+            await self._renew()
+        if (early := self._next - monotonic()) > 0:
+            await asyncio.sleep(early)
+        self._since = monotonic()
+        try:
+            await self._attempt("begin", lambda producer: producer.begin_transaction())
+        except BaseException:
+            self._since = None
+            raise
+
+    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+        thread = self._current()
+        outcomes = cast("Sequence[Receipt | BrokerError]", await thread.publish(topic, messages))
+        if thread.fatal is None:
+            return outcomes
+        failure = await self._gone(thread.fatal)
+        return [failure if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
+
+    async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
+        """:raises LeaseLost: a partition is not the member's any more; abort the transaction."""
+        self._current()
+        if not isinstance(source, KafkaRecordSource):
+            raise BackendError("The consumer of a transaction must be of the same Kafka cluster")
+        metadata = await source.group_metadata(list(positions))
+        owned = source.assignment()
+        for partition in positions:
+            if partition not in owned:
+                # Ownership ends before a new generation begins, so metadata got while it lasted is fenced right.
+                raise LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not ours any more")
+        offsets = [NativePartition(topic, partition, at) for (topic, partition), at in positions.items()]
+        await self._attempt(
+            "add positions to", lambda producer: producer.send_offsets_to_transaction(offsets, metadata, _SLICE)
+        )
+
+    async def commit(self) -> None:
+        self._current()
+        try:
+            await self._attempt("commit", lambda producer: producer.commit_transaction(_SLICE))
+        except TransactionAborted:
+            self._since = None
+            raise
+        except BrokerError as error:
+            if not _must_abort(error):
+                raise
+            await self.abort()
+            raise TransactionAborted(f"The transaction was undone: {error.message}", native=error) from error
+        self._ended()
+
+    async def abort(self) -> None:
+        self._check()
+        if self._since is None or self._thread is None:
+            self._since = None
+            return
+        try:
+            await self._attempt("abort", lambda producer: producer.abort_transaction(_SLICE))
+        except TransactionAborted:
+            logger.debug("The broker had undone the transaction of %r", self._id)
+        except BrokerError as error:
+            found = _native(error)
+            if found is None or found.code() != KafkaError._STATE:
+                raise
+        self._ended()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if self._since is not None:
+            # Readers of committed data wait for its end, and the broker would take the whole timeout.
+            try:
+                async with asyncio.timeout(_ABORT_ON_CLOSE):
+                    await self._repeat(thread, "abort", lambda producer: producer.abort_transaction(_SLICE))
+            except (BrokerError, TimeoutError) as error:
+                logger.debug("The transaction of %r is left to the broker: %s", self._id, error)
+        await thread.stop(_CLOSE)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"The transactional publisher {self._id!r} was closed")
+        if self._dead is not None:
+            raise TransactionFatal(self._dead.message, native=self._dead)
+
+    def _ended(self) -> None:
+        self._since = None
+        self._next = monotonic() + _MARKERS
+
+    def _current(self) -> _TransactionThread:
+        self._check()
+        if self._since is None:
+            raise BackendError("No transaction is open", advice="Begin one first")
+        if self._thread is None:
+            raise self._timed_out()
+        return self._thread
+
+    async def _renew(self) -> None:
+        """A new producer of the id."""
+        settings = self._connection.settings
+        config = self._connection.client_config("producer")
+        config["transactional.id"] = self._id
+        # librdkafka refuses settings under which a message or a request could outlive its transaction.
+        config["message.timeout.ms"] = min(settings.message_timeout_ms, settings.transaction_timeout_ms)
+        config["socket.timeout.ms"] = min(settings.socket_timeout_ms or 60_000, settings.transaction_timeout_ms)
+        thread = _TransactionThread(
+            config,
+            name=f"Kafka transactions of {self._id!r}",
+            window=settings.publish_window,
+            timeout=config["message.timeout.ms"] / 1000,
+            eager="linger_ms" not in settings.model_fields_set,
+        )
+        await thread.start()
+        try:
+            await self._repeat(thread, "open", lambda producer: producer.init_transactions(_SLICE))
+        except BaseException:
+            await thread.stop(_CLOSE)
+            raise
+        self._thread = thread
+
+    async def _attempt(self, what: str, function: Callable[[Producer], Any]) -> None:
+        """A call of the open transaction; what it says of the producer is drawn from it."""
+        thread = self._thread
+        if thread is None:
+            raise self._timed_out()
+        try:
+            await self._repeat(thread, what, function)
+        except BrokerError as error:
+            found = _native(error)
+            if isinstance(error, TransactionFatal) or (found is not None and found.fatal()):
+                raise await self._gone(found) from error
+            raise
+
+    async def _repeat(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
+        """Call until it is done, or cannot be; retriable trouble for at most the transaction's timeout."""
+        deadline = monotonic() + self._timeout
+        while True:
+            try:
+                await thread.call(lambda client: function(client.get()))
+                return
+            except BrokerError:
+                raise
+            except Exception as error:
+                found = kafka_error(error)
+                if found is None or not found.retriable() or found.fatal() or monotonic() >= deadline:
+                    raise translate(error, f"Transaction of {self._id!r}: failed to {what} it") from error
+                if found.code() != KafkaError._TIMED_OUT:
+                    await asyncio.sleep(_PAUSE)
+
+    async def _gone(self, error: KafkaError | None) -> BrokerError:
+        """The producer is dead: because the broker gave the transaction up, or because another has the id."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.stop(_CLOSE)
+        if self._dead is not None:
+            return self._dead
+        if self._since is not None and monotonic() - self._since >= self._timeout:
+            return self._timed_out()
+        fenced = error is None or error.code() in FENCED
+        reason = "was fenced: another publisher of this id was opened" if fenced else "has failed for good"
+        detail = "" if error is None or fenced else f": {error.str()}"
+        self._dead = TransactionFatal(f"Transactional publisher {self._id!r} {reason}{detail}")
+        return self._dead
+
+    def _timed_out(self) -> TransactionAborted:
+        return TransactionAborted(
+            f"The transaction of {self._id!r} was open for more than {self._timeout:g} s and was undone by the broker",
+            advice="Do less in one transaction, or raise transaction_timeout_ms",
+        )
+
+
+def _native(error: BrokerError) -> KafkaError | None:
+    """What the client said."""
+    return kafka_error(error if error.native is None else error.native)
+
+
+def _must_abort(error: BrokerError) -> bool:
+    found = _native(error)
+    return found is not None and found.txn_requires_abort()
