@@ -103,6 +103,8 @@ class RecordCapabilities:
     log_reader: bool = True
     position_at: bool = False
     read_committed: bool = False
+    group_admin: bool = False
+    """`bus.admin` lists, describes, resets and deletes groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ class KafkaBackend:
         self._hooks = hooks
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
+        self._log = KafkaLogReader(self.connection)
         self._open: list[RecordSource | TransactionSpi] = []
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
@@ -60,7 +61,9 @@ class KafkaBackend:
                 partitions=True,
                 transactions=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, read_committed=True),
+            records=RecordCapabilities(
+                rebalance=True, start_time=True, position_at=True, read_committed=True, group_admin=True
+            ),
             durable=True,
         )
         self._capabilities = Capabilities(
@@ -109,7 +112,7 @@ class KafkaBackend:
         return transaction
 
     def log_reader(self) -> LogReaderSpi:
-        return KafkaLogReader(self.connection)
+        return self._log
 
     def admin(self) -> AdminSpi:
         return KafkaAdmin(self.connection)
@@ -120,5 +123,6 @@ class KafkaBackend:
     async def close(self) -> None:
         opened, self._open = self._open, []
         await asyncio.gather(*(each.close() for each in opened))
+        await self._log.close()
         await self._producer.close()
         await self.connection.close()

@@ -1,0 +1,283 @@
+"""`KafkaLogReader`: reads of a partition by position, without a group; nothing is left on the cluster.
+
+A read ends by what the broker says, never by arithmetic: at the first record at or above `stop`, or at the end of the
+partition as the client reports it. So neither transaction markers, nor aborted transactions, nor what compaction or
+retention removed at the end of the range makes it wait. Only committed records are seen; the end of the log is where
+the oldest open transaction begins.
+
+*Concurrency.* Any number of reads; each has a client of its own, which is used again by a later one. The next batch is
+fetched while the caller handles the last. *Cancellation.* A read that is cancelled or left half-way gives its client
+back. *Failure.* A position that retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that
+says nothing for the request timeout raises OperationTimeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as NativeRecord
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout
+from broker.records import Record
+from broker.spi import Bounds, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.errors import configuration_error, translate
+from broker_kafka.headers import RECORD_VIEW
+from broker_kafka.names import EPHEMERAL_PREFIX
+from broker_kafka.owner import OwnerThread
+from broker_kafka.positions import bounds_of, partitions_of, positions_at, topic_bounds
+
+__all__ = ["KafkaLogReader"]
+
+_POLL: Final = 0.2
+_KEEP: Final = 4
+_STOP: Final = 5.0
+_GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
+"""The client library wants a group's name; no group of it is ever joined or committed to."""
+
+_NOT_OURS: Final = frozenset(
+    {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED, KafkaError._ALL_BROKERS_DOWN}
+)
+
+
+class _Chunk:
+    """What one turn of a read brought."""
+
+    __slots__ = ("done", "records")
+
+    def __init__(self, records: list[Record[Any]], done: bool) -> None:
+        self.records = records
+        self.done = done
+
+
+class _ReaderThread(OwnerThread[Consumer]):
+    """A client that reads one range at a time."""
+
+    def __init__(self, config: Mapping[str, Any], patience: float) -> None:
+        super().__init__("broker-kafka-log-reader")
+        self._config = config
+        self._patience = patience
+        self._place = TopicPartition("", -1)
+        self._stop_at = 0
+        self._abandoned = False
+
+    def _open(self) -> Consumer:
+        try:
+            return Consumer(dict(self._config))
+        except (KafkaException, ValueError, TypeError) as error:
+            raise configuration_error(error, "Making a consumer") from error
+
+    def _turn(self, client: Consumer) -> None:
+        self._serve(client, None)
+
+    def _shut(self, client: Consumer) -> None:
+        client.close()
+
+    async def begin(self, place: TopicPartition, start: int, stop: int) -> None:
+        """Read this range from now on."""
+
+        def begin(client: Consumer) -> None:
+            self._place, self._stop_at, self._abandoned = place, stop, False
+            client.assign([NativePartition(*place, start)])
+
+        try:
+            await self.call(begin)
+        except KafkaException as error:
+            raise translate(error, f"Reading {place.topic!r}") from error
+
+    async def take(self, most: int) -> _Chunk:
+        """The next records of the range; it waits for the first, which is there."""
+        return await self.call(lambda client: self._take(client, most))
+
+    def abandon(self) -> None:
+        """Nobody waits for the records any more."""
+        self._abandoned = True
+
+    async def end(self) -> None:
+        """Fetch no more of the range."""
+        await self.call(lambda client: client.unassign())
+
+    def _take(self, client: Consumer, most: int) -> _Chunk:
+        # Beginning with what is there: a timeout makes the library wait until the batch is full.
+        messages = client.consume(most, 0.0)
+        deadline = monotonic() + self._patience
+        last: BrokerError | None = None
+        while True:
+            records, done, last = self._sort(messages, last)
+            if records or done:
+                return _Chunk(records, done)
+            if self._stopping or self._abandoned:
+                raise Closed("The log reader was closed")
+            if monotonic() >= deadline:
+                raise last or OperationTimeout(
+                    f"No broker sent the records of {self._place.topic!r}[{self._place.partition}] "
+                    f"for {self._patience:g} s"
+                )
+            message = client.poll(_POLL)
+            messages = [] if message is None else [message, *client.consume(max(0, most - 1), 0.0)]
+
+    def _sort(
+        self, messages: Sequence[NativeRecord], last: BrokerError | None
+    ) -> tuple[list[Record[Any]], bool, BrokerError | None]:
+        """The records of the range, whether it ended, and the last error that will pass."""
+        records: list[Record[Any]] = []
+        stop = self._stop_at
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                end = message.offset()
+                if error.code() == KafkaError._PARTITION_EOF:
+                    if end is not None and end >= stop:
+                        return records, True, last
+                else:
+                    last = self._explain(message, error) or last
+                continue
+            offset: int = message.offset()  # pyright: ignore[reportAssignmentType]
+            if offset >= stop:
+                return records, True, last
+            data = message.value()
+            records.append(
+                Record(
+                    self._place.topic,
+                    self._place.partition,
+                    offset,
+                    message.key(),
+                    data,
+                    message,
+                    RECORD_VIEW,
+                    0 if data is None else len(data),
+                )
+            )
+        return records, bool(records) and records[-1].offset + 1 >= stop, last
+
+    def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
+        """An error that will pass, or None; any other is raised."""
+        if error.code() in _NOT_OURS:
+            return None
+        where = f"{self._place.topic!r}[{self._place.partition}]"
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise OffsetOutOfRange(
+                f"The log of {where} does not hold position {message.offset()} any more", native=KafkaException(error)
+            )
+        found = translate(error, f"Reading {where}")
+        if not found.retriable:
+            raise found
+        return found
+
+
+class KafkaLogReader:
+    """Implements `broker.spi.LogReaderSpi`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._idle: list[_ReaderThread] = []
+        self._all: set[_ReaderThread] = set()
+        self._closed = False
+
+    async def partitions(self, topic: str) -> Sequence[int]:
+        return [place.partition for place in await partitions_of(self._connection, topic)]
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return await topic_bounds(self._connection, topic)
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        """By the records' timestamps, which are the broker's where the topic says LogAppendTime."""
+        found = await positions_at(self._connection, await partitions_of(self._connection, topic), time)
+        return {place.partition: position for place, position in found.items()}
+
+    async def read(
+        self, topic: str, partition: int, start: int, stop: int, max_records: int
+    ) -> AsyncIterator[Sequence[Record[Any]]]:
+        place = TopicPartition(topic, partition)
+        if place not in await partitions_of(self._connection, topic):
+            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)`")
+        (bounds,) = (await bounds_of(self._connection, [place])).values()
+        if start < bounds.first or max(start, stop) > bounds.next:
+            raise OffsetOutOfRange(
+                f"{topic!r}[{partition}] holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for"
+            )
+        if start >= stop:
+            return
+        thread = await self._acquire()
+        ahead: asyncio.Task[_Chunk] | None = None
+        healthy = False
+        try:
+            await thread.begin(place, start, stop)
+            chunk = await thread.take(max_records)
+            while not chunk.done:
+                # The next batch comes while the caller has this one.
+                ahead = asyncio.ensure_future(thread.take(max_records))
+                yield chunk.records
+                chunk = await ahead
+                ahead = None
+            healthy = True
+            await self._release(thread)
+            if chunk.records:
+                yield chunk.records
+        finally:
+            if not healthy:
+                await asyncio.shield(self._break_off(thread, ahead))
+
+    async def close(self) -> None:
+        """End all clients; reads that are under way raise Closed."""
+        self._closed = True
+        self._idle.clear()
+        threads, self._all = list(self._all), set[_ReaderThread]()
+        await asyncio.gather(*(thread.stop(_STOP) for thread in threads))
+
+    async def _acquire(self) -> _ReaderThread:
+        if self._closed:
+            raise Closed("The log reader is closed", advice="Use it within `async with`")
+        while self._idle:
+            thread = self._idle.pop()
+            if thread.failure is None:
+                return thread
+            self._all.discard(thread)
+        config = self._connection.client_config("consumer") | {
+            "group.id": _GROUP,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_committed",
+        }
+        thread = _ReaderThread(config, self._connection.settings.request_timeout)
+        self._all.add(thread)
+        try:
+            await thread.start()
+        except BaseException:
+            self._all.discard(thread)
+            await thread.stop(_STOP)
+            raise
+        return thread
+
+    async def _release(self, thread: _ReaderThread) -> None:
+        await thread.end()
+        if not self._closed and len(self._idle) < _KEEP:
+            self._idle.append(thread)
+        else:
+            await self._drop(thread)
+
+    async def _break_off(self, thread: _ReaderThread, ahead: asyncio.Task[_Chunk] | None) -> None:
+        """A read ended before its end: its client is kept only if it is in order."""
+        thread.abandon()
+        if ahead is not None:
+            ahead.cancel()
+            # Whatever becomes of it concerns nobody any more.
+            await asyncio.wait((ahead,))
+            if not ahead.cancelled():
+                ahead.exception()
+        try:
+            await self._release(thread)
+        except BrokerError:
+            await self._drop(thread)
+
+    async def _drop(self, thread: _ReaderThread) -> None:
+        self._all.discard(thread)
+        await thread.stop(_STOP)
