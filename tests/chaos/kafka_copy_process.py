@@ -1,0 +1,61 @@
+"""A process that copies one topic to another in transactions, exactly once.
+
+`python -m tests.chaos.kafka_copy_process URL TRANSACTIONAL_ID SOURCE SINK`
+
+It goes on until it is killed. Each record goes to the partition it was in. What a transaction's end says is written to
+stdout, one word a line: `committed`, `aborted`, `reopened`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import broker
+from broker.errors import BrokerError, TransactionAborted
+from broker.outbound import OutboundMessage
+from broker.records import Record
+
+GROUP = "copier"
+LARGEST = 50
+
+
+def copy_of(record: Record) -> OutboundMessage:
+    return OutboundMessage(record.data, record.key, record.attributes, partition=record.partition)
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+async def copy(url: str, transactional_id: str, source: str, sink: str) -> None:
+    async with (
+        broker.connect(url) as bus,
+        bus.transactional_publisher(transactional_id) as publisher,
+        bus.records(source, group=GROUP) as log,
+    ):
+        while True:
+            try:
+                async with publisher.transaction(log) as transaction:
+                    batch = await log.next_batch(LARGEST, timeout=0.2)
+                    await transaction.publish_batch(sink, [copy_of(record) for record in batch])
+            except TransactionAborted:
+                say("aborted")
+            else:
+                if batch:
+                    say("committed")
+
+
+async def main(url: str, transactional_id: str, source: str, sink: str) -> None:
+    while True:
+        try:
+            await copy(url, transactional_id, source, sink)
+        except BrokerError as error:
+            # Fenced, or no broker in reach: begin again with a connection of its own.
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            say("reopened")
+            await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
