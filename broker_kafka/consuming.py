@@ -287,7 +287,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         if code == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
             self._post(self._host.out_of_range, TopicPartition(topic, partition), -1 if offset is None else offset)
             return
-        where = f"Reading {topic!r}" if topic else "Reading"
+        where = f"Reading {topic!r}" if topic else f"Group {self._config['group.id']!r}"
         self._post(self._host.failed, translate(error, where))
 
     def _busy(self) -> None:

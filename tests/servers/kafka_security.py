@@ -4,6 +4,7 @@
 | --- | --- |
 | `PLAIN` | nothing; who comes here may do all, and brokers and raw admins do |
 | `TLS` | TLS |
+| `MISNAMED` | TLS, with a certificate that another authority gave to another host |
 | `MUTUAL` | TLS and a client's certificate |
 | `SASL_PLAIN`, `SASL_PLAIN_TLS` | user and password, without and over TLS |
 | `SCRAM_256` | SCRAM-SHA-256, over TLS |
@@ -24,8 +25,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
@@ -38,7 +41,7 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import serialization
 
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
-from tests.servers.kafka_client import SECONDS, RawAdmin
+from tests.servers.kafka_client import SECONDS, RawAdmin, wait_for
 from tests.servers.kafka_tokens import AUDIENCE, ISSUER, TokenServer
 from tests.servers.nats import Certificates
 
@@ -73,7 +76,12 @@ class SecureBroker:
         folder = Path(self._folder.name)
         self.certificates = Certificates(folder)
         self.tokens = TokenServer(dict(USERS), self.certificates.server)
-        tls = self._tls_options(folder)
+        self.misnamed_authority = folder / "misnamed-authority.pem"
+        misnamed = trustme.CA()
+        misnamed.cert_pem.write_to_path(str(self.misnamed_authority))
+        chain = misnamed.issue_cert("elsewhere.example.org").private_key_and_cert_chain_pem.bytes()
+        elsewhere = self._tls_options(_write_for_java(folder / "elsewhere.pem", chain))
+        tls = self._tls_options(_write_for_java(folder / "broker.pem", self.certificates.server.read_bytes()))
         self.server = KafkaServer(
             {
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -85,6 +93,7 @@ class SecureBroker:
             listeners=[
                 PLAIN,
                 Listener("TLS", "SSL", tls),
+                Listener("MISNAMED", "SSL", elsewhere),
                 Listener("MUTUAL", "SSL", {**tls, "ssl.client.auth": "required"}),
                 *(self._sasl(door, tls) for door in _MECHANISMS),
             ],
@@ -125,21 +134,14 @@ class SecureBroker:
 
     def restrict(self, name: str, user: str, resource: ResourceType = ResourceType.TOPIC) -> None:
         """From now on only this user may use the topic, or the group or transactional id of that name."""
-        rule = AclBinding(
-            resource,
-            name,
-            ResourcePatternType.LITERAL,
-            f"User:{user}",
-            "*",
-            AclOperation.ALL,
-            AclPermissionType.ALLOW,
-        )
-        for future in self.admin.client.create_acls([rule], request_timeout=SECONDS).values():
-            future.result(2 * SECONDS)
+        self._add_rule(resource, name, user)
 
     def start(self) -> Self:
         self.server.start()
         self._add_scram_users()
+        # Else who may do all with the cluster may delete every topic, whosever it is.
+        self._add_rule(ResourceType.BROKER, "kafka-cluster", "*")
+        self._add_rule(ResourceType.BROKER, "kafka-cluster", "*", AclOperation.DELETE, AclPermissionType.DENY)
         return self
 
     def close(self) -> None:
@@ -157,17 +159,10 @@ class SecureBroker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tls_options(self, folder: Path) -> Mapping[str, str]:
-        # Java reads keys in PKCS 8 only.
-        chain = self.certificates.server.read_bytes()
-        key = serialization.load_pem_private_key(chain, None)
-        pkcs8 = serialization.PrivateFormat.PKCS8
-        text = key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())
-        path = folder / "broker.pem"
-        path.write_bytes(text + chain[chain.index(b"-----BEGIN CERTIFICATE") :])
+    def _tls_options(self, keys: Path) -> Mapping[str, str]:
         return {
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(path),
+            "ssl.keystore.location": str(keys),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.certificates.authority),
             "ssl.client.auth": "none",
@@ -199,6 +194,22 @@ class SecureBroker:
             }
         return Listener(door, "SASL_SSL" if over_tls else "SASL_PLAINTEXT", {**(tls if over_tls else {}), **options})
 
+    def _add_rule(
+        self,
+        resource: ResourceType,
+        name: str,
+        user: str,
+        operation: AclOperation = AclOperation.ALL,
+        permission: AclPermissionType = AclPermissionType.ALLOW,
+    ) -> None:
+        what = (resource, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, permission)
+        client = self.admin.client
+        for future in client.create_acls([AclBinding(*what)], request_timeout=SECONDS).values():
+            future.result(2 * SECONDS)
+        # The controller knows it now; what the broker answers by, it hears of a moment later.
+        same = AclBindingFilter(*what)
+        wait_for(lambda: client.describe_acls(same, request_timeout=SECONDS).result(2 * SECONDS))
+
     def _add_scram_users(self) -> None:
         # A request may change a user but once, so there is one for each mechanism.
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
@@ -208,6 +219,15 @@ class SecureBroker:
             ]
             for future in self.admin.client.alter_user_scram_credentials(added, request_timeout=SECONDS).values():
                 future.result(2 * SECONDS)
+
+
+def _write_for_java(path: Path, chain: bytes) -> Path:
+    """A key and its certificates with the key in PKCS 8, the one form that Java reads."""
+    key = serialization.load_pem_private_key(chain, None)
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    text = key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())
+    path.write_bytes(text + chain[chain.index(b"-----BEGIN CERTIFICATE") :])
+    return path
 
 
 def _quote(text: str) -> str:
