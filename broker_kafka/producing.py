@@ -27,12 +27,10 @@ from broker.outbound import OutboundMessage
 from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.headers import encode_headers, encode_time
 from broker_kafka.owner import OwnerThread
+from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
 
-__all__ = ["Client", "Partitioner", "ProducerThread"]
-
-Partitioner = Callable[[str, "bytes | None", int], int]
-"""Chooses a partition: topic, key and the number of partitions; called in the producer's thread."""
+__all__ = ["Client", "ProducerThread"]
 
 _TICK: Final = 0.001
 _LONGEST_TICK: Final = 0.005
@@ -227,7 +225,7 @@ class ProducerThread(OwnerThread[Client]):
     ) -> bool:
         """Produce messages of any kind one by one; False if the client takes no more for now."""
         page = self._reports.page(call, len(run))
-        produce, topic = producer.produce, call.topic
+        produce, topic, choose = producer.produce, call.topic, self._partitioner
         number = len(run)
         refusal: BaseException | None = None
         report = page.reports[0]
@@ -235,7 +233,7 @@ class ProducerThread(OwnerThread[Client]):
             for message, report in zip(run, page.reports, strict=False):
                 partition = message.partition
                 if partition is None:
-                    partition = self._choose(topic, message.key, partitions) if partitions else -1
+                    partition = -1 if choose is None else chosen(choose, topic, message.key, partitions)
                 produce(
                     topic,
                     message.data,
@@ -310,10 +308,6 @@ class ProducerThread(OwnerThread[Client]):
     def _partitions(self, producer: Producer, topic: str) -> int:
         known = self._known.get(topic)
         return known[0] if known is not None and monotonic() < known[1] else self._look_up(producer, topic)
-
-    def _choose(self, topic: str, key: bytes | None, partitions: int) -> int:
-        assert self._partitioner is not None
-        return self._partitioner(topic, key, partitions)
 
     # -- reports -------------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class SharedProducer:
             window=settings.publish_window,
             timeout=settings.message_timeout_ms / 1000,
             eager="linger_ms" not in settings.model_fields_set,
+            partitioner=settings.partition_function,
         )
         await thread.start()
         return thread

@@ -26,6 +26,7 @@ _OURS: Final = frozenset(
     {
         "servers",
         "oauth_cb",
+        "partition_function",
         "properties",
         "connect_timeout",
         "request_timeout",
@@ -145,7 +146,10 @@ class KafkaSettings(BackendSettings):
         default=True, description="Whether repeats of a request are dropped by the broker, so that order is kept"
     )
     linger_ms: float = Field(
-        default=5, ge=0, le=900_000, description="How long a producer waits for a batch to fill; 0 for least delay"
+        default=5,
+        ge=0,
+        le=900_000,
+        description="How long a producer waits for a batch to fill; unless it is given, only while more is to be sent",
     )
     batch_num_messages: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Most messages of a batch to one partition"
@@ -175,6 +179,11 @@ class KafkaSettings(BackendSettings):
     partitioner: Literal[
         "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"
     ] = Field(default="murmur2_random", description="How a key chooses the partition; murmur2 as the Java client does")
+    partition_function: Callable[[str, bytes | None, int], int] | None = Field(
+        default=None,
+        description="Chooses the partition instead: called with topic, key and number of partitions for each message "
+        "that names none, in the producer's thread; for settings objects only",
+    )
     transaction_timeout_ms: int = Field(
         default=60_000, ge=1_000, le=2_147_483_647, description="Time after which the broker aborts an open transaction"
     )

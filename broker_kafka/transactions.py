@@ -199,6 +199,7 @@ class KafkaTransaction:
             window=settings.publish_window,
             timeout=config["message.timeout.ms"] / 1000,
             eager="linger_ms" not in settings.model_fields_set,
+            partitioner=settings.partition_function,
         )
         await thread.start()
         try:

@@ -136,8 +136,8 @@ async def test_copy_job_is_exactly_once_whatever_is_killed(
     accounting = (
         f"{tried} records published in {PARTITIONS} partitions, {count(written)} of them in the source; {WORKERS} "
         f"workers, {KILLS} kills of a worker, {broker_kills} of the broker; {said['committed']} transactions "
-        f"committed, {said['aborted']} aborted, {said['reopened']} connections opened again; {undone} records undone, and in the "
-        f"sink {count(copied)}, missing {missing}, twice {twice}, partitions out of order "
+        f"committed, {said['aborted']} aborted, {said['reopened']} connections opened again; {undone} records undone, "
+        f"and in the sink {count(copied)}, missing {missing}, twice {twice}, partitions out of order "
         f"{sum(theirs != ours for theirs, ours in zip(written, copied, strict=True))}"
     )
     with capsys.disabled():
