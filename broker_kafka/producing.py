@@ -28,39 +28,22 @@ from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.headers import encode_headers, encode_time
 from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
+from broker_kafka.producer_client import ProducerClient
 from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
 
-__all__ = ["Client", "ProducerThread"]
+__all__ = ["ProducerThread"]
 
 _TICK: Final = 0.001
 _LONGEST_TICK: Final = 0.005
 _IDLE: Final = 1.0
 _PURGE: Final = 1.0
-_FIRST_LOOK: Final = 0.1
-_PARTITIONS_KNOWN: Final = 30.0
 _STOPS: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
 _UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NEW_TOPIC_MS: Final = 1000
 """How long a topic may be unknown before its messages fail; librdkafka's own half a minute is for slow clusters."""
 
 
-class Client:
-    """The library's producer, which is replaced when it has failed for good."""
-
-    __slots__ = ("make", "producer")
-
-    def __init__(self, make: Callable[[], Producer]) -> None:
-        self.make = make
-        self.producer: Producer | None = None
-
-    def get(self) -> Producer:
-        """The producer; a new one if there is none."""
-        if self.producer is None:
-            self.producer = self.make()
-        return self.producer
-
-
-class ProducerThread(OwnerThread[Client]):
+class ProducerThread(OwnerThread[ProducerClient]):
     """:param config: of librdkafka, as `KafkaSettings.client_config("producer")` makes it.
 
     :param window: the most messages without a report.
@@ -88,8 +71,6 @@ class ProducerThread(OwnerThread[Client]):
         self._partitioner = partitioner
         self._backlog: deque[PublishCall] = deque()
         self._ended_calls: list[PublishCall] = []
-        self._known: dict[str, tuple[int, float]] = {}
-        self._look_for = _FIRST_LOOK
         self._trouble: KafkaError | None = None
         self._fatal: KafkaError | None = None
         self._reports = Reports(self._call_ended)
@@ -123,8 +104,8 @@ class ProducerThread(OwnerThread[Client]):
 
     # -- the thread ----------------------------------------------------------------------------------------
 
-    def _open(self) -> Client:
-        client = Client(self._make)
+    def _open(self) -> ProducerClient:
+        client = ProducerClient(self._make)
         client.get()
         return client
 
@@ -134,7 +115,7 @@ class ProducerThread(OwnerThread[Client]):
         except (KafkaException, TypeError, ValueError) as error:
             raise configuration_error(error, "Opening a producer") from error
 
-    def _turn(self, client: Client) -> None:
+    def _turn(self, client: ProducerClient) -> None:
         if self._backlog:
             self._produce(client)
         if self._reports.missing or self._backlog:
@@ -143,7 +124,7 @@ class ProducerThread(OwnerThread[Client]):
             self._serve(client, _IDLE)
             self._poll(client, 0.0)
 
-    def _shut(self, client: Client) -> None:
+    def _shut(self, client: ProducerClient) -> None:
         while (self._backlog or self._reports.missing) and monotonic() < self._stop_by:
             if self._backlog:
                 self._produce(client)
@@ -152,7 +133,7 @@ class ProducerThread(OwnerThread[Client]):
 
     # -- producing -----------------------------------------------------------------------------------------
 
-    def _produce(self, client: Client) -> None:
+    def _produce(self, client: ProducerClient) -> None:
         """Give the client what it has room for, page by page."""
         backlog, reports = self._backlog, self._reports
         while backlog:
@@ -166,13 +147,13 @@ class ProducerThread(OwnerThread[Client]):
                 backlog.popleft()
             self._poll(client, 0.0)
 
-    def _produce_page(self, client: Client, call: PublishCall, room: int) -> bool:
+    def _produce_page(self, client: ProducerClient, call: PublishCall, room: int) -> bool:
         """Produce the next messages of a call; False if the client takes no more for now."""
         try:
-            producer = client.get()
-            partitions = self._partitions(producer, call.topic) if self._partitioner is not None else 0
+            producer = client.connect(call.topic)
+            partitions = client.partitions(call.topic) if self._partitioner is not None else 0
         except (BrokerError, KafkaException) as error:
-            return self._no_topic(client, call, error)
+            return self._no_topic(call, error)
         run = call.messages[call.next : call.next + min(room, PAGE)]
         try:
             if partitions or not run[0].plain:
@@ -185,7 +166,7 @@ class ProducerThread(OwnerThread[Client]):
             return True
 
     def _produce_plain(
-        self, client: Client, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage]
+        self, client: ProducerClient, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage]
     ) -> bool:
         """Produce messages that are a key and a body in one go; False if the client takes no more for now."""
         page: Page | Tally
@@ -221,7 +202,12 @@ class ProducerThread(OwnerThread[Client]):
         return True
 
     def _produce_singly(
-        self, client: Client, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage], partitions: int
+        self,
+        client: ProducerClient,
+        producer: Producer,
+        call: PublishCall,
+        run: Sequence[OutboundMessage],
+        partitions: int,
     ) -> bool:
         """Produce messages of any kind one by one; False if the client takes no more for now."""
         page = self._reports.page(call, len(run))
@@ -258,7 +244,7 @@ class ProducerThread(OwnerThread[Client]):
         self._fail_next(call, translate(refusal, f"Publishing to {topic!r}"))
         return True
 
-    def _refused(self, client: Client, call: PublishCall, error: KafkaError) -> bool:
+    def _refused(self, client: ProducerClient, call: PublishCall, error: KafkaError) -> bool:
         """The client did not take the call's next message; whether to go on."""
         code = error.code()
         if code == KafkaError._QUEUE_FULL:
@@ -268,10 +254,10 @@ class ProducerThread(OwnerThread[Client]):
         elif code in _UNKNOWN and not call.looked_up:
             # The client asks about a topic again only after a while.
             try:
-                self._look_up(client.get(), call.topic)
+                client.look_up(call.topic)
                 call.looked_up = True
             except (BrokerError, KafkaException) as failure:
-                return self._no_topic(client, call, failure)
+                return self._no_topic(call, failure)
         else:
             self._fail_next(call, self._translated(error, call))
         return True
@@ -284,7 +270,7 @@ class ProducerThread(OwnerThread[Client]):
         if not call.left:
             self._call_ended(call)
 
-    def _no_topic(self, client: Client, call: PublishCall, error: BaseException) -> bool:
+    def _no_topic(self, call: PublishCall, error: BaseException) -> bool:
         """The topic could not be looked up; whether to go on with other calls."""
         failure = translate(error, f"Publishing to {call.topic!r}")
         if failure.retriable and monotonic() < call.deadline:
@@ -292,26 +278,9 @@ class ProducerThread(OwnerThread[Client]):
         self._fail_rest(call, failure)
         return True
 
-    def _look_up(self, producer: Producer, topic: str) -> int:
-        """Ask the brokers for the topic's partitions."""
-        try:
-            found = producer.list_topics(topic, timeout=self._look_for).topics[topic]
-        except KafkaException:
-            self._look_for = min(2 * self._look_for, self._timeout)
-            raise
-        self._look_for = _FIRST_LOOK
-        if found.error is not None:
-            raise translate(found.error, f"Publishing to {topic!r}")
-        self._known[topic] = len(found.partitions), monotonic() + _PARTITIONS_KNOWN
-        return len(found.partitions)
-
-    def _partitions(self, producer: Producer, topic: str) -> int:
-        known = self._known.get(topic)
-        return known[0] if known is not None and monotonic() < known[1] else self._look_up(producer, topic)
-
     # -- reports -------------------------------------------------------------------------------------------
 
-    def _poll(self, client: Client, wait: float, *, eager: bool = False) -> None:
+    def _poll(self, client: ProducerClient, wait: float, *, eager: bool = False) -> None:
         """Take reports; hand over the calls that have all of theirs."""
         producer = client.producer
         if producer is not None:
@@ -364,7 +333,7 @@ class ProducerThread(OwnerThread[Client]):
 
     # -- ends ----------------------------------------------------------------------------------------------
 
-    def _replace(self, client: Client) -> None:
+    def _replace(self, client: ProducerClient) -> None:
         """Give up a client with a fatal error; the next message gets a new one."""
         producer = client.producer
         if producer is None:
@@ -373,15 +342,15 @@ class ProducerThread(OwnerThread[Client]):
         logger.warning("%s: a fatal error, going on with a new client: %s", self._name, error)
         self._drop_client(client)
 
-    def _give_up(self, client: Client, reason: BrokerError) -> None:
+    def _give_up(self, client: ProducerClient, reason: BrokerError) -> None:
         """Fail what has no outcome yet, and let go of the client."""
         self._drop_client(client)
         while self._backlog:
             self._fail_rest(self._backlog.popleft(), reason)
         self._hand_over()
 
-    def _drop_client(self, client: Client) -> None:
-        producer, client.producer = client.producer, None
+    def _drop_client(self, client: ProducerClient) -> None:
+        producer = client.drop()
         if producer is not None:
             if self._reports.missing:
                 producer.purge(blocking=False)

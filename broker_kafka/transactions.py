@@ -26,7 +26,8 @@ from broker.receipts import Receipt
 from broker.spi import RecordSource, TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, kafka_error, translate
-from broker_kafka.producing import Client, ProducerThread
+from broker_kafka.producer_client import ProducerClient
+from broker_kafka.producing import ProducerThread
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["KafkaTransaction"]
@@ -49,7 +50,7 @@ class _TransactionThread(ProducerThread):
             raise TransactionFatal(f"{self._name} has failed for good: {self._fatal.str()}")
         return super()._make()
 
-    def _replace(self, client: Client) -> None:
+    def _replace(self, client: ProducerClient) -> None:
         self._drop_client(client)
 
     @property

@@ -1,0 +1,76 @@
+"""The library's producer, and what it knows of topics. Lives in the producer's thread; its calls block for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Final
+
+from confluent_kafka import KafkaException, Producer
+
+from broker_kafka.errors import translate
+
+__all__ = ["ProducerClient"]
+
+_CONNECT: Final = 0.5
+_FIRST_LOOK: Final = 0.1
+_LONGEST_LOOK: Final = 10.0
+_KNOWN: Final = 30.0
+
+
+class ProducerClient:
+    """:param make: makes the producer, and the next one when it was dropped."""
+
+    def __init__(self, make: Callable[[], Producer]) -> None:
+        self._make = make
+        self._connected = False
+        self._look_for = _FIRST_LOOK
+        self._known: dict[str, tuple[int, float]] = {}
+        self.producer: Producer | None = None
+
+    def get(self) -> Producer:
+        """The producer; a new one if there is none."""
+        if self.producer is None:
+            self.producer = self._make()
+            self._connected = False
+        return self.producer
+
+    def drop(self) -> Producer | None:
+        """Have the next `get` make a new one; the old one."""
+        producer, self.producer = self.producer, None
+        return producer
+
+    def connect(self, topic: str) -> Producer:
+        """The producer, which has asked for a topic: left alone, it connects to a broker half a second later."""
+        producer = self.get()
+        if not self._connected:
+            self._connected = True
+            with suppress(KafkaException):
+                producer.list_topics(topic, timeout=_CONNECT)
+        return producer
+
+    def partitions(self, topic: str) -> int:
+        """How many the topic has; asked for again after a while.
+
+        :raises BrokerError, KafkaException: as `look_up`.
+        """
+        known = self._known.get(topic)
+        return known[0] if known is not None and monotonic() < known[1] else self.look_up(topic)
+
+    def look_up(self, topic: str) -> int:
+        """Ask the brokers for the topic's partitions.
+
+        :raises TopicNotFound, NotAuthorized: what they say of it.
+        :raises KafkaException: nobody answered; the next attempt waits longer.
+        """
+        try:
+            found = self.get().list_topics(topic, timeout=self._look_for).topics[topic]
+        except KafkaException:
+            self._look_for = min(2 * self._look_for, _LONGEST_LOOK)
+            raise
+        self._look_for = _FIRST_LOOK
+        if found.error is not None:
+            raise translate(found.error, f"Publishing to {topic!r}")
+        self._known[topic] = len(found.partitions), monotonic() + _KNOWN
+        return len(found.partitions)

@@ -1,0 +1,86 @@
+"""Keys go where Kafka's Java client would send them, or where the user's function says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import broker
+from broker.errors import InvalidMessage, PublishError
+from broker.outbound import OutboundMessage
+from broker_kafka.partitioning import murmur2, partition_of
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+
+OF_THE_JAVA_CLIENT = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+"""What Kafka's own tests of its hash expect, as the signed ints of Java."""
+
+
+@pytest.mark.parametrize("key", OF_THE_JAVA_CLIENT)
+def test_hash_is_the_java_clients(key: bytes) -> None:
+    assert murmur2(key) == OF_THE_JAVA_CLIENT[key] % 2**32
+
+
+async def test_keys_are_sent_where_the_java_client_sends_them(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    dice = random.Random(1)
+    topic = make_topic(partitions=7)
+    keys = [b"", b"\0", b"\xff\xfe\xfd", *OF_THE_JAVA_CLIENT, *(dice.randbytes(n % 23) for n in range(200))]
+    async with broker.connect(kafka.url) as bus:
+        receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"", key) for key in keys])
+        receipts += await bus.topic(topic).publish_batch([OutboundMessage(b"", key, {"a": "b"}) for key in keys])
+    assert [receipt.partition for receipt in receipts] == 2 * [partition_of(key, 7) for key in keys]
+
+
+async def test_unkeyed_messages_reach_every_partition(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=3)
+    used: set[int | None] = set()
+    async with broker.connect(kafka.url) as bus:
+        for _ in range(200):
+            used.add((await bus.topic(topic).publish(b"x")).partition)
+            if len(used) == 3:
+                return
+    pytest.fail(f"Only {used} were used")
+
+
+async def test_the_users_function_decides(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=4)
+    asked: list[tuple[str, bytes | None, int]] = []
+
+    def by_last_digit(name: str, key: bytes | None, partitions: int) -> int:
+        asked.append((name, key, partitions))
+        return 0 if key is None else int(key[-1:]) % partitions
+
+    settings = KafkaSettings(servers=(kafka.bootstrap,), partition_function=by_last_digit)
+    async with broker.connect(settings) as bus:
+        messages = [OutboundMessage(b"", key) for key in (b"a1", b"a2", b"a7", None)]
+        receipts = await bus.topic(topic).publish_batch([*messages, OutboundMessage(b"", b"a1", partition=3)])
+    assert [receipt.partition for receipt in receipts] == [1, 2, 3, 0, 3]
+    assert asked == [(topic, b"a1", 4), (topic, b"a2", 4), (topic, b"a7", 4), (topic, None, 4)]
+
+
+async def test_what_the_users_function_does_wrong_is_the_messages_failure(
+    kafka: KafkaServer, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(partitions=2)
+
+    def odd(_: str, key: bytes | None, __: int) -> int:
+        return {b"one": 1, b"none": None, b"far": 2, b"true": True}[key or b""]  # type: ignore[return-value]
+
+    async with broker.connect(KafkaSettings(servers=(kafka.bootstrap,), partition_function=odd)) as bus:
+        keys = [b"one", b"none", b"one", b"far", b"true", b"missing", b"one"]
+        with pytest.raises(PublishError) as raised:
+            await bus.topic(topic).publish_batch([OutboundMessage(b"", key) for key in keys])
+    outcomes = raised.value.outcomes
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, InvalidMessage)] == [1, 3, 4, 5]
+    assert "partition_function returned None" in str(outcomes[1])
+    assert "0 to 1" in str(outcomes[3])
+    assert "KeyError" in str(outcomes[5])
