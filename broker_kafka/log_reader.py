@@ -38,6 +38,7 @@ __all__ = ["KafkaLogReader"]
 _POLL: Final = 0.2
 _KEEP: Final = 4
 _STOP: Final = 5.0
+_FETCH_WAIT: Final = 5
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 """The client library wants a group's name; no group of it is ever joined or committed to."""
 
@@ -246,6 +247,8 @@ class KafkaLogReader:
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
+            # A fetch that waits at the end of one read would hold up the first fetch of the next.
+            "fetch.wait.max.ms": _FETCH_WAIT,
         }
         thread = _ReaderThread(config, self._connection.settings.request_timeout)
         self._all.add(thread)

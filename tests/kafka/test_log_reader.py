@@ -1,0 +1,356 @@
+"""Reads of a partition by position: they end, whatever the log's end is made of, and never skip in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout, TopicNotFound
+from broker.hooks import Hooks
+from broker.reading.log_reader import LogReaderFacade
+from broker.records import Record
+from broker.spi import Bounds
+from broker_kafka.connection import Connection
+from broker_kafka.log_reader import KafkaLogReader
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+
+
+@pytest.fixture
+async def reader(kafka: KafkaServer) -> AsyncIterator[KafkaLogReader]:
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    await connection.open()
+    reader = KafkaLogReader(connection)
+    yield reader
+    await reader.close()
+    await connection.close()
+
+
+class Transactions:
+    """A raw transactional producer."""
+
+    def __init__(self, kafka: KafkaServer) -> None:
+        self.producer = Producer(
+            {"bootstrap.servers": kafka.bootstrap, "transactional.id": uuid4().hex, "log_level": 3}
+        )
+        self.producer.init_transactions()
+
+    def write(self, topic: str, *values: bytes) -> None:
+        self.producer.begin_transaction()
+        for value in values:
+            self.producer.produce(topic, value, key=b"key", partition=0)
+        self.producer.flush()
+
+    def commit(self) -> None:
+        self.producer.commit_transaction()
+
+    def abort(self) -> None:
+        self.producer.abort_transaction()
+
+
+@pytest.fixture
+def transactions(kafka: KafkaServer) -> Transactions:
+    return Transactions(kafka)
+
+
+def small_fetches(kafka: KafkaServer, **values: Any) -> KafkaSettings:
+    return KafkaSettings(
+        servers=(kafka.bootstrap,),
+        fetch_max_bytes=20_000,
+        message_max_bytes=20_000,
+        max_partition_fetch_bytes=20_000,
+        queued_min_messages=1,
+        queued_max_messages_kbytes=20,
+        **values,
+    )
+
+
+async def read_all(reader: KafkaLogReader, topic: str, *, partition: int = 0, most: int = 100) -> list[Record[Any]]:
+    """From bound to bound, which has to end by itself."""
+    bounds = (await reader.bounds(topic))[partition]
+    async with asyncio.timeout(20):
+        return [
+            record async for batch in reader.read(topic, partition, bounds.first, bounds.next, most) for record in batch
+        ]
+
+
+async def marked(reader: KafkaLogReader, admin: RawAdmin, topic: str) -> None:
+    """Until the brokers have written the markers of all transactions, which they do after the commit's answer."""
+    high = (await asyncio.to_thread(admin.bounds, topic))[1]
+    async with asyncio.timeout(20):
+        while (await reader.bounds(topic))[0].next < high:
+            await asyncio.sleep(0.01)
+
+
+def values(records: list[Record[Any]]) -> list[bytes | None]:
+    return [record.data for record in records]
+
+
+def numbered(count: int, prefix: str = "") -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(count)]
+
+
+async def test_reads_what_was_written_in_batches(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
+    produce(kafka.bootstrap, topic, numbered(25), key=b"k", headers=[("color", b"red")])
+    assert await reader.bounds(topic) == {0: Bounds(0, 25)}
+    batches = [batch async for batch in reader.read(topic, 0, 3, 20, 4)]
+    assert max(map(len, batches)) <= 4
+    records = [record for batch in batches for record in batch]
+    assert [record.offset for record in records] == list(range(3, 20))
+    assert values(records) == numbered(25)[3:20]
+    first = records[0]
+    assert (first.topic, first.partition, first.key, first.size) == (topic, 0, b"k", 1)
+    assert first.attributes == {"color": "red"}
+    assert first.publish_time is not None
+    assert [batch async for batch in reader.read(topic, 0, 7, 7, 4)] == []
+
+
+async def test_an_empty_log(reader: KafkaLogReader, topic: str):
+    assert await reader.bounds(topic) == {0: Bounds(0, 0)}
+    assert await read_all(reader, topic) == []
+
+
+async def test_every_partition_by_itself(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
+    topic = make_topic(partitions=3)
+    for partition in range(3):
+        produce(kafka.bootstrap, topic, numbered(partition + 1, f"{partition}-"), partition=partition)
+    assert list(await reader.partitions(topic)) == [0, 1, 2]
+    found = await asyncio.gather(*(read_all(reader, topic, partition=partition) for partition in range(3)))
+    assert [values(records) for records in found] == [numbered(n + 1, f"{n}-") for n in range(3)]
+
+
+@pytest.mark.parametrize("ends", ["committed", "aborted", "aborted-only", "open", "many"])
+async def test_ends_at_transactions(
+    reader: KafkaLogReader, admin: RawAdmin, topic: str, transactions: Transactions, ends: str
+):
+    expected: list[bytes] = []
+    if ends != "aborted-only":
+        transactions.write(topic, *numbered(5))
+        transactions.commit()
+        expected = numbered(5)
+    if ends in ("aborted", "aborted-only"):
+        transactions.write(topic, *numbered(5, "never-"))
+        transactions.abort()
+    await marked(reader, admin, topic)
+    if ends == "open":
+        transactions.write(topic, b"open")
+        assert await reader.bounds(topic) == {0: Bounds(0, 6)}
+    if ends == "many":
+        for number in range(20):
+            transactions.write(topic, b"%d" % number)
+            transactions.commit() if number % 3 == 0 else transactions.abort()
+            if number % 3 == 0:
+                expected.append(b"%d" % number)
+        await marked(reader, admin, topic)
+    assert values(await read_all(reader, topic)) == expected
+    # Also from and to every position in between, markers and aborted records included.
+    bounds = (await reader.bounds(topic))[0]
+    everything = await read_all(reader, topic)
+    async with asyncio.timeout(60):
+        for start in range(bounds.first, bounds.next + 1, 3):
+            for stop in range(start, bounds.next + 1, 4):
+                found = [r.offset async for batch in reader.read(topic, 0, start, stop, 7) for r in batch]
+                assert found == [r.offset for r in everything if start <= r.offset < stop]
+    if ends == "open":
+        transactions.abort()
+
+
+async def test_a_transaction_that_commits_later_is_read_later(
+    reader: KafkaLogReader, admin: RawAdmin, topic: str, transactions: Transactions
+):
+    transactions.write(topic, *numbered(3))
+    assert await read_all(reader, topic) == []
+    transactions.commit()
+    await marked(reader, admin, topic)
+    assert values(await read_all(reader, topic)) == numbered(3)
+
+
+async def test_ends_at_a_compacted_tail(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic
+):
+    topic = make_topic(
+        config={
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.01",
+            "max.compaction.lag.ms": "200",
+            "delete.retention.ms": "0",
+        }
+    )
+    for number in range(30):
+        produce(kafka.bootstrap, topic, [b"%d" % number], key=b"%d" % (number % 3))
+    # Tombstones, which go as well: the last offsets of the segments that are cleaned hold nothing.
+    for key in range(3):
+        produce(kafka.bootstrap, topic, [None], key=b"%d" % key)
+
+    async def cleaned() -> bool:
+        # The active segment is never cleaned, so it is rolled by further records.
+        await asyncio.to_thread(produce, kafka.bootstrap, topic, [b"x"], key=b"last")
+        return all(record.key == b"last" for record in await read_all(reader, topic))
+
+    async with asyncio.timeout(60):
+        while not await cleaned():
+            await asyncio.sleep(0.2)
+    bounds = (await reader.bounds(topic))[0]
+    records = await read_all(reader, topic)
+    assert len(records) < bounds.next - bounds.first
+    # Ranges that hold nothing end at once.
+    async with asyncio.timeout(20):
+        for start, stop in ((0, 1), (0, 30), (5, 29), (29, 33)):
+            assert [batch async for batch in reader.read(topic, 0, start, stop, 10)] == []
+
+
+async def test_what_retention_removed_is_an_error(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
+):
+    produce(kafka.bootstrap, topic, numbered(10))
+    admin.delete_records(topic, 4)
+    assert await reader.bounds(topic) == {0: Bounds(4, 10)}
+    for start, stop in ((0, 10), (3, 3), (4, 11), (11, 11)):
+        with pytest.raises(OffsetOutOfRange, match="4 to 10"):
+            await anext(aiter(reader.read(topic, 0, start, stop, 5)))
+    assert values(await read_all(reader, topic)) == numbered(10)[4:]
+    admin.delete_records(topic, -1)
+    assert await reader.bounds(topic) == {0: Bounds(10, 10)}
+    assert await read_all(reader, topic) == []
+
+
+async def test_retention_that_overtakes_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
+    # So small a prefetch queue that most of the log is still on the broker when it is removed.
+    settings = small_fetches(kafka)
+    connection = Connection(settings, Hooks())
+    await connection.open()
+    reader = KafkaLogReader(connection)
+    for _ in range(40):
+        produce(kafka.bootstrap, topic, [b"x" * 10_000] * 10)
+    seen: list[int] = []
+    with pytest.raises(OffsetOutOfRange):
+        async for batch in reader.read(topic, 0, 0, 400, 10):
+            if not seen:
+                await asyncio.to_thread(admin.delete_records, topic, 390)
+            seen += [record.offset for record in batch]
+    assert seen == list(range(len(seen)))
+    # The client that met the error is as good as new.
+    assert [r.offset for r in await read_all(reader, topic)] == list(range(390, 400))
+    await reader.close()
+    await connection.close()
+
+
+async def test_by_time(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
+    topic = make_topic(partitions=2, config={"retention.ms": "-1"})
+    begin = datetime(2020, 1, 1, tzinfo=UTC)
+    for number in range(5):
+        moment = int((begin + timedelta(seconds=number)).timestamp() * 1000)
+        produce(kafka.bootstrap, topic, [b"%d" % number], partition=0, timestamp=moment)
+    assert await reader.position_at(topic, begin) == {0: 0, 1: 0}
+    assert await reader.position_at(topic, begin - timedelta(days=400)) == {0: 0, 1: 0}
+    assert await reader.position_at(topic, begin + timedelta(seconds=2)) == {0: 2, 1: 0}
+    assert await reader.position_at(topic, begin + timedelta(seconds=2, microseconds=1)) == {0: 3, 1: 0}
+    assert await reader.position_at(topic, begin + timedelta(seconds=9)) == {0: 5, 1: 0}
+
+
+async def test_a_topic_or_partition_that_is_not_there(reader: KafkaLogReader, topic: str):
+    missing = f"missing-{uuid4().hex}"
+    for call in (reader.partitions(missing), reader.bounds(missing), reader.position_at(missing, datetime.now(UTC))):
+        with pytest.raises(TopicNotFound, match=missing):
+            await call
+    with pytest.raises(TopicNotFound, match=missing):
+        await anext(aiter(reader.read(missing, 0, 0, 1, 5)))
+    with pytest.raises(NotFound, match="no partition 7"):
+        await anext(aiter(reader.read(topic, 7, 0, 0, 5)))
+
+
+async def test_clients_are_used_again_and_given_back_by_those_who_leave(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str
+):
+    produce(kafka.bootstrap, topic, numbered(100))
+    facade = LogReaderFacade(reader)
+    for _ in range(3):
+        async for batch in facade.read(topic, 0, max_records=5):
+            assert len(batch) == 5
+            break
+        assert values(await read_all(reader, topic)) == numbered(100)
+    (thread,) = reader._all
+
+    async def cancelled() -> None:
+        async for _ in reader.read(topic, 0, 0, 100, 5):
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(cancelled()) for _ in range(6)]
+    while len(reader._all) < 6:
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # Four are kept at most.
+    while len(reader._idle) != 4 or len(reader._all) != 4:
+        await asyncio.sleep(0.01)
+    assert values(await read_all(reader, topic)) == numbered(100)
+    await reader.close()
+    assert not thread._thread.is_alive()
+    with pytest.raises(Closed):
+        await anext(aiter(reader.read(topic, 0, 0, 1, 5)))
+
+
+async def test_no_group_appears(reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str):
+    produce(kafka.bootstrap, topic, numbered(3))
+    await read_all(reader, topic)
+    groups = admin.client.list_consumer_groups(request_timeout=10).result().valid
+    assert not [group.group_id for group in groups if "log-reader" in group.group_id]
+
+
+async def test_a_broker_that_dies_and_comes_back():
+    with KafkaServer() as server:
+        admin = RawAdmin(server.bootstrap)
+        topic = admin.make_topic()
+        for _ in range(20):
+            produce(server.bootstrap, topic, [b"x" * 10_000] * 20)
+        settings = small_fetches(server, request_timeout=1.5)
+        connection = Connection(settings, Hooks())
+        await connection.open()
+        reader = KafkaLogReader(connection)
+        seen: list[int] = []
+        with pytest.raises(BrokerError) as caught:
+            async for batch in reader.read(topic, 0, 0, 400, 10):
+                if not seen:
+                    await asyncio.to_thread(server.kill)
+                seen += [record.offset for record in batch]
+        assert isinstance(caught.value, OperationTimeout) or caught.value.retriable
+        assert 0 < len(seen) < 400
+        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(admin.wait_for_leaders, topic, 1)
+        async with asyncio.timeout(30):
+            async for batch in reader.read(topic, 0, seen[-1] + 1, 400, 10):
+                seen += [record.offset for record in batch]
+        assert seen == list(range(400))
+        await reader.close()
+        await connection.close()
+
+
+async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
+    """A read of many batches keeps its client busy: a coarse guard, the figures are the benchmarks'."""
+    count = 100_000
+    await asyncio.to_thread(produce_many, kafka, topic, count)
+    begun = asyncio.get_running_loop().time()
+    seen = 0
+    async for batch in reader.read(topic, 0, 0, count, 5000):
+        seen += len(batch)
+    assert seen == count
+    assert asyncio.get_running_loop().time() - begun < 10
+
+
+def produce_many(kafka: KafkaServer, topic: str, count: int) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 20, "log_level": 3})
+    for number in range(count):
+        producer.produce(topic, b"x" * 100, key=b"%d" % number, partition=0)
+        if not number % 10_000:
+            producer.poll(0)
+    assert not producer.flush(30)
