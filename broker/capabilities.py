@@ -83,6 +83,8 @@ class MessageCapabilities:
     """Giving a message back unhandled does not count as a delivery."""
     key_affinity: bool = False
     """The broker sends all messages of a key to one consumer at a time, so order per key holds across processes."""
+    shared_by_message: bool = True
+    """Consumers of a subscription share its messages one by one; else whole partitions, each with one consumer."""
     ordered_delivery: bool = False
     """A single consumer without failures gets messages of one key in the order they were published."""
     creates_subscriptions: bool = True

@@ -13,6 +13,8 @@ from broker.reading.as_messages import RecordsAsMessages
 from broker.spi import Backend, MessageSource, MessageSubscription, RecordSubscription, SourceListener
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
+from broker_kafka.positions import partitions_of
+from broker_kafka.starts import StartPositions
 
 __all__ = ["subscribe"]
 
@@ -24,14 +26,18 @@ async def subscribe(
     listener: SourceListener,
     hooks: Hooks,
 ) -> MessageSource:
-    """Join the group.
+    """Join the group. A new one gets positions at once, so that the subscription exists from now on.
 
     :raises TopicNotFound: there is no such topic.
     :raises SubscriptionNotFound: the group has neither members nor positions on the topic, and is not to be made.
     """
     name = subscription.subscription
-    if not subscription.create and not isinstance(name, Ephemeral):
-        await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
+    if not isinstance(name, Ephemeral):
+        if subscription.create:
+            starts = StartPositions(connection, subscription.start)
+            await starts.found(name, await partitions_of(connection, subscription.topic))
+        else:
+            await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
     source = RecordsAsMessages(listener, hooks=hooks)
     wanted = RecordSubscription(topics=(subscription.topic,), group=name, start=subscription.start)
     return await source.join(backend, wanted)

@@ -42,6 +42,18 @@ _RESOLVE_SECONDS: Final = 30.0
 _DELETE_SECONDS: Final = 2.0
 
 
+class _Batch:
+    """Records that have arrived, and their bytes."""
+
+    __slots__ = ("from_thread", "records", "size")
+
+    def __init__(self, records: list[Record[Any]], size: int, *, from_thread: bool = True) -> None:
+        self.records = records
+        self.size = size
+        self.from_thread = from_thread
+        """Whether the thread waits for it to be taken."""
+
+
 class KafkaRecordSource:
     """Implements `broker.spi.RecordSource`.
 
@@ -86,8 +98,11 @@ class KafkaRecordSource:
         self._assignments = 0
         self._notes: dict[TopicPartition, StoredOffset] = {}
         """What was stored of each partition when it was assigned."""
-        self._batches: deque[tuple[list[Record[Any]], int]] = deque()
-        """What has arrived, with its bytes."""
+        self._batches: deque[_Batch] = deque()
+        """What has arrived."""
+        self._paused: set[TopicPartition] = set()
+        self._held: dict[TopicPartition, list[Record[Any]]] = {}
+        """What arrived of paused partitions."""
         self._commits: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
@@ -109,6 +124,8 @@ class KafkaRecordSource:
         timeout = self._settings.request_timeout
         self._store = self._given_store or MemberOffsetStore(self.thread, timeout=timeout)
         await self._starts.capture(partitions)
+        if self._own_store and self._starts.moves and not isinstance(self._subscription.group, Ephemeral):
+            await self._starts.found(self.group, partitions)
         await self.thread.subscribe(topics)
 
     # -- fetching ------------------------------------------------------------------------------------------
@@ -141,7 +158,8 @@ class KafkaRecordSource:
         self._wake()
 
     def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        records, size = self._batches.popleft()
+        batch = self._batches.popleft()
+        records, size = batch.records, batch.size
         if len(records) > max_records or size > max_bytes:
             count = taken = 0
             for record in records:
@@ -150,9 +168,11 @@ class KafkaRecordSource:
                 count += 1
                 taken += record.size
             if count < len(records):
-                self._batches.appendleft((records[count:], size - taken))
+                batch.records, batch.size = records[count:], size - taken
+                self._batches.appendleft(batch)
                 return records[:count]
-        self.thread.taken()
+        if batch.from_thread:
+            self.thread.taken()
         return records
 
     async def _wait(self, seconds: float) -> None:
@@ -170,14 +190,29 @@ class KafkaRecordSource:
 
     def _drop(self, partitions: Collection[TopicPartition]) -> None:
         """Forget what has arrived of these."""
-        kept: deque[tuple[list[Record[Any]], int]] = deque()
-        for records, _ in self._batches:
-            rest = [record for record in records if (record.topic, record.partition) not in partitions]
+        self._take_out(partitions)
+        for partition in partitions:
+            self._held.pop(partition, None)
+
+    def _hold_back(self) -> None:
+        """Keep what has arrived of paused partitions until they are resumed."""
+        for record in self._take_out(self._paused):
+            self._held.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+
+    def _take_out(self, partitions: Collection[TopicPartition]) -> list[Record[Any]]:
+        taken: list[Record[Any]] = []
+        kept: deque[_Batch] = deque()
+        for batch in self._batches:
+            rest: list[Record[Any]] = []
+            for record in batch.records:
+                (taken if (record.topic, record.partition) in partitions else rest).append(record)
             if rest:
-                kept.append((rest, sum([record.size for record in rest])))
-            else:
+                batch.records, batch.size = rest, sum([record.size for record in rest])
+                kept.append(batch)
+            elif batch.from_thread:
                 self.thread.taken()
         self._batches = kept
+        return taken
 
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
@@ -185,7 +220,9 @@ class KafkaRecordSource:
         if self._closed:
             self.thread.taken()
             return
-        self._batches.append((records, size))
+        self._batches.append(_Batch(records, size))
+        if self._paused:
+            self._hold_back()
         self._wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -217,7 +254,7 @@ class KafkaRecordSource:
         missing = [partition for partition in partitions if partition not in positions]
         if not missing:
             return positions
-        if not self._starts.moves:
+        if not self._starts.moves or isinstance(self._subscription.group, Ephemeral):
             return positions | await self._starts.of(missing)
         # Stored, because another member that gets the partition before the first commit begins here too.
         begins = await self._starts.numbered(missing)
@@ -380,10 +417,18 @@ class KafkaRecordSource:
         await self.thread.seek(targets, lambda: self._drop(targets.keys()))
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused.update(map(TopicPartition._make, partitions))
+        self._hold_back()
         if not self._closed and self.thread.failure is None:
             self.thread.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in map(TopicPartition._make, partitions):
+            self._paused.discard(partition)
+            records = self._held.pop(partition, None)
+            if records:
+                self._batches.append(_Batch(records, sum([record.size for record in records]), from_thread=False))
+                self._wake()
         if not self._closed and self.thread.failure is None:
             self.thread.resume(partitions)
 

@@ -11,8 +11,12 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING
 
+from broker.errors import BrokerError
+from broker.hooks import logger
 from broker.spi import Start, TopicPartition
 from broker_kafka.connection import Connection
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.positions import bounds_of, positions_at
 
 __all__ = ["BEGINNING", "StartPositions"]
@@ -47,6 +51,28 @@ class StartPositions:
         if self._start == "latest":
             self._latest = await self._ends(partitions)
 
+    async def found(self, group: str, partitions: Sequence[TopicPartition]) -> None:
+        """Store the begins as the group's positions if it has none on any of these, so that it exists from now on.
+
+        Nothing happens to a group that has members: they have begun already.
+
+        :raises BrokerError: the brokers do not tell.
+        """
+        store = GroupOffsetStore(self._connection)
+        for stored in (await store.fetch(group, partitions)).values():
+            if isinstance(stored, BrokerError):
+                raise stored
+            if stored is not None:
+                return
+        if not self._latest:
+            await self.capture(partitions)
+        begins = await self.numbered(partitions)
+        results = await store.reset(group, {each: StoredOffset(at) for each, at in begins.items()})
+        for error in results.values():
+            if error is not None:
+                logger.debug("Group %r is not founded by this member: %s", group, error)
+                return
+
     async def of(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where these begin; `BEGINNING` for the first record there is.
 
@@ -56,7 +82,9 @@ class StartPositions:
         if isinstance(start, datetime):
             # What is appended between the two questions has its time looked up, and must not be passed over.
             ends = await self._ends(partitions)
-            found = await positions_at(self._connection, partitions, start)
+            # A record's time has milliseconds: what was written in the rest of this one is not to be missed.
+            begun = start.replace(microsecond=start.microsecond // 1000 * 1000)
+            found = await positions_at(self._connection, partitions, begun)
             return {partition: min(at, ends[partition]) for partition, at in found.items()}
         if isinstance(start, Mapping):
             return {partition: start.get(partition, BEGINNING) for partition in partitions}

@@ -55,6 +55,7 @@ def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
         delivery_attempt=True,
         release_keeps_attempt=True,
         key_affinity=capabilities.publish.partitions,
+        shared_by_message=False,
         ordered_delivery=True,
         creates_subscriptions=True,
         start_latest=True,

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.messages import Message
@@ -114,6 +115,13 @@ async def read(log: Log, count: int, patience: float) -> list[Record[bytes]]:
         assert record is not None, f"Only {len(records)} of {count} records came; the next did not within {patience} s"
         records.append(record)
     return records
+
+
+def log_time(envelope: Message[bytes] | Record[bytes]) -> datetime:
+    """The time that the broker searches by: its own, or the publisher's where it keeps that instead."""
+    time = envelope.broker_time or envelope.publish_time
+    assert time is not None, f"{envelope!r} has no time"
+    return time
 
 
 def numbered(count: int, prefix: str = "m") -> list[bytes]:

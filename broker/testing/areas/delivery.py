@@ -11,7 +11,7 @@ from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+from broker.testing.waiting import bodies, eventually, log_time, nothing_more, numbered, once, take, until_seen
 
 __all__ = ["Delivery"]
 
@@ -121,7 +121,7 @@ class Delivery(ConformanceCase):
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(5, "old"))
         async with bus.messages(topic, subscription="clock", start="earliest") as inbox:
-            newest = max(m.broker_time for m in await take(inbox, 5, harness.patience) if m.broker_time is not None)
+            newest = max(map(log_time, await take(inbox, 5, harness.patience)))
         await eventually(lambda: datetime.now(UTC) > newest, harness.patience, "the clock's next tick")
         boundary = datetime.now(UTC)
         await bus.topic(topic).publish_batch(numbered(5, "new"))

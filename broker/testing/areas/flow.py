@@ -12,7 +12,7 @@ from broker.messages import Message
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import Faults
 from broker.testing.harness import Harness
-from broker.testing.promises import promise
+from broker.testing.promises import promise, requires
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
 
 __all__ = ["Flow"]
@@ -35,6 +35,7 @@ class Flow(ConformanceCase):
                 await held.pop(0).ack()
                 held += await take(inbox, 1, harness.patience)
 
+    @requires("messages.shared_by_message")
     @promise(
         "flow.bound-counts-the-buffer",
         "What is fetched and not handed over counts too: others get all beyond the bound.",
@@ -109,6 +110,7 @@ class Flow(ConformanceCase):
             assert {message.id for message in blocked.oldest} == {message.id for message in held}
             assert blocked.outstanding == 2
 
+    @requires("messages.shared_by_message")
     @promise(
         "flow.slow-consumer-hoards-nothing",
         "A consumer that works on one message for long leaves the rest to others.",

@@ -14,7 +14,7 @@ from broker.records import Record
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import bodies, numbered, once, read
+from broker.testing.waiting import bodies, log_time, numbered, once, read
 
 __all__ = ["LogReading"]
 
@@ -142,9 +142,8 @@ class LogReading(ConformanceCase):
         await bus.topic(topic).publish_batch(numbered(5, "old"))
         await bus.topic(topic).publish_batch(numbered(5, "new"))
         records = await _read_all(bus.log, topic)
-        moment = records[5].broker_time
-        assert moment is not None
-        wanted = next(r.offset for r in records if r.broker_time is not None and r.broker_time >= moment)
+        moment = log_time(records[5])
+        wanted = next(record.offset for record in records if log_time(record) >= moment)
         assert await bus.log.position_at(topic, moment) == {0: wanted}
         bounds = (await bus.log.bounds(topic))[0]
         assert await bus.log.position_at(topic, datetime(2000, 1, 1, tzinfo=UTC)) == {0: bounds.first}

@@ -7,7 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, PublishError, TopicNotFound, Unsupported
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    ConnectionFailed,
+    PublishError,
+    TopicNotFound,
+    Unsupported,
+)
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
@@ -257,10 +266,16 @@ class Publishing(ConformanceCase):
     @promise("publishing.topics-never-mix", "Two topics of one connection never mix, however alike their names are.")
     async def test_topics_never_mix(self, harness: Harness) -> None:
         bus, base = await harness.bus(), unique("mix")
-        names = [f"{base}.a", f"{base}_a", f"{base}-a", f"{base}.A", f"{base}.a.b"]
-        for name in names:
-            await harness.create_topic(name)
+        names: list[str] = []
+        for name in (f"{base}.a", f"{base}_a", f"{base}-a", f"{base}.A", f"{base}.a.b"):
+            try:
+                await harness.create_topic(name)
+            except ConfigurationError:
+                # A broker that could not tell it from another may refuse a name, and does not mix them either.
+                continue
             await bus.admin.ensure_subscription(name, "readers")
+            names.append(name)
+        assert len(names) >= 4
         for name in names:
             await bus.topic(name).publish_batch([f"{name} {number}".encode() for number in range(5)])
         for name in names:
