@@ -7,7 +7,7 @@ each in its thread; they are made when first needed and end with `close`.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
 from broker.hooks import Hooks
@@ -41,6 +41,12 @@ _HEADROOM: Final = 4_096
 _ATTRIBUTES: Final = 512
 
 
+class Closing(Protocol):
+    """What uses the connection and ends before it."""
+
+    async def close(self) -> None: ...
+
+
 class KafkaBackend:
     """Implements `broker.spi.Backend`."""
 
@@ -51,7 +57,7 @@ class KafkaBackend:
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
-        self._open: list[RecordSource | TransactionSpi] = []
+        self._open: list[Closing] = []
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -110,6 +116,10 @@ class KafkaBackend:
             await transaction.close()
             raise
         return transaction
+
+    def attach(self, opened: Closing) -> None:
+        """Close this along with the connection; by then it may have been closed."""
+        self._open.append(opened)
 
     def log_reader(self) -> LogReaderSpi:
         return self._log

@@ -1,0 +1,11 @@
+"""The group consumer of Kafka: partitions mode, patterns of topics, rebalance events, marks, stores of positions."""
+
+from __future__ import annotations
+
+from broker_kafka.group.consumer import GroupConsumer, SavePoint
+from broker_kafka.group.rebalance import Rebalance
+from broker_kafka.group.stash import OffsetStash
+from broker_kafka.group.streams import PartitionStream
+from broker_kafka.group.topics import TopicPattern
+
+__all__ = ["GroupConsumer", "OffsetStash", "PartitionStream", "Rebalance", "SavePoint", "TopicPattern"]

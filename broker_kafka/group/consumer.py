@@ -1,0 +1,405 @@
+"""`GroupConsumer`: the whole of Kafka's consumer groups, for those who need more than `bus.records`.
+
+*Concurrency.* One event loop; its methods may be called from any of its tasks. Marking is synchronous and does no I/O.
+*Cancellation.* A cancelled step of an iteration has taken nothing; a commit that was begun goes on. *Failure.* What the
+client repairs by itself is an event of `bus.hooks`. All else ends the reading: every iteration raises it, once what
+came before is handed over; marks can still be committed, and `close` does. *Delivery.* Records of a partition come in
+order, each once per assignment. What is not marked and committed is read again by the partition's next owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.bus import Bus
+from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, OffsetOutOfRange, Unsupported
+from broker.records import Record, RecordBatch
+from broker.spi import Bounds, TopicPartition
+from broker_kafka.backend import KafkaBackend
+from broker_kafka.group.held import Held
+from broker_kafka.group.marking import Marking
+from broker_kafka.group.membership import Membership
+from broker_kafka.group.options import GroupOptions, GroupStart, with_options
+from broker_kafka.group.rebalance import OnRebalance
+from broker_kafka.group.stash import check_position
+from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
+from broker_kafka.group.topics import TopicPattern, read_topics
+from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
+from broker_kafka.positions import bounds_of
+
+__all__ = ["GroupConsumer", "SavePoint"]
+
+
+class SavePoint(NamedTuple):
+    """What a store saves along with the results of some records, in one transaction of theirs.
+
+    :ivar owner: who saves; the store refuses it once somebody newer owns one of the partitions.
+    """
+
+    owner: GroupMember
+    positions: Mapping[TopicPartition, StoredOffset]
+
+
+class GroupConsumer(Marking):
+    """A member of a Kafka consumer group; joins when it is entered with `async with`, and opens once.
+
+    Read either all partitions in one, by `async for record in group` or `group.batches()`, or a stream for each, by
+    `group.partitions()`.
+
+    :param bus: an open bus on Kafka.
+    :param topics: names, patterns, or some of both.
+    :param group: its members share the partitions.
+    :param start: where partitions without a stored position begin: "earliest", "latest", a time, or a mapping of
+        `TopicPartition` to the next offset to read; partitions that it leaves out begin at their first record.
+    :param store: where positions live; None is Kafka itself. It stays the caller's to close.
+    :param isolation: whether records of open and aborted transactions are seen.
+    :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
+    :param on_revoked: called before partitions are released; that it returns says that all is flushed.
+    :param on_lost: called when partitions went to somebody else before they could be released.
+    :param flush_timeout: the seconds that `on_revoked`, and the work in hand, may delay a release.
+    :param commit_interval: seconds after which what was marked is committed; None is never by time.
+    :param commit_every: offsets after which it is; None is never by number. Releases commit in any case.
+    :param max_buffered: the most records that wait here to be handed over.
+    :param max_buffered_bytes: likewise in bytes; exceeded by a batch of the client at most.
+    :param stop_when_idle: end the iterations after so many seconds without a record; None is never.
+    :param close_timeout: the seconds that `close` waits for work in hand and callbacks.
+    :param options: settings of `KafkaSettings` for consumers, in place of the bus's: `group_protocol`,
+        `partition_assignment_strategy`, `group_instance_id`, `session_timeout_ms`, `offset_reset`, `properties` …
+    :raises ConfigurationError: an argument cannot be used.
+    :raises Unsupported: the bus is not on Kafka.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        topics: str | TopicPattern | Sequence[str | TopicPattern],
+        *,
+        group: str,
+        start: GroupStart = "earliest",
+        store: OffsetStore | None = None,
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+        on_assigned: OnRebalance | None = None,
+        on_revoked: OnRebalance | None = None,
+        on_lost: OnRebalance | None = None,
+        flush_timeout: float = 10.0,
+        commit_interval: float | None = 1.0,
+        commit_every: int | None = None,
+        max_buffered: int = 20_000,
+        max_buffered_bytes: int = 64 * 1024 * 1024,
+        stop_when_idle: float | None = None,
+        close_timeout: float = 30.0,
+        **options: Any,
+    ) -> None:
+        backend = bus.backend if isinstance(bus, Bus) else None
+        if backend is None:
+            raise ConfigurationError(f"bus is {bus!r}", advice="Give what broker.connect(...) returns")
+        if not isinstance(backend, KafkaBackend):
+            raise Unsupported(
+                f"Backend {bus.capabilities.backend!r} has no group consumer of Kafka",
+                advice="Use bus.records(...), or connect to kafka://",
+            )
+        self._hooks = bus.hooks
+        self._backend = backend
+        self._options = GroupOptions(
+            subscription=read_topics(topics),
+            group=group,
+            start=start,
+            store=store,
+            isolation=isolation,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+            flush_timeout=flush_timeout,
+            commit_interval=commit_interval,
+            commit_every=commit_every,
+            max_buffered=max_buffered,
+            max_buffered_bytes=max_buffered_bytes,
+            stop_when_idle=stop_when_idle,
+            close_timeout=close_timeout,
+            settings=with_options(backend.connection.settings, options),
+        )
+        self.group: Final = group
+        self._mode = ""
+        self._parts: Membership | None = None
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- opening and closing -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Join the group. Partitions are assigned a moment later.
+
+        :raises TopicNotFound: an explicit topic does not exist.
+        :raises BrokerError: the client cannot be made, or no broker answers.
+        """
+        if self._parts is not None or self._closed:
+            raise Closed("A group consumer opens once", advice="Make another GroupConsumer(...)")
+        self._parts = Membership(self._backend.connection, self._options, self._hooks, self)
+        try:
+            await self._parts.join()
+        except BaseException:
+            self._closed = True
+            raise
+        self._backend.attach(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release all partitions as in a rebalance, which commits what is marked, and leave the group.
+
+        Work in hand and `on_revoked` get `close_timeout` seconds. May be called twice; cancelling the caller does not
+        stop it. A rebalance callback that calls it goes on, and does not wait.
+        """
+        parts, task = self._parts, asyncio.current_task()
+        if parts is None or self._closed:
+            self._closed = True
+            return
+        if self._closing is None:
+            work = parts.leave(self._options.close_timeout, task)
+            self._closing = asyncio.create_task(self._close(work), name="broker-kafka-group-close")
+        if not parts.member.is_callback(task):
+            await asyncio.shield(self._closing)
+
+    async def _close(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or ended by an error."""
+        return (
+            self._closed
+            or self._closing is not None
+            or (self._parts is not None and self._parts.delivery.error is not None)
+        )
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Record[bytes]]:
+        """The records of all partitions, until the consumer is closed."""
+        parts = self._read_as("all")
+        return AllRecords(parts.intake, parts.delivery)
+
+    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[bytes]]:
+        """Batches of what is there of all partitions, at most `max_records` each, until the consumer is closed."""
+        parts = self._read_as("all")
+        return AllBatches(parts.intake, parts.delivery, check_limit(max_records), self)
+
+    def partitions(self) -> AsyncIterator[PartitionStream]:
+        """A stream for each partition, when it is assigned, until the consumer is closed.
+
+        Read each stream in a task of its own; one that is not read holds up no other.
+        """
+        return self._read_as("partitions").streams
+
+    # -- committing ----------------------------------------------------------------------------------------
+
+    async def commit(self, partitions: Iterable[tuple[str, int]] | None = None) -> CommitResults:
+        """Commit what is marked and was not committed, of these partitions or of all.
+
+        :returns: an entry for each partition that had something to commit: None, or why it was not stored. That is
+            tried again with the next commit, as long as the partition is assigned.
+        """
+        parts = self._open_parts()
+        return await parts.commits.commit(self._chosen(partitions))
+
+    async def commit_records(self, records: Sequence[Record[Any]]) -> None:
+        """Mark these records and every lower offset of their partitions, and commit; `record.commit()` calls it.
+
+        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises BrokerError: a position was not stored.
+        """
+        ours = self.mark_all(records)
+        places = {TopicPartition(record.topic, record.partition) for record in records}
+        for error in (await self.commit(places)).values():
+            if error is not None:
+                raise error
+        if not ours:
+            raise LeaseLost(
+                f"A partition of {sorted(places)} was taken away before the commit",
+                advice="Its new owner reads from the last commit on; make the work repeatable",
+            )
+
+    async def committed(
+        self, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> Mapping[TopicPartition, StoredOffset | None]:
+        """What the store has of these partitions, or of all that are assigned; None where there is nothing.
+
+        :raises BrokerError: the store does not tell.
+        """
+        asked = self.assignment() if partitions is None else [TopicPartition(*each) for each in partitions]
+        found = await self._open_parts().store.fetch(self.group, asked)
+        positions: dict[TopicPartition, StoredOffset | None] = {}
+        for place, position in found.items():
+            if isinstance(position, BrokerError):
+                raise position
+            positions[place] = position
+        return positions
+
+    async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
+        """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
+
+        The store refuses it if a partition went to somebody else since, which rolls the results back.
+
+        :raises LeaseLost: a partition was taken away already.
+        """
+        parts = self._open_parts()
+        positions: dict[TopicPartition, StoredOffset] = {}
+        for record in records:
+            held = parts.member.owner_of(record)
+            if held is None:
+                raise LeaseLost(
+                    f"Partition {record.partition} of topic {record.topic!r} was taken away before its results were "
+                    "saved",
+                    advice="Drop the results; its new owner reads these records again",
+                )
+            before = positions.get(held.partition)
+            after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
+            positions[held.partition] = StoredOffset(after)
+        return SavePoint(parts.claims.owner, positions)
+
+    def saved(self, point: SavePoint) -> None:
+        """The transaction with this save point was committed: nothing more is to be stored of it."""
+        member = self._open_parts().member
+        for place, position in point.positions.items():
+            held = member.own(*place)
+            if held is not None:
+                held.marks.mark(*position)
+                if held.marks.current == position:
+                    held.marks.stored(position)
+
+    # -- positions -----------------------------------------------------------------------------------------
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions of this member, without those that it is about to give up."""
+        return list(self._open_parts().member.current())
+
+    def subscription(self) -> list[str]:
+        """The topics that it reads, those that patterns found included."""
+        return list(self._open_parts().topics)
+
+    def positions(self) -> Mapping[TopicPartition, StoredOffset | None]:
+        """What is marked of each partition, committed or not; None where nothing was ever."""
+        held = self._open_parts().member.held
+        return {place: held[place].marks.current for place in self.assignment()}
+
+    async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.
+
+        :raises LeaseLost: a partition is not assigned to this member.
+        :raises OffsetOutOfRange: the log does not hold a position.
+        """
+        parts = self._open_parts()
+        wanted = {TopicPartition(*place): position for place, position in positions.items()}
+        for place, position in wanted.items():
+            check_position(place, position, "")
+        bounds = await self._bounds(list(wanted))
+        for place, position in wanted.items():
+            first, following = bounds[place]
+            if not first <= position <= following:
+                raise OffsetOutOfRange(
+                    f"Position {position} of {place.topic!r}[{place.partition}] is not in the log, which begins at "
+                    f"{first} and ends before {following}"
+                )
+        await parts.member.seek(wanted)
+
+    def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Hand over nothing of these partitions, or of all, until `resume`; it ends with their assignment.
+
+        Nothing is lost, and the member stays in its group.
+        """
+        parts = self._open_parts()
+        for held in self._chosen(partitions):
+            parts.intake.pause(held)
+
+    def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Undo `pause`."""
+        parts = self._open_parts()
+        for held in self._chosen(partitions):
+            parts.intake.resume(held)
+
+    async def high_water_marks(self) -> Mapping[TopicPartition, int]:
+        """The offset after the last of each assigned partition, as the last fetch told; not all of one moment.
+
+        With `read_committed`, records of open transactions count too.
+        """
+        places = self.assignment()
+
+        def look(client: Consumer) -> dict[TopicPartition, int]:
+            found: dict[TopicPartition, int] = {}
+            for place in places:
+                _, following = client.get_watermark_offsets(NativePartition(*place), cached=True)
+                if following >= 0:
+                    found[place] = following
+            return found
+
+        known = await self._open_parts().thread.call(look)
+        missing = [place for place in places if place not in known]
+        bounds = await self._bounds(missing)
+        return {place: known[place] if place in known else bounds[place].next for place in places}
+
+    async def lag(self) -> Mapping[TopicPartition, int]:
+        """How many offsets of each assigned partition are not marked, as the brokers say now.
+
+        Offsets that hold no record, as compaction and transactions leave, count too.
+        """
+        held = self._open_parts().member.held
+        places = self.assignment()
+        bounds = await self._bounds(places)
+        behind: dict[TopicPartition, int] = {}
+        for place in places:
+            position = held[place].position if place in held else None
+            first, following = bounds[place]
+            behind[place] = max(0, following - max(first, first if position is None else position))
+        return behind
+
+    @property
+    def resets(self) -> Mapping[TopicPartition, int]:
+        """How often retention overtook the position of a partition and reading went on elsewhere."""
+        return dict(self._open_parts().member.resets)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    async def _bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
+        committed = self._options.isolation == "read_committed"
+        return await bounds_of(self._backend.connection, places, committed=committed)
+
+    def _chosen(self, partitions: Iterable[tuple[str, int]] | None) -> list[Held]:
+        held = self._open_parts().member.held
+        if partitions is None:
+            return list(held.values())
+        return [held[TopicPartition(*each)] for each in partitions if TopicPartition(*each) in held]
+
+    def _read_as(self, mode: str) -> Membership:
+        parts = self._open_parts()
+        if self._mode and self._mode != mode:
+            raise ConfigurationError(
+                "This consumer is read both as one and by partition",
+                advice="Use partitions(), or batches() and async for; open two consumers for both",
+            )
+        if not self._mode:
+            self._mode = mode
+            if mode == "partitions":
+                parts.intake.by_partition()
+            else:
+                parts.streams.disable()
+        return parts
+
+    def _open_parts(self) -> Membership:
+        if self._parts is None:
+            raise Closed("The group consumer is not open", advice="Enter it: async with GroupConsumer(...) as group")
+        if self._closed:
+            raise Closed("The group consumer was closed", advice="Make another GroupConsumer(...)")
+        return self._parts

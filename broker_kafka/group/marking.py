@@ -1,0 +1,136 @@
+"""The marks of a group consumer: what the application says is done. A base of `GroupConsumer`.
+
+Synchronous, without I/O: what is marked is committed later.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.group.held import Held
+from broker_kafka.group.membership import Membership
+from broker_kafka.group.stash import OffsetStash, Stashed, check_position
+
+__all__ = ["Marking"]
+
+
+class Marking(ABC):
+    """All positions are the next offset to read."""
+
+    @abstractmethod
+    def _open_parts(self) -> Membership: ...
+
+    def mark(self, record: Record[Any], metadata: str = "") -> bool:
+        """This record and every lower offset of its partition is done; committed later, the metadata along with it.
+
+        A mark below an earlier one changes nothing.
+
+        :returns: False if the partition was given up since; its next owner reads the record again.
+        """
+        held = self._open_parts().member.owner_of(record)
+        if held is None:
+            return False
+        self._grew(held.marks.mark(record.offset + 1, metadata))
+        return True
+
+    def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
+        """`mark` for each of these; False if a partition of one was given up since."""
+        ours = True
+        last: Record[Any] | None = None
+        for record in records:
+            # Of a run of one partition only the last one counts.
+            if last is not None and (record.partition != last.partition or record.topic != last.topic):
+                ours &= self.mark(last, metadata)
+            last = record
+        return (last is None or self.mark(last, metadata)) and ours
+
+    def finish(self, record: Record[Any], metadata: str = "") -> bool:
+        """This record is done, those below it perhaps not: the mark moves as far as all are.
+
+        For work on several records of a partition at once. A release then waits for all that was handed over, at most
+        `flush_timeout`.
+
+        :returns: False if the partition was given up since; its next owner may read the record again.
+        """
+        parts = self._open_parts()
+        held = parts.member.owner_of(record)
+        if held is None:
+            return False
+        parts.member.finishes = True
+        self._grew(held.marks.finish(record.offset, metadata))
+        if held.revoking:
+            parts.delivery.came_back()
+        return True
+
+    def reset(self, record: Record[Any], metadata: str = "") -> bool:
+        """Take the mark back: this record is the last that is done. Above the mark it changes nothing.
+
+        Reading goes on where it is. To have this record itself read by the next owner, give `record.offset` to
+        `reset_position`.
+
+        :returns: False if nothing was changed.
+        """
+        held = self._open_parts().member.owner_of(record)
+        return held is not None and self._reset(held, record.offset + 1, metadata)
+
+    def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
+        """Every offset below `position`, the next to read, is done; False if the partition is not assigned.
+
+        :raises ConfigurationError: the position cannot be one.
+        """
+        check_position(TopicPartition(topic, partition), position, metadata)
+        held = self._open_parts().member.own(topic, partition)
+        if held is None:
+            return False
+        self._grew(held.marks.mark(position, metadata))
+        return True
+
+    def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
+        """Take the mark back to `position`, the next to read. Above the mark it changes nothing.
+
+        :returns: False if nothing was changed.
+        :raises ConfigurationError: the position cannot be one.
+        """
+        check_position(TopicPartition(topic, partition), position, metadata)
+        held = self._open_parts().member.own(topic, partition)
+        return held is not None and self._reset(held, position, metadata)
+
+    def mark_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
+        """Mark what was stashed, and empty the stash; the partitions that were given up since."""
+        gone: list[TopicPartition] = []
+        for place, stashed in stash.drain().items():
+            held = self._stashed(place, stashed)
+            if held is None:
+                gone.append(place)
+            else:
+                self._grew(held.marks.mark(*stashed.position))
+        return gone
+
+    def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
+        """Reset to what was stashed, and empty the stash; the partitions that were given up since."""
+        gone: list[TopicPartition] = []
+        for place, stashed in stash.drain().items():
+            held = self._stashed(place, stashed)
+            if held is None:
+                gone.append(place)
+            else:
+                self._reset(held, *stashed.position)
+        return gone
+
+    def _grew(self, offsets: int) -> None:
+        if offsets:
+            self._open_parts().commits.grew(offsets)
+
+    def _reset(self, held: Held, position: int, metadata: str) -> bool:
+        if not held.marks.reset(position, metadata):
+            return False
+        self._open_parts().commits.grew(1)
+        return True
+
+    def _stashed(self, place: TopicPartition, stashed: Stashed) -> Held | None:
+        held = self._open_parts().member.own(*place)
+        return held if held is not None and stashed.generation in (None, held.generation) else None

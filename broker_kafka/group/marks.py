@@ -1,0 +1,169 @@
+"""How far the work on one assignment of one partition is, and what of it is to be committed.
+
+Pure and synchronous: no I/O, no clock, no lock. A position is always the *next* offset to read. Nothing here is dense:
+offsets that the log has not (compaction, markers of transactions) count as done with the record before them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from broker.records import Record
+from broker_kafka.offsets.protocol import StoredOffset
+
+__all__ = ["Marks", "Runs"]
+
+
+class Runs:
+    """Which of the records that were handed over are finished, out of order; kept as runs of dense offsets.
+
+    What is handed over costs memory by the gap, not by the record, so that it does not matter if nobody finishes.
+    """
+
+    __slots__ = ("_finished", "_runs")
+
+    def __init__(self) -> None:
+        self._runs: deque[list[int]] = deque()
+        """First and last offset of each run, from the first unfinished record on."""
+        self._finished: set[int] = set()
+
+    def hand_over(self, records: Sequence[Record[Any]]) -> None:
+        """Take note of records that somebody works on from now on; they lie above all before."""
+        first, last = records[0].offset, records[-1].offset
+        if last - first + 1 == len(records):
+            self._append(first, last)
+            return
+        begun = previous = first
+        for record in records:
+            offset = record.offset
+            if offset > previous + 1:
+                self._append(begun, previous)
+                begun = offset
+            previous = offset
+        self._append(begun, previous)
+
+    def hand_over_one(self, offset: int) -> None:
+        """`hand_over` of a single record."""
+        if self._runs and self._runs[-1][1] == offset - 1:
+            self._runs[-1][1] = offset
+        else:
+            self._runs.append([offset, offset])
+
+    def finish(self, offset: int) -> int | None:
+        """Take note that a record is done; the position that everything below is done of, if it grew."""
+        runs = self._runs
+        if not runs or offset < runs[0][0] or offset > runs[-1][1]:
+            return None
+        if offset == runs[0][0]:
+            return self._advance(offset + 1)
+        self._finished.add(offset)
+        return None
+
+    def pass_to(self, position: int) -> int:
+        """All below this position is done; the position that follows from it, which may lie higher."""
+        runs = self._runs
+        if not runs or position <= runs[0][0]:
+            return position
+        while runs and runs[0][1] < position:
+            runs.popleft()
+        if runs and runs[0][0] < position:
+            runs[0][0] = position
+        if not self._finished:
+            return position
+        self._finished = {offset for offset in self._finished if offset >= position}
+        if runs and runs[0][0] in self._finished:
+            self._finished.remove(runs[0][0])
+            return self._advance(runs[0][0] + 1)
+        return position
+
+    def clear(self) -> None:
+        """Forget it all: the partition is read from elsewhere."""
+        self._runs.clear()
+        self._finished.clear()
+
+    @property
+    def unfinished(self) -> int:
+        """How many records were handed over and are not finished."""
+        return sum([last - first + 1 for first, last in self._runs]) - len(self._finished)
+
+    def _append(self, first: int, last: int) -> None:
+        if self._runs and self._runs[-1][1] == first - 1:
+            self._runs[-1][1] = last
+        else:
+            self._runs.append([first, last])
+
+    def _advance(self, position: int) -> int:
+        """The first run is done below `position`; go on over what is finished above."""
+        runs, finished = self._runs, self._finished
+        while True:
+            last = runs[0][1]
+            while position <= last and position in finished:
+                finished.remove(position)
+                position += 1
+            if position <= last:
+                runs[0][0] = position
+                return position
+            runs.popleft()
+            if not runs or runs[0][0] not in finished:
+                return position
+            position = runs[0][0]
+
+
+class Marks:
+    """The mark of one assignment: what is to be committed, and what was.
+
+    :ivar current: what the application wants to be stored; None while it said nothing and nothing was stored.
+    :ivar committed: what is stored, as far as known.
+    """
+
+    __slots__ = ("committed", "current", "runs")
+
+    def __init__(self, stored: StoredOffset | None) -> None:
+        self.committed = stored
+        self.current = stored
+        self.runs = Runs()
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to commit. Only the commit of the current value ends it."""
+        return self.current is not None and self.current != self.committed
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether its commit would take the stored position back."""
+        return self.current is not None and self.committed is not None and self.current.offset < self.committed.offset
+
+    def mark(self, position: int, metadata: str = "") -> int:
+        """All below this position is done; by how much the mark grew. A lower one than before changes nothing."""
+        position = self.runs.pass_to(position)
+        return self._raise_to(position, metadata)
+
+    def finish(self, offset: int, metadata: str = "") -> int:
+        """This record is done; by how much the mark grew, which waits for the records below."""
+        position = self.runs.finish(offset)
+        return 0 if position is None else self._raise_to(position, metadata)
+
+    def reset(self, position: int, metadata: str = "") -> bool:
+        """Go back to this position; False, and nothing done, if the mark is none or lies below it."""
+        if self.current is None or position > self.current.offset:
+            return False
+        self.current = StoredOffset(position, metadata)
+        return True
+
+    def rebase(self) -> None:
+        """The partition is read from elsewhere, since its log does not hold the old position: any mark is news."""
+        self.current = None
+        self.runs.clear()
+
+    def stored(self, value: StoredOffset) -> None:
+        """This value was committed."""
+        self.committed = value
+
+    def _raise_to(self, position: int, metadata: str) -> int:
+        before = self.current
+        if before is not None and position <= before.offset:
+            return 0
+        self.current = StoredOffset(position, metadata)
+        return 1 if before is None else position - before.offset

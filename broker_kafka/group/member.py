@@ -1,0 +1,303 @@
+"""A member of a group: what it holds, and how partitions come and go. Implements `ConsumerHost` for its thread.
+
+*Concurrency.* One loop. *Coming.* Positions are claimed from the offset store, then `on_assigned` runs, then records
+flow. *Going.* Nothing more is handed over; `on_revoked` runs and readers finish what they have in hand, both until the
+flush deadline at most; what is marked is committed; then the partition is released. What is not in flight costs no
+time. *Lost* partitions end at once, nothing is committed, and `on_lost` is told. *Failure.* What the client repairs by
+itself is an event; all else ends the reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
+
+from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.hooks import (
+    FetchFailed,
+    Hooks,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+    PositionReset,
+    Warned,
+    logger,
+)
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.consuming import ConsumerThread
+from broker_kafka.errors import translate
+from broker_kafka.group.claims import Claim, Claims
+from broker_kafka.group.commits import Commits
+from broker_kafka.group.delivery import Delivery
+from broker_kafka.group.held import Held
+from broker_kafka.group.intake import Intake
+from broker_kafka.group.options import COMMIT_SECONDS, GroupOptions
+from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
+from broker_kafka.group.streams import Streams
+from broker_kafka.positions import bounds_of
+
+__all__ = ["Member"]
+
+
+class Member:
+    """Made first, and connected to the parts that need it before the group is joined.
+
+    :ivar held: all assignments, those that are about to go included.
+    """
+
+    _thread: ConsumerThread
+    _claims: Claims
+    _commits: Commits
+    _look_at_topics: Callable[[], None]
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: GroupOptions,
+        held: dict[TopicPartition, Held],
+        intake: Intake,
+        delivery: Delivery,
+        streams: Streams,
+        hooks: Hooks,
+    ) -> None:
+        self.held: Final = held
+        self._connection = connection
+        self._options = options
+        self._intake = intake
+        self._delivery = delivery
+        self._streams = streams
+        self._hooks = hooks
+        self._group = options.group
+        self._loop = asyncio.get_running_loop()
+        self._teller = Teller()
+        self._claimed: dict[TopicPartition, Claim] = {}
+        self._generations = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._until: float | None = None
+        self._closer: asyncio.Task[Any] | None = None
+        self.finishes = False
+        """Whether the application finishes records one by one, so that a release waits for them."""
+        self.resets: Counter[TopicPartition] = Counter()
+        """How often the position of a partition was out of range and reset."""
+
+    def connect(
+        self, thread: ConsumerThread, claims: Claims, commits: Commits, look_at_topics: Callable[[], None]
+    ) -> None:
+        """These work for it."""
+        self._thread = thread
+        self._claims = claims
+        self._commits = commits
+        self._look_at_topics = look_at_topics
+
+    def current(self) -> tuple[TopicPartition, ...]:
+        """What is held and stays."""
+        return tuple(sorted(partition for partition, held in self.held.items() if not held.revoking))
+
+    def own(self, topic: str, partition: int) -> Held | None:
+        """The present assignment of a partition."""
+        return self.held.get(TopicPartition(topic, partition))
+
+    def owner_of(self, record: Record[Any]) -> Held | None:
+        """The assignment that handed this record over, if it is not over."""
+        held = self.held.get(TopicPartition(record.topic, record.partition))
+        return held if held is not None and held.generation == record.generation else None
+
+    def is_callback(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether it is a call of the application's callbacks."""
+        return self._teller.calls_from(task)
+
+    # -- ConsumerHost --------------------------------------------------------------------------------------
+
+    def arrived(self, records: list[Record[Any]], size: int) -> None:
+        self._delivery.active()
+        self._intake.arrived(records)
+
+    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        # A pause ends with the assignment that it was for.
+        self._thread.resume(partitions)
+        self._claimed = await self._claims.claim(partitions)
+        return {partition: claim.begin for partition, claim in self._claimed.items()}
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        new: list[Held] = []
+        for partition in partitions:
+            self._generations += 1
+            claim = self._claimed[partition]
+            held = Held(partition, self._generations, claim.stored, claim.begin)
+            self.held[partition] = held
+            new.append(held)
+        self._delivery.joined()
+        current = self.current()
+        if self._hooks.listening:
+            self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
+        self._spawn(self._open(new, Rebalance(assigned=tuple(sorted(partitions)), current=current)))
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        await self._release([held for each in partitions if (held := self.held.get(each)) is not None])
+        self._look_for_deleted(partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        gone = [held for each in partitions if (held := self.held.get(each)) is not None]
+        if not gone:
+            return
+        self._let_go(gone)
+        lost, current = tuple(sorted(held.partition for held in gone)), self.current()
+        if self._hooks.listening:
+            self._hooks.emit(PartitionsLost(partitions=lost, current=current))
+        self._tell(self._options.on_lost, Rebalance(lost=lost, current=current))
+        self._look_for_deleted(partitions)
+
+    def out_of_range(self, partition: TopicPartition, position: int) -> None:
+        if partition in self.held:
+            self._spawn(self._reset(partition, position))
+
+    def failed(self, error: BrokerError) -> None:
+        if isinstance(error, TopicNotFound):
+            self._look_at_topics()
+        elif not error.retriable:
+            self._delivery.fail(error)
+        else:
+            logger.info("Group %r: %s", self._group, error)
+            if self._hooks.listening:
+                self._hooks.emit(FetchFailed(topic=self._group, error=error, pause=0.0))
+
+    # -- coming and going ----------------------------------------------------------------------------------
+
+    async def leave(self, timeout: float, caller: asyncio.Task[Any] | None) -> None:
+        """Release everything, which takes so many seconds at most, and end the thread.
+
+        :param caller: a task that waits for this, and cannot come back for more meanwhile.
+        """
+        self._until = self._loop.time() + timeout
+        self._closer = caller
+        self._delivery.end()
+        await self._release([held for held in self.held.values() if not held.revoking])
+        self._commits.close()
+        for task in self._tasks:
+            task.cancel()
+        await self._thread.stop(max(1.0, self._until - self._loop.time()) + COMMIT_SECONDS)
+        self._teller.cancel()
+        self._let_go(list(self.held.values()))
+
+    async def _open(self, new: list[Held], event: Rebalance) -> None:
+        call = self._tell(self._options.on_assigned, event)
+        if call is not None:
+            await asyncio.wait((call,))
+        opened = [held for held in new if not (held.revoking or held.gone)]
+        self._intake.open(opened)
+        for held in opened:
+            self._streams.add(held)
+
+    async def _release(self, going: list[Held]) -> None:
+        if not going:
+            return
+        for held in going:
+            held.revoking = True
+        self._intake.drop(going)
+        self._delivery.changed()
+        deadline = self._loop.time() + self._options.flush_timeout
+        if self._until is not None:
+            deadline = min(deadline, self._until)
+        revoked, current = tuple(sorted(held.partition for held in going)), self.current()
+        if self._hooks.listening:
+            self._hooks.emit(PartitionsRevoked(partitions=revoked, current=current))
+        call = self._tell(self._options.on_revoked, Rebalance(revoked=revoked, current=current, deadline=deadline))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._delivery.settled(going, lambda: self._finished(going), self._closer)
+                if call is not None:
+                    await asyncio.wait((call,))
+        except TimeoutError:
+            self.warn(f"The work on {list(revoked)} was not over when they had to be given up")
+            if call is not None:
+                call.cancel()
+        await self._commits.flush(going, self._loop.time() + COMMIT_SECONDS)
+        self._let_go(going)
+
+    def _finished(self, going: list[Held]) -> bool:
+        return not self.finishes or not any(held.marks.runs.unfinished for held in going)
+
+    def _let_go(self, going: list[Held]) -> None:
+        for held in going:
+            held.revoking = held.gone = True
+            if self.held.get(held.partition) is held:
+                del self.held[held.partition]
+        self._intake.drop(going)
+        self._delivery.changed()
+
+    def _tell(self, callback: OnRebalance | None, event: Rebalance) -> asyncio.Task[None] | None:
+        return None if callback is None else self._teller.begin(callback, event)
+
+    # -- positions that the log does not hold, topics that are gone ---------------------------------------
+
+    async def _reset(self, partition: TopicPartition, position: int) -> None:
+        policy = self._options.settings.offset_reset
+        committed = self._options.isolation == "read_committed"
+        bounds = (await bounds_of(self._connection, [partition], committed=committed))[partition]
+        topic, number = partition
+        found = (
+            f"{topic}[{number}] of group {self._group!r}: position {position} is not in the log, which begins at "
+            f"{bounds.first} and ends before {bounds.next}"
+        )
+        if policy == "error":
+            self.failed(OffsetOutOfRange(found, advice="Seek, reset the group's offsets, or set offset_reset"))
+            return
+        to = bounds.first if policy == "earliest" else bounds.next
+        held = self.held.get(partition)
+        if held is None:
+            return
+        self.resets[partition] += 1
+        logger.warning("%s; going on at %d", found, to)
+        if self._hooks.listening:
+            self._hooks.emit(PositionReset(partition=partition, position=position, to=to, policy=policy))
+        held.marks.rebase()
+        await self.seek({partition: to})
+
+    async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Read on from there; what waits of the partitions is dropped.
+
+        :raises LeaseLost: one is not assigned.
+        """
+        moving = {partition: self.held.get(partition) for partition in positions}
+        for partition, held in moving.items():
+            if held is None or held.revoking:
+                raise LeaseLost(
+                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
+                    advice="Seek within assignment()",
+                )
+
+        def sought() -> None:
+            there = [held for held in moving.values() if held is not None and not held.gone]
+            for held in there:
+                held.marks.runs.clear()
+            self._intake.drop(there)
+
+        await self._thread.seek(positions, sought)
+
+    def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
+        """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
+        if {each.topic for each in gone} - {each.topic for each in self.held} and not self._delivery.ended:
+            self._look_at_topics()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def warn(self, text: str) -> None:
+        """Tell an operator."""
+        text = f"Group {self._group!r}: {text}"
+        logger.warning(text)
+        if self._hooks.listening:
+            self._hooks.emit(Warned(text=text))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name="broker-kafka-member")
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(translate(error, f"Group {self._group!r}"))

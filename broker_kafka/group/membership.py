@@ -1,0 +1,130 @@
+"""All the parts of one open group consumer, put together and taken apart.
+
+*Failure.* What cannot be opened is closed again, and the error raised. *Cancellation.* Likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from broker.errors import BrokerError
+from broker.hooks import Hooks
+from broker.spi import TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.consuming import ConsumerThread
+from broker_kafka.group.claims import Claims
+from broker_kafka.group.commits import Commits
+from broker_kafka.group.delivery import Delivery
+from broker_kafka.group.held import Held
+from broker_kafka.group.intake import Intake
+from broker_kafka.group.member import Member
+from broker_kafka.group.options import COMMIT_SECONDS, GroupOptions
+from broker_kafka.group.streams import Streams
+from broker_kafka.group.watch import TopicWatch
+from broker_kafka.offsets.kafka import MemberOffsetStore
+from broker_kafka.starts import StartPositions
+
+__all__ = ["Membership"]
+
+_MARGIN = 1.0
+_STOP_SECONDS = 5.0
+
+
+class _Thread(ConsumerThread):
+    """Tells the member if it fails."""
+
+    def _crashed(self, error: BrokerError) -> None:
+        self._host.failed(error)
+
+
+class Membership:
+    """:param owner: what records are bound to."""
+
+    def __init__(self, connection: Connection, options: GroupOptions, hooks: Hooks, owner: Any) -> None:
+        self._options = options
+        settings = options.settings
+        held: dict[TopicPartition, Held] = {}
+        self.delivery = Delivery(options.stop_when_idle)
+        self.intake = Intake(
+            held,
+            owner,
+            max_records=options.max_buffered,
+            max_bytes=options.max_buffered_bytes,
+            changed=self.delivery.changed,
+        )
+        self.streams = Streams(self.intake, self.delivery, owner)
+        self.member = member = Member(connection, options, held, self.intake, self.delivery, self.streams, hooks)
+        config = settings.client_config("consumer") | {
+            "error_cb": connection.client_config("consumer")["error_cb"],
+            "group.id": options.group,
+            "isolation.level": options.isolation,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "error",
+        }
+        self.thread = _Thread(
+            config,
+            member,
+            name=f"broker-kafka-{options.group}",
+            revoke_seconds=options.flush_timeout + COMMIT_SECONDS + _MARGIN,
+        )
+        self.store = options.store or MemberOffsetStore(self.thread, timeout=settings.request_timeout)
+        self._starts = StartPositions(connection, options.start, committed=options.isolation == "read_committed")
+        self.claims = Claims(
+            connection,
+            options.group,
+            self.store,
+            self._starts,
+            None if options.store is None else self._metadata,
+        )
+        self.commits = Commits(
+            held,
+            self.store,
+            lambda: self.claims.owner,
+            interval=options.commit_interval,
+            every=options.commit_every,
+            timeout=settings.request_timeout,
+            report=lambda place, error: member.warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
+        )
+        self._watch = TopicWatch(
+            connection,
+            options.subscription,
+            interval=max(0.1, settings.topic_metadata_refresh_interval_ms / 1000),
+            subscribe=self.thread.subscribe,
+            failed=self.delivery.fail,
+        )
+        self.intake.connect(self.thread)
+        member.connect(self.thread, self.claims, self.commits, self._watch.look)
+
+    @property
+    def topics(self) -> list[str]:
+        """What is subscribed to."""
+        return self._watch.topics
+
+    async def join(self) -> None:
+        """Join the group.
+
+        :raises TopicNotFound: an explicit topic does not exist.
+        :raises BrokerError: the client cannot be made, or no broker answers.
+        """
+        try:
+            partitions = await self._watch.open()
+            await self.thread.start()
+            await self._starts.capture(partitions)
+            await self._watch.start()
+        except BaseException:
+            await self._watch.stop()
+            await self.thread.stop(_STOP_SECONDS)
+            raise
+
+    async def leave(self, timeout: float, caller: asyncio.Task[Any] | None) -> None:
+        """Release everything, which takes so many seconds at most for what is in hand, and leave the group.
+
+        :param caller: a task that waits for this, and cannot come back for more meanwhile.
+        """
+        await self._watch.stop()
+        await self.member.leave(timeout, caller)
+
+    async def _metadata(self) -> Any:
+        return await self.thread.call(lambda client: client.consumer_group_metadata())

@@ -1,0 +1,137 @@
+"""The options of a group consumer: what is checked, and the settings of the bus that it may change for itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+from broker.checks import is_finite, is_whole
+from broker.errors import ConfigurationError, UnknownSetting
+from broker.names import check_name
+from broker.spi import Start, TopicPartition
+from broker.starts import check_start
+from broker_kafka.group.rebalance import OnRebalance
+from broker_kafka.group.topics import Subscription
+from broker_kafka.offsets.protocol import OffsetStore
+from broker_kafka.property_names import CONSUMER_PROPERTIES
+from broker_kafka.settings import KafkaSettings
+
+__all__ = ["COMMIT_SECONDS", "GroupOptions", "GroupStart", "with_options"]
+
+GroupStart = Start | Mapping[TopicPartition, int]
+"""Where a group without a stored position begins; partitions that a mapping leaves out begin at their first record."""
+
+COMMIT_SECONDS: Final = 5.0
+"""What a release may take for its commit, after the flush deadline."""
+
+_OTHERS: Final = frozenset(
+    {"client_id", "offset_reset", "properties", "request_timeout", "topic_metadata_refresh_interval_ms"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """The options of `GroupConsumer`, which documents each.
+
+    :raises ConfigurationError: one cannot be used.
+    """
+
+    subscription: Subscription
+    group: str
+    start: GroupStart
+    store: OffsetStore | None
+    isolation: Literal["read_committed", "read_uncommitted"]
+    on_assigned: OnRebalance | None
+    on_revoked: OnRebalance | None
+    on_lost: OnRebalance | None
+    flush_timeout: float
+    commit_interval: float | None
+    commit_every: int | None
+    max_buffered: int
+    max_buffered_bytes: int
+    stop_when_idle: float | None
+    close_timeout: float
+    settings: KafkaSettings
+
+    def __post_init__(self) -> None:
+        check_name(self.group, "group")
+        object.__setattr__(self, "start", _check_start(self.start))
+        if self.isolation not in ("read_committed", "read_uncommitted"):
+            raise ConfigurationError(
+                f"isolation is {self.isolation!r}", advice='It takes "read_committed" or "read_uncommitted"'
+            )
+        for name in ("on_assigned", "on_revoked", "on_lost"):
+            callback = getattr(self, name)
+            if callback is not None and not callable(callback):
+                raise ConfigurationError(f"{name} is {callback!r}", advice="It takes a function of one Rebalance")
+        for name in ("flush_timeout", "close_timeout"):
+            _check_seconds(name, getattr(self, name), none=False)
+        for name in ("commit_interval", "stop_when_idle"):
+            _check_seconds(name, getattr(self, name), none=True)
+        _check_count("commit_every", self.commit_every, none=True)
+        for name in ("max_buffered", "max_buffered_bytes"):
+            _check_count(name, getattr(self, name), none=False)
+        longest = self.settings.max_poll_interval_ms / 1000 - 2 * COMMIT_SECONDS
+        if self.flush_timeout > longest:
+            raise ConfigurationError(
+                f"flush_timeout is {self.flush_timeout:g}, and a release waits for {longest:g} s at most, since "
+                f"max_poll_interval_ms is {self.settings.max_poll_interval_ms}",
+                advice=f"Give {longest:g} or less, or raise max_poll_interval_ms",
+            )
+
+
+def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSettings:
+    """The settings of the bus with some of them replaced.
+
+    :raises UnknownSetting: one is no setting of a consumer.
+    :raises InvalidSetting: a value cannot be used.
+    """
+    if not options:
+        return settings
+    fields = type(settings).model_fields
+    known = {name for name in fields if name in _OTHERS or name.replace("_", ".") in CONSUMER_PROPERTIES}
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            mend = f"Did you mean {near[0]!r}?" if near else "It takes the settings of KafkaSettings for consumers"
+            if name in fields:
+                mend = "Give it to the bus, whose connection all its consumers share"
+            raise UnknownSetting(f"A group consumer has no option {name!r}", advice=mend)
+    changed = dict(options)
+    if isinstance(changed.get("properties"), Mapping):
+        changed["properties"] = {**settings.properties, **changed["properties"]}
+    return type(settings)(**{name: getattr(settings, name) for name in fields} | changed)
+
+
+def _check_start(start: GroupStart) -> GroupStart:
+    if isinstance(start, (str, datetime)) or not isinstance(start, Mapping):
+        return check_start(start)
+    found: dict[TopicPartition, int] = {}
+    for key, position in start.items():
+        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and is_whole(key[1])):
+            raise ConfigurationError(
+                f"start has the key {key!r}", advice="It takes TopicPartition(topic, partition) as keys"
+            )
+        if not is_whole(position) or position < 0:
+            raise ConfigurationError(
+                f"start of {key[0]!r}[{key[1]}] is {position!r}", advice="It takes the next offset to read, 0 or more"
+            )
+        found[TopicPartition(*key)] = position
+    return found
+
+
+def _check_seconds(name: str, value: object, *, none: bool) -> None:
+    if not ((value is None and none) or (is_finite(value) and value > 0)):
+        raise ConfigurationError(
+            f"{name} is {value!r}", advice=f"It takes seconds above 0{', or None' if none else ''}"
+        )
+
+
+def _check_count(name: str, value: object, *, none: bool) -> None:
+    if not ((value is None and none) or (is_whole(value) and value >= 1)):
+        raise ConfigurationError(
+            f"{name} is {value!r}", advice=f"It takes an int of 1 or more{', or None' if none else ''}"
+        )

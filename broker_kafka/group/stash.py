@@ -1,0 +1,98 @@
+"""`OffsetStash`: marks that are collected apart from a consumer, and applied to it later all at once.
+
+For work in stages: collect while records are handled, apply when their results are safe. Not shared between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from broker.errors import ConfigurationError
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.offsets.protocol import StoredOffset, check_positions
+
+__all__ = ["OffsetStash", "Stashed", "check_position"]
+
+
+class Stashed(NamedTuple):
+    """What is kept of a partition; `generation` is that of the record it came from, None for one given by name."""
+
+    position: StoredOffset
+    generation: int | None
+
+
+class OffsetStash:
+    """One position for each partition: `mark` keeps the largest, `reset` the smallest.
+
+    Give it to `GroupConsumer.mark_stashed` or `GroupConsumer.reset_stashed`, which empty it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[TopicPartition, Stashed] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def mark(self, record: Record[Any], metadata: str = "") -> None:
+        """This record and every lower offset of its partition is done."""
+        place = TopicPartition(record.topic, record.partition)
+        self._mark(place, Stashed(StoredOffset(record.offset + 1, metadata), record.generation))
+
+    def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
+        """Every offset below `position`, the next to read, is done.
+
+        :raises ConfigurationError: the position cannot be one.
+        """
+        place = TopicPartition(topic, partition)
+        self._mark(place, Stashed(check_position(place, position, metadata), None))
+
+    def reset(self, record: Record[Any], metadata: str = "") -> None:
+        """This record is the last that is done."""
+        place = TopicPartition(record.topic, record.partition)
+        self._reset(place, Stashed(StoredOffset(record.offset + 1, metadata), record.generation))
+
+    def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
+        """`position` is the next to read.
+
+        :raises ConfigurationError: the position cannot be one.
+        """
+        place = TopicPartition(topic, partition)
+        self._reset(place, Stashed(check_position(place, position, metadata), None))
+
+    def positions(self) -> Mapping[TopicPartition, StoredOffset]:
+        """What is kept, by partition."""
+        return {place: kept.position for place, kept in self._kept.items()}
+
+    def drain(self) -> dict[TopicPartition, Stashed]:
+        """Take everything out."""
+        kept, self._kept = self._kept, {}
+        return kept
+
+    def _mark(self, place: TopicPartition, new: Stashed) -> None:
+        old = self._kept.get(place)
+        if old is None or _newer(new, old) or new.position.offset > old.position.offset:
+            self._kept[place] = new
+
+    def _reset(self, place: TopicPartition, new: Stashed) -> None:
+        old = self._kept.get(place)
+        if old is None or _newer(new, old) or new.position.offset < old.position.offset:
+            self._kept[place] = new
+
+
+def check_position(place: TopicPartition, position: int, metadata: str) -> StoredOffset:
+    """The position as stores take it.
+
+    :raises ConfigurationError: it is no whole number of 0 or more, or the metadata is no text.
+    """
+    stored = StoredOffset(position, metadata)
+    if not isinstance(place.topic, str) or not place.topic:
+        raise ConfigurationError(f"The topic is {place.topic!r}", advice="It takes a topic's name")
+    check_positions({place: stored})
+    return stored
+
+
+def _newer(new: Stashed, old: Stashed) -> bool:
+    """Whether the old one is of an assignment that is over."""
+    return new.generation is not None and old.generation is not None and new.generation > old.generation

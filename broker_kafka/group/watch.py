@@ -1,0 +1,108 @@
+"""Keeps a member subscribed to the topics there are: new ones that match a pattern, and not those that were deleted.
+
+*Concurrency.* One task on the loop, asleep between two looks. *Failure.* A look that fails is repeated at the next
+turn, and nothing changes meanwhile. An explicit topic that is gone ends the consumer, with TopicNotFound; one that a
+pattern found is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from broker.errors import BrokerError, TopicNotFound
+from broker.hooks import logger
+from broker.spi import TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.group.topics import Subscription
+from broker_kafka.positions import partitions_of
+
+__all__ = ["TopicWatch"]
+
+
+class TopicWatch:
+    """:param interval: seconds between two looks; only patterns need them.
+    :param subscribe: is told the topics when they change.
+    :param failed: is told that an explicit topic is gone.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: Subscription,
+        *,
+        interval: float,
+        subscribe: Callable[[Sequence[str]], Awaitable[object]],
+        failed: Callable[[BrokerError], None],
+    ) -> None:
+        self._connection = connection
+        self._subscription = subscription
+        self._interval = interval
+        self._subscribe = subscribe
+        self._failed = failed
+        self._look_now = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.topics: list[str] = []
+        """What is subscribed to."""
+
+    async def open(self) -> list[TopicPartition]:
+        """Find the topics, which are subscribed to by `start`; their partitions.
+
+        :raises TopicNotFound: an explicit topic does not exist.
+        :raises BrokerError: the brokers do not tell.
+        """
+        self.topics = await self._find()
+        found: list[TopicPartition] = []
+        for topic in self.topics:
+            try:
+                found += await partitions_of(self._connection, topic)
+            except TopicNotFound:
+                # Deleted since the list was made; the next look leaves it out.
+                if topic in self._subscription.names:
+                    raise
+        return found
+
+    async def start(self) -> None:
+        """Subscribe, and watch."""
+        await self._subscribe(self.topics)
+        self._task = asyncio.create_task(self._run(), name="broker-kafka-topics")
+
+    def look(self) -> None:
+        """Look at once: a topic seems to be gone."""
+        self._look_now.set()
+
+    async def stop(self) -> None:
+        """End the watching."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._interval if self._subscription.patterns else None):
+                    await self._look_now.wait()
+            except TimeoutError:
+                pass
+            self._look_now.clear()
+            try:
+                await self._check()
+            except TopicNotFound as error:
+                self._failed(error)
+            except BrokerError as error:
+                logger.warning("The topics of %s could not be looked at: %s", self._subscription, error)
+
+    async def _check(self) -> None:
+        found = await self._find()
+        for topic in self._subscription.names:
+            await partitions_of(self._connection, topic)
+        if found != self.topics:
+            self.topics = found
+            await self._subscribe(found)
+
+    async def _find(self) -> list[str]:
+        if not self._subscription.patterns:
+            return self._subscription.matching(())
+        timeout = self._connection.settings.request_timeout
+        answer = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
+        return self._subscription.matching([name for name, found in answer.topics.items() if found.error is None])

@@ -1,0 +1,65 @@
+"""Group consumers as tests open them: on a bus of their own, in each group protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from broker.bus import connect
+from broker_kafka.group import GroupConsumer
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import SECONDS, produce
+
+__all__ = ["PROTOCOLS", "eventually", "fill", "new_group", "opened", "options_of", "values_of"]
+
+PROTOCOLS = ["cooperative-sticky", "range", "roundrobin", "consumer"]
+"""Three strategies of the classic protocol, and KIP-848."""
+
+
+def options_of(protocol: str) -> dict[str, Any]:
+    """The options of a consumer in this protocol, which finds out quickly that a member is gone."""
+    if protocol == "consumer":
+        return {"group_protocol": "consumer"}
+    return {
+        "group_protocol": "classic",
+        "partition_assignment_strategy": (protocol,),
+        "session_timeout_ms": 6000,
+        "heartbeat_interval_ms": 200,
+    }
+
+
+def new_group() -> str:
+    return f"group-{uuid.uuid4().hex[:12]}"
+
+
+@asynccontextmanager
+async def opened(server: KafkaServer, topics: Any, group: str, **options: Any) -> AsyncGenerator[GroupConsumer]:
+    """A group consumer on a bus of its own."""
+    async with connect(server.url) as bus, GroupConsumer(bus, topics, group=group, **options) as consumer:
+        yield consumer
+
+
+async def eventually(look: Callable[[], Any], seconds: float = 2 * SECONDS) -> Any:
+    """What `look` finds, once that is true."""
+    until = asyncio.get_running_loop().time() + seconds
+    while not (found := look()):
+        assert asyncio.get_running_loop().time() < until, "it did not become true in time"
+        await asyncio.sleep(0.02)
+    return found
+
+
+def values_of(partition: int, count: int, begin: int = 0) -> list[bytes]:
+    return [b"%d/%d" % (partition, number) for number in range(begin, begin + count)]
+
+
+async def fill(server: KafkaServer, topic: str, partitions: int, count: int, begin: int = 0) -> None:
+    """Write `count` records into each partition: its number, a slash and the record's."""
+
+    def write() -> None:
+        for partition in range(partitions):
+            produce(server.bootstrap, topic, values_of(partition, count, begin), partition=partition)
+
+    await asyncio.to_thread(write)
