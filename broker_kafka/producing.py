@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeout, TopicNotFound
+from broker.errors import BrokerError, Closed
 from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_kafka.errors import configuration_error, kafka_error, translate
@@ -29,6 +29,7 @@ from broker_kafka.headers import encode_headers, encode_time
 from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
+from broker_kafka.publish_errors import not_sent, publish_error, unknown_fate
 from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
 
 __all__ = ["ProducerThread"]
@@ -140,7 +141,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             call = backlog[0]
             room = self._window - reports.missing
             if call.deadline < monotonic():
-                self._fail_rest(call, self._not_sent(call.topic))
+                self._fail_rest(call, not_sent(call.topic, self._timeout, self._trouble))
             elif room <= 0 or not self._produce_page(client, call, room):
                 return
             if call.next == len(call.messages):
@@ -198,7 +199,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
                 # From here on the client has taken none.
                 return self._refused(client, call, error)
             else:
-                self._fail_next(call, self._translated(error, call))
+                self._fail_next(call, self._translated(error, call, call.next))
         return True
 
     def _produce_singly(
@@ -259,7 +260,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             except (BrokerError, KafkaException) as failure:
                 return self._no_topic(call, failure)
         else:
-            self._fail_next(call, self._translated(error, call))
+            self._fail_next(call, self._translated(error, call, call.next))
         return True
 
     def _fail_next(self, call: PublishCall, error: BrokerError) -> None:
@@ -315,21 +316,11 @@ class ProducerThread(OwnerThread[ProducerClient]):
             outcomes = call.outcomes
             for index, outcome in enumerate(outcomes):
                 if isinstance(outcome, KafkaError):
-                    outcomes[index] = self._translated(outcome, call)
+                    outcomes[index] = self._translated(outcome, call, index)
         self._post(_settle, calls)
 
-    def _translated(self, error: KafkaError, call: PublishCall) -> BrokerError:
-        what = f"Publishing to {call.topic!r}"
-        code = error.code()
-        if code == KafkaError._DESTROY:
-            return TopicNotFound(f"{what}: the topic was deleted meanwhile", native=KafkaException(error))
-        if code == KafkaError._MSG_TIMED_OUT and self._trouble is not None:
-            return OperationTimeout(f"{what}: no answer in time; {self._trouble.str()}", native=KafkaException(error))
-        if code == KafkaError._PURGE_QUEUE:
-            return ConnectionFailed(f"{what}: it was not sent", native=KafkaException(error))
-        if code == KafkaError._PURGE_INFLIGHT:
-            return self._unknown(call.topic)
-        return translate(error, what)
+    def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
+        return publish_error(error, call.topic, call.messages[index], self._trouble)
 
     # -- ends ----------------------------------------------------------------------------------------------
 
@@ -364,7 +355,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             call.failed = True
             for index in range(call.next):
                 if call.outcomes[index] is UNREPORTED or call.outcomes[index] is None:
-                    call.outcomes[index] = self._unknown(call.topic)
+                    call.outcomes[index] = unknown_fate(call.topic)
             call.left = len(call.messages) - call.next
             if not call.left:
                 self._call_ended(call)
@@ -378,13 +369,6 @@ class ProducerThread(OwnerThread[ProducerClient]):
         call.left -= rest
         if not call.left:
             self._call_ended(call)
-
-    def _not_sent(self, topic: str) -> BrokerError:
-        trouble = "" if self._trouble is None else f"; {self._trouble.str()}"
-        return ConnectionFailed(f"Publishing to {topic!r}: it could not be sent within {self._timeout:g} s{trouble}")
-
-    def _unknown(self, topic: str) -> BrokerError:
-        return OperationTimeout(f"Publishing to {topic!r}: the producer ended while it was sent; its fate is unknown")
 
     # -- what the client tells -----------------------------------------------------------------------------
 

@@ -1,0 +1,48 @@
+"""Why a message was not published, told for that message. Pure functions, safe from any thread."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+
+from broker.errors import BackendError, BrokerError, ConnectionFailed, OperationTimeout, TopicNotFound
+from broker.outbound import OutboundMessage
+from broker_kafka.errors import translate
+
+__all__ = ["not_sent", "publish_error", "unknown_fate"]
+
+
+def publish_error(error: KafkaError, topic: str, message: OutboundMessage, trouble: KafkaError | None) -> BrokerError:
+    """What the client said of one message.
+
+    :param trouble: what it said of the connection since it last delivered something.
+    """
+    what = f"Publishing to {topic!r}"
+    code = error.code()
+    native = KafkaException(error)
+    if code == KafkaError._DESTROY or (code == KafkaError._UNKNOWN_PARTITION and message.partition is None):
+        return TopicNotFound(f"{what}: the topic was deleted meanwhile", native=native)
+    if code == KafkaError._MSG_TIMED_OUT and trouble is not None:
+        return OperationTimeout(f"{what}: no answer in time; {trouble.str()}", native=native)
+    if code == KafkaError._INVALID_DIFFERENT_RECORD:
+        return BackendError(
+            f"{what}: the broker refused another message of its batch, and all of the batch with it",
+            retriable=True,
+            native=native,
+            advice="Publish it again",
+        )
+    if code == KafkaError._PURGE_QUEUE:
+        return ConnectionFailed(f"{what}: it was not sent", native=native)
+    if code == KafkaError._PURGE_INFLIGHT:
+        return unknown_fate(topic)
+    return translate(error, what)
+
+
+def not_sent(topic: str, seconds: float, trouble: KafkaError | None) -> BrokerError:
+    """The client could not be given it in time."""
+    detail = "" if trouble is None else f"; {trouble.str()}"
+    return ConnectionFailed(f"Publishing to {topic!r}: it could not be sent within {seconds:g} s{detail}")
+
+
+def unknown_fate(topic: str) -> BrokerError:
+    """The client ended before it told."""
+    return OperationTimeout(f"Publishing to {topic!r}: the producer ended while it was sent; its fate is unknown")

@@ -1,0 +1,379 @@
+"""Publishing to a real broker: what a receipt says, what each failure is, and what happens when it goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import (
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    OperationTimeout,
+    PublishError,
+    TopicNotFound,
+)
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker_kafka.producing import ProducerThread
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, read_all
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with broker.connect(kafka.url) as bus:
+        yield bus
+
+
+def settings_of(kafka: KafkaServer, **values: Any) -> KafkaSettings:
+    return KafkaSettings(servers=(kafka.bootstrap,), **values)
+
+
+def numbered(count: int, **more: Any) -> list[OutboundMessage]:
+    return [OutboundMessage(b"%d" % number, **more) for number in range(count)]
+
+
+def failures(raised: PublishError) -> dict[int, BrokerError]:
+    return {index: each for index, each in enumerate(raised.outcomes) if isinstance(each, BrokerError)}
+
+
+# -- receipts ----------------------------------------------------------------------------------------------
+
+
+async def test_receipt_has_partition_offset_and_time(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=3)
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    receipts = await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % n, b"%d" % n) for n in range(2500)])
+    after = datetime.now(UTC)
+    for partition in range(3):
+        written = {message.offset(): message for message in read_all(kafka.bootstrap, topic, partition)}
+        mine = [(n, receipt) for n, receipt in enumerate(receipts) if receipt.partition == partition]
+        assert len(written) == len(mine)
+        for number, receipt in mine:
+            assert receipt.time is not None
+            assert before <= receipt.time <= after
+            message = written[receipt.offset]
+            assert message.value() == b"%d" % number
+            assert message.timestamp()[1] == receipt.timestamp
+
+
+async def test_receipt_tells_the_time_that_is_kept(bus: Bus, make_topic: MakeTopic) -> None:
+    long_ago = datetime.now(UTC).replace(microsecond=5000) - timedelta(hours=1)
+    mine, theirs = make_topic(), make_topic(config={"message.timestamp.type": "LogAppendTime"})
+    assert (await bus.topic(mine).publish(OutboundMessage(b"", publish_time=long_ago))).time == long_ago
+    appended = (await bus.topic(theirs).publish(OutboundMessage(b"", publish_time=long_ago))).time
+    assert appended is not None
+    assert appended > long_ago + timedelta(minutes=59)
+
+
+async def test_all_parts_of_a_message_are_written(bus: Bus, kafka: KafkaServer, topic: str) -> None:
+    moment = datetime(2026, 11, 21, 12, 0, 0, 123000, tzinfo=UTC)
+    await bus.topic(topic).publish_batch(
+        [
+            OutboundMessage(b"body", b"key", {"a": "ä"}, publish_time=moment),
+            OutboundMessage(None, b"key"),
+            OutboundMessage(b"", b""),
+            OutboundMessage(b"x", id="mine"),
+        ]
+    )
+    full, tombstone, empty, named = read_all(kafka.bootstrap, topic)
+    assert (full.value(), full.key(), full.headers()) == (b"body", b"key", [("a", "ä".encode())])
+    assert full.timestamp()[1] == int(moment.timestamp() * 1000)
+    assert (tombstone.value(), tombstone.key(), tombstone.headers()) == (None, b"key", None)
+    assert (empty.value(), empty.key()) == (b"", b"")
+    assert named.headers() == [("anybroker-id", b"mine")]
+
+
+async def test_without_receipts_everything_is_there(bus: Bus, kafka: KafkaServer, topic: str) -> None:
+    plain, rich = numbered(2200), numbered(1200, attributes={"a": "b"})
+    await bus.topic(topic).publish_all([*plain, *rich, *plain[:10]])
+    written = [message.value() for message in read_all(kafka.bootstrap, topic)]
+    assert written == [message.data for message in (*plain, *rich, *plain[:10])]
+
+
+async def test_calls_of_one_key_keep_their_order(bus: Bus, kafka: KafkaServer, topic: str) -> None:
+    calls = [bus.topic(topic).publish_all([OutboundMessage(b"%d" % (n * 7 + m)) for m in range(7)]) for n in range(100)]
+    await asyncio.gather(*calls)
+    assert [int(message.value() or b"") for message in read_all(kafka.bootstrap, topic)] == list(range(700))
+
+
+# -- failures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+@pytest.mark.parametrize("attributes", [None, {"a": "b"}])
+async def test_each_fate_is_told(
+    bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, receipts: bool, attributes: dict[str, str] | None
+) -> None:
+    # A compacted topic refuses messages without a key; those of one partition fail together, the others do not.
+    topic = make_topic(partitions=2, config={"cleanup.policy": "compact"})
+    messages = [
+        OutboundMessage(b"%d" % (n % 40), None if n % 3 == 0 else b"abc", attributes, partition=n % 3 % 2)
+        if attributes
+        else OutboundMessage(b"%d" % (n % 40), None if n % 3 == 0 else b"abc")
+        for n in range(300)
+    ]
+    publish = bus.topic(topic).publish_batch if receipts else bus.topic(topic).publish_all
+    with pytest.raises(PublishError) as raised:
+        await publish(messages)
+    failed = failures(raised.value)
+    for index, error in failed.items():
+        if messages[index].key is None:
+            assert (type(error), error.retriable) == (InvalidMessage, False)
+        else:
+            assert error.retriable  # it was only in bad company
+    assert {index for index, message in enumerate(messages) if message.key is None} <= failed.keys()
+    there = Counter(
+        (message.key(), message.value()) for number in range(2) for message in read_all(kafka.bootstrap, topic, number)
+    )
+    told = Counter((message.key, message.data) for index, message in enumerate(messages) if index not in failed)
+    assert there == told
+    rest = [outcome for index, outcome in enumerate(raised.value.outcomes) if index not in failed]
+    assert all(isinstance(outcome, Receipt) if receipts else outcome is None for outcome in rest)
+
+
+async def test_what_the_topic_does_not_take_is_too_large(bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    with pytest.raises(MessageTooLarge, match=topic) as raised:
+        await bus.topic(topic).publish(b"x" * 3000)
+    assert not raised.value.retriable
+    await bus.topic(topic).publish(b"x" * 1000)
+
+
+async def test_what_the_client_does_not_take_is_too_large(kafka: KafkaServer, topic: str) -> None:
+    config = settings_of(kafka, message_max_bytes=2000).client_config("producer")
+    thread = ProducerThread(config)
+    await thread.start()
+    sizes = [10, 3000, 10, 3000, 3000, 10]
+    for attributes in (None, {"a": "b"}):
+        for receipts in (True, False):
+            outcomes = await thread.publish(
+                topic, [OutboundMessage(b"x" * size, None, attributes) for size in sizes], receipts=receipts
+            )
+            assert [isinstance(outcome, MessageTooLarge) for outcome in outcomes] == [size > 10 for size in sizes]
+    await thread.stop(5)
+    assert len(read_all(kafka.bootstrap, topic)) == 4 * 3
+
+
+async def test_missing_topic_is_told_soon_and_may_come_later(bus: Bus, admin: RawAdmin) -> None:
+    name = f"late-{time.time_ns()}"
+    for attempt in range(2):
+        begun = time.monotonic()
+        with pytest.raises(TopicNotFound, match=name):
+            await bus.topic(name).publish_batch(numbered(3))
+        assert time.monotonic() - begun < (5 if attempt == 0 else 1)
+    admin.make_topic(name)
+    assert len(await bus.topic(name).publish_batch(numbered(3))) == 3
+
+
+async def test_deleted_topic_is_not_found(bus: Bus, admin: RawAdmin, topic: str) -> None:
+    await bus.topic(topic).publish(b"x")
+    admin.delete_topic(topic)
+    with pytest.raises(TopicNotFound):
+        for _ in range(100):
+            await bus.topic(topic).publish(b"x")
+            await asyncio.sleep(0.02)
+    admin.make_topic(topic)
+    receipt = await bus.topic(topic).publish(b"x")
+    assert receipt.offset == 0
+
+
+async def test_partition_that_is_not_there(bus: Bus, admin: RawAdmin, topic: str) -> None:
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(topic).publish_batch([OutboundMessage(b"0", partition=n) for n in (0, 1, 0)])
+    assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
+    admin.add_partitions(topic, 2)
+    admin.wait_for_leaders(topic, 2)
+    assert (await bus.topic(topic).publish(OutboundMessage(b"1", partition=1))).partition == 1
+
+
+async def test_producer_with_a_fatal_error_is_replaced(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    compacted, other = make_topic(config={"cleanup.policy": "compact"}), make_topic()
+    settings = settings_of(kafka, properties={"enable.gapless.guarantee": "true"})
+    async with broker.connect(settings) as bus:
+        for _ in range(3):
+            # With that property, a message that the broker refuses leaves a gap, which is fatal to the client.
+            with pytest.raises(InvalidMessage):
+                await bus.topic(compacted).publish(b"no key")
+            outcomes = await asyncio.gather(
+                *(bus.topic(other).publish_batch(numbered(300)) for _ in range(4)), return_exceptions=True
+            )
+            assert all(isinstance(outcome, list) or outcome.retriable for outcome in outcomes)  # type: ignore[union-attr]
+            assert len(await bus.topic(other).publish_batch(numbered(300))) == 300
+
+
+# -- flow --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [{"queue_buffering_max_messages": 100}, {"publish_window": 100}])
+async def test_a_small_queue_makes_callers_wait(kafka: KafkaServer, topic: str, bound: dict[str, int]) -> None:
+    async with broker.connect(settings_of(kafka, **bound)) as bus:
+        calls = [bus.topic(topic).publish_batch(numbered(1500)), bus.topic(topic).publish_all(numbered(1500))]
+        calls += [bus.topic(topic).publish_batch(numbered(700, attributes={"a": "b"}))]
+        await asyncio.gather(*calls)
+    written = [int(message.value() or b"") for message in read_all(kafka.bootstrap, topic)]
+    assert written == [*range(1500), *range(1500), *range(700)]
+
+
+async def test_single_messages_do_not_linger(bus: Bus, kafka: KafkaServer, topic: str) -> None:
+    async with broker.connect(settings_of(kafka, linger_ms=40)) as patient:
+        times: dict[Bus, list[float]] = {bus: [], patient: []}
+        for each, took in times.items():
+            for _ in range(20):
+                begun = time.perf_counter()
+                await each.topic(topic).publish(b"x")
+                took.append(time.perf_counter() - begun)
+    assert min(times[bus]) < 0.004
+    assert min(times[patient]) > 0.03
+
+
+async def test_idle_producer_sleeps(kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = 0
+    poll = ProducerThread._poll
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        nonlocal polls
+        polls += 1
+        poll(*args, **kwargs)
+
+    async with broker.connect(kafka.url) as bus:
+        await bus.topic(topic).publish(b"x")
+        monkeypatch.setattr(ProducerThread, "_poll", counted)
+        await asyncio.sleep(1.2)
+    assert polls <= 4
+
+
+# -- a broker that goes away -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own() -> Iterator[KafkaServer]:
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_topic(own: KafkaServer) -> str:
+    return RawAdmin(own.bootstrap).make_topic(partitions=2)
+
+
+@pytest.mark.chaos
+async def test_broker_killed_while_publishing_loses_and_repeats_nothing(own: KafkaServer, own_topic: str) -> None:
+    confirmed: list[bytes] = []
+    told: list[BrokerError] = []
+    stop = asyncio.Event()
+
+    async def publish(bus: Bus, writer: int) -> None:
+        number = 0
+        while not stop.is_set():
+            batch = [OutboundMessage(b"%d %d" % (writer, number + n), b"%d" % writer) for n in range(50)]
+            number += 50
+            try:
+                await bus.topic(own_topic).publish_batch(batch)
+                confirmed.extend(message.data or b"" for message in batch)
+            except PublishError as error:
+                told.extend(failures(error).values())
+                return
+
+    async with broker.connect(own.url) as bus:
+        writers = [asyncio.create_task(publish(bus, writer)) for writer in range(4)]
+        for _ in range(2):
+            wanted = len(confirmed) + 2000
+            while len(confirmed) < wanted:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(own.kill)
+            await asyncio.to_thread(own.start)
+        wanted = len(confirmed) + 2000
+        while len(confirmed) < wanted and not all(writer.done() for writer in writers):
+            await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.gather(*writers)
+    assert told == []
+    written = [message.value() or b"" for number in range(2) for message in read_all(own.bootstrap, own_topic, number)]
+    assert Counter(written) == Counter(confirmed)
+    for writer in range(4):
+        numbers = [int(body.split()[1]) for body in written if body.startswith(b"%d " % writer)]
+        assert numbers == sorted(numbers)
+
+
+@pytest.mark.chaos
+async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> None:
+    """Memory is bounded, failures come in time, and close has its deadline."""
+    settings = settings_of(own, message_timeout_ms=1500, publish_window=1000)
+    async with broker.connect(settings) as bus:
+        await bus.topic(own_topic).publish(b"before")
+        own.pause()
+        try:
+            begun = time.monotonic()
+            calls = [bus.topic(own_topic).publish_batch(numbered(800, attributes={"n": str(n)})) for n in range(3)]
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            took = time.monotonic() - begun
+        finally:
+            own.resume()
+        assert 1 < took < 8
+        for outcome in outcomes:
+            assert isinstance(outcome, PublishError)
+            assert all(error.retriable for error in failures(outcome).values())
+            kinds = {type(error) for error in failures(outcome).values()}
+            assert kinds <= {OperationTimeout, ConnectionFailed}
+        assert (await bus.topic(own_topic).publish(b"after")).offset is not None
+
+
+@pytest.mark.chaos
+async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
+    thread = ProducerThread(settings_of(own).client_config("producer"))
+    await thread.start()
+    await thread.publish(own_topic, numbered(1))
+    own.pause()
+    try:
+        calls = [asyncio.create_task(thread.publish(own_topic, numbered(30, attributes={"a": "b"}))) for _ in range(3)]
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        assert await thread.stop(2.0)
+        assert time.monotonic() - begun < 3.0
+        for call in calls:
+            outcomes = await call
+            assert all(isinstance(outcome, OperationTimeout | ConnectionFailed) for outcome in outcomes)
+    finally:
+        own.resume()
+    with pytest.raises(Closed):
+        await thread.publish(own_topic, numbered(1))
+
+
+@pytest.mark.chaos
+async def test_close_delivers_what_is_on_the_way(own: KafkaServer, own_topic: str) -> None:
+    thread = ProducerThread(settings_of(own).client_config("producer"))
+    await thread.start()
+    await thread.publish(own_topic, numbered(1))
+    os.kill(own.process_id, signal.SIGSTOP)
+    calls = [asyncio.create_task(thread.publish(own_topic, numbered(30))) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    stopping = asyncio.create_task(thread.stop(20.0))
+    await asyncio.sleep(0.2)
+    os.kill(own.process_id, signal.SIGCONT)
+    assert await stopping
+    outcomes = [outcome for call in calls for outcome in await call]
+    assert len(outcomes) == 90
+    assert all(isinstance(outcome, Receipt) for outcome in outcomes)
+
+
+async def test_a_setting_that_the_client_refuses(kafka: KafkaServer) -> None:
+    thread = ProducerThread({**settings_of(kafka).client_config("producer"), "batch.size": "soon"})
+    with pytest.raises(BrokerError, match=r"batch\.size"):
+        await thread.start()
+    assert isinstance(thread.failure, BrokerError)
