@@ -37,7 +37,7 @@ _ASK_AGAIN: Final = 0.2
 
 _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
-_WRONG_LISTENER: Final = ("security.protocol", "broker listener?", "SSL handshake failed")
+_WRONG_LISTENER: Final = ("security.protocol", "broker listener?", "SSL handshake failed", "certificate verify failed")
 
 
 class _AdminThread(OwnerThread[AdminClient]):
