@@ -3,13 +3,16 @@
 A key's lane is open while its head is handed over and unsettled; a failed head blocks its own lane only.
 No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
 comes for a full lane is given back, and later messages of that key with it, until those come again in
-their order. Messages without a key are unordered. Pure but for the clock it is given; used on one event loop.
+their order. Messages without a key are unordered. What waits behind another of its key is handed over, once
+that is settled, by the time of its arrival, so that the last of many does not queue once for each before it; every
+second hand-over is for a key that had nothing to wait for. Pure but for the clock it is given; used on one event loop.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
@@ -33,11 +36,14 @@ class _Spilled:
 
 
 class _Lane:
-    __slots__ = ("began", "head", "numbers", "pace", "spilled", "waiting")
+    __slots__ = ("arrival", "arrivals", "began", "head", "numbers", "pace", "spilled", "waiting")
 
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
+        self.arrival = 0
         self.waiting: deque[Message[Any]] = deque()
+        self.arrivals: deque[int] = deque()
+        """Of each that waits, when it arrived; `arrival` is that of the head."""
         self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
         self.numbers = count()
         self.began = 0.0
@@ -72,6 +78,10 @@ class Lanes:
         self._clock = clock
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
+        self._following: list[tuple[int, int, _Lane]] = []
+        """A heap of the lanes whose next message waited for another: its arrival, a number that breaks ties."""
+        self._turn_of_following = False
+        self._numbers = count()
 
     def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
         return [(message, delay) for message in messages if (delay := self._put(message)) is not None]
@@ -90,6 +100,7 @@ class Lanes:
         elif self._share is not None and lane.held >= self._share:
             return lane.spill(message.id, self._clock())
         lane.waiting.append(message)
+        lane.arrivals.append(next(self._numbers))
         if lane.head is None and len(lane.waiting) == 1:
             self._ready.append(lane)
         return None
@@ -101,7 +112,8 @@ class Lanes:
             return
         lane.head = None
         lane.waiting.appendleft(message)
-        self._ready.append(lane)
+        lane.arrivals.appendleft(lane.arrival)
+        self._follow(lane)
 
     def replace(self, message: Message[Any], copy: Message[Any]) -> None:
         lane = self._lane(message)
@@ -109,12 +121,15 @@ class Lanes:
             lane.head = copy
 
     def take(self) -> Message[Any] | None:
-        while self._ready:
-            entry = self._ready.popleft()
+        while self._ready or self._following:
+            following = bool(self._following) and (self._turn_of_following or not self._ready)
+            self._turn_of_following = not following
+            entry = heappop(self._following)[-1] if following else self._ready.popleft()
             if not isinstance(entry, _Lane):
                 return entry
             if entry.head is None and entry.waiting:
                 entry.head = entry.waiting.popleft()
+                entry.arrival = entry.arrivals.popleft()
                 entry.began = self._clock()
                 return entry.head
         return None
@@ -127,7 +142,7 @@ class Lanes:
         took = self._clock() - lane.began
         lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
         if lane.waiting:
-            self._ready.append(lane)
+            self._follow(lane)
         else:
             self._forget_if_idle(message, lane)
 
@@ -143,6 +158,7 @@ class Lanes:
             lane.head = None
         followers = list(lane.waiting)
         lane.waiting.clear()
+        lane.arrivals.clear()
         now = self._clock()
         # The broker delivers the whole lane again: it is let in only from its first message on.
         earlier, lane.spilled = lane.spilled, OrderedDict()
@@ -161,11 +177,16 @@ class Lanes:
         for lane in self._lanes.values():
             messages.extend(lane.waiting)
             lane.waiting.clear()
+            lane.arrivals.clear()
         self._ready.clear()
+        self._following.clear()
         return messages
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._ready) + len(self._following)
+
+    def _follow(self, lane: _Lane) -> None:
+        heappush(self._following, (lane.arrivals[0], next(self._numbers), lane))
 
     def _lane(self, message: Message[Any]) -> _Lane | None:
         key = message.key

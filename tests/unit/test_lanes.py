@@ -119,6 +119,42 @@ def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ev
     assert lanes.put_all([make("3", b"k")]) == []
 
 
+def test_what_waited_behind_its_key_does_not_queue_again_behind_all_others() -> None:
+    lanes = Lanes(None, lambda: 0.0)
+    lanes.put_all([make(f"first-{n}", b"first") for n in range(5)])
+    lanes.put_all([make(str(n), b"%d" % n) for n in range(1000)])
+    order: list[str] = []
+    while (message := lanes.take()) is not None:
+        order.append(message.id)
+        lanes.done(message)
+    assert [order.index(f"first-{n}") for n in range(5)] == [0, 1, 3, 5, 7]
+
+
+def test_of_all_that_waited_behind_their_keys_the_oldest_comes_first() -> None:
+    lanes = Lanes(None, lambda: 0.0)
+    lanes.put_all([make(f"{key}-{n}", key.encode()) for n in range(3) for key in ("a", "b", "c")])
+    heads = {message.id[0]: message for message in (lanes.take(), lanes.take(), lanes.take()) if message is not None}
+    lanes.done(heads["c"])
+    lanes.done(heads["b"])
+    lanes.put_again(heads["a"])
+    order: list[str] = []
+    while (message := lanes.take()) is not None:
+        order.append(message.id)
+        lanes.done(message)
+    assert order == ["a-0", "a-1", "b-1", "c-1", "a-2", "b-2", "c-2"]
+
+
+def test_a_deep_lane_leaves_every_second_turn_to_other_keys() -> None:
+    lanes = Lanes(None, lambda: 0.0)
+    lanes.put_all([make(str(n), b"hot") for n in range(100)])
+    lanes.put_all([make(f"cold-{n}", b"cold-%d" % n) for n in range(3)])
+    order: list[str] = []
+    while (message := lanes.take()) is not None:
+        order.append(message.id)
+        lanes.done(message)
+    assert max(order.index(f"cold-{n}") for n in range(3)) <= 6
+
+
 def test_messages_without_a_key_do_not_wait_for_each_other() -> None:
     lanes = Lanes(1, lambda: 0.0)
     assert list(lanes.put_all([make("1", None), make("2", None)])) == []
