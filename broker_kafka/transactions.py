@@ -2,8 +2,8 @@
 
 *Concurrency.* A producer of its own, with its thread, per transactional id; one transaction at a time, in which
 `publish` may be called any number of times at once. *Cancellation.* A cancelled call leaves what has begun to the
-thread. *Failure.* Retriable trouble is repeated here, for at most the transaction's timeout. What the broker undid
-because it was open for too long, or what must be undone, is `TransactionAborted`, or an error after which `abort`
+thread. *Failure.* Retriable trouble is repeated here, for half a minute or the transaction's timeout. What the broker
+undid because it was open for too long, or what must be undone, is `TransactionAborted`, or an error after which `abort`
 succeeds; the publisher goes on, after a time-out with a new producer of the same id. A producer that another of its id
 has fenced is dead: `TransactionFatal`. The broker says the same of both; what had been open for longer than
 `transaction_timeout_ms` counts as timed out.
@@ -35,6 +35,8 @@ __all__ = ["KafkaTransaction"]
 _SLICE: Final = 0.5
 """Seconds of one attempt in the thread, which has to poll now and then."""
 _PAUSE: Final = 0.05
+_PATIENCE: Final = 30.0
+"""Seconds for which retriable trouble is repeated, or the transaction's timeout if that is longer."""
 _MARKERS: Final = 0.0015
 """Seconds from the end of a transaction to the next. The broker writes its markers after the answer, and refuses what
 comes sooner; the client then waits twenty times as long."""
@@ -122,8 +124,8 @@ class KafkaTransaction:
         )
 
     async def commit(self) -> None:
-        self._current()
         try:
+            self._current()
             await self._attempt("commit", lambda producer: producer.commit_transaction(_SLICE))
         except TransactionAborted:
             self._since = None
@@ -224,8 +226,8 @@ class KafkaTransaction:
             raise
 
     async def _repeat(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
-        """Call until it is done, or cannot be; retriable trouble for at most the transaction's timeout."""
-        deadline = monotonic() + self._timeout
+        """Call until it is done, or cannot be."""
+        deadline = monotonic() + max(self._timeout, _PATIENCE)
         while True:
             try:
                 await thread.call(lambda client: function(client.get()))

@@ -1,0 +1,326 @@
+"""Transactions on a real broker: what readers see, where records flow on, who is fenced, and what takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    InvalidSetting,
+    LeaseLost,
+    PublishError,
+    TopicNotFound,
+    TransactionAborted,
+    TransactionFatal,
+)
+from broker.hooks import Hooks
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.spi import RecordSubscription, TopicPartition
+from broker_kafka.backend import KafkaBackend
+from broker_kafka.settings import KafkaSettings
+from broker_kafka.transactions import KafkaTransaction
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, read_all
+
+OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+PATIENCE = 15.0
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with broker.connect(f"{kafka.url}?{OPTIONS}") as bus:
+        yield bus
+
+
+@pytest.fixture
+def name(topic: str) -> str:
+    """A transactional id that nobody used."""
+    return f"tx-{topic}"
+
+
+def numbered(count: int, first: int = 0) -> list[OutboundMessage]:
+    return [OutboundMessage(b"%d" % number, b"%d" % number) for number in range(first, first + count)]
+
+
+def bodies(kafka: KafkaServer, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+    return [message.value() for message in read_all(kafka.bootstrap, topic, isolation=isolation)]
+
+
+async def transaction_of(kafka: KafkaServer, name: str, **values: Any) -> tuple[KafkaBackend, KafkaTransaction]:
+    backend = KafkaBackend(KafkaSettings(servers=(kafka.bootstrap,), **values), Hooks())
+    await backend.open()
+    spi = await backend.transaction(name)
+    assert isinstance(spi, KafkaTransaction)
+    return backend, spi
+
+
+class Listener:
+    """Holds on to nothing when partitions go."""
+
+    def assigned(self, partitions: Any) -> None: ...
+    async def revoking(self, partitions: Any, deadline: float) -> None: ...
+    def lost(self, partitions: Any) -> None: ...
+    def event(self, event: Any) -> None: ...
+
+
+# -- what is seen ------------------------------------------------------------------------------------------
+
+
+async def test_aborted_records_are_written_and_never_seen(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
+    async with bus.transactional_publisher(name) as publisher:
+        for number in range(6):
+            with suppress(ZeroDivisionError):
+                async with publisher.transaction() as tx:
+                    receipts = await tx.publish_batch(topic, numbered(100, number * 100))
+                    assert all(receipt.offset is not None for receipt in receipts)
+                    if number % 2 == 0:
+                        raise ZeroDivisionError
+    wanted = [message.data for number in (1, 3, 5) for message in numbered(100, number * 100)]
+    assert bodies(kafka, topic) == wanted
+    assert len(bodies(kafka, topic, "read_uncommitted")) == 600
+
+
+async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str) -> None:
+    first, second = make_topic(), make_topic()
+    async with bus.transactional_publisher(name) as publisher:
+        with pytest.raises(TransactionAborted):
+            async with publisher.transaction() as tx:
+                await tx.publish(first, b"1")
+                with suppress(TopicNotFound):
+                    await tx.publish("no-such-topic", b"1")
+                await tx.publish(second, b"1")
+        async with publisher.transaction() as tx:
+            await asyncio.gather(tx.publish(first, b"2"), tx.publish(second, b"2"))
+    assert (bodies(kafka, first), bodies(kafka, second)) == ([b"2"], [b"2"])
+
+
+# -- consume, process, produce -----------------------------------------------------------------------------
+
+
+async def test_records_flow_again_at_the_right_offset_after_aborts(
+    bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str
+) -> None:
+    source, sink = make_topic(partitions=2), make_topic()
+    await bus.topic(source).publish_batch(numbered(400))
+    seen = 0
+    attempts = 0
+    async with bus.transactional_publisher(name) as publisher, bus.records(source, group="copier") as log:
+        while seen < 400:
+            attempts += 1
+            with suppress(ZeroDivisionError):
+                async with publisher.transaction(log) as tx:
+                    batch = await log.next_batch(50, timeout=PATIENCE)
+                    assert batch
+                    await tx.publish_batch(sink, [OutboundMessage(record.data) for record in batch])
+                    if attempts % 3 == 0:
+                        raise ZeroDivisionError
+                    seen += len(batch)
+    assert sorted(int(body or b"") for body in bodies(kafka, sink)) == list(range(400))
+    assert len(bodies(kafka, sink, "read_uncommitted")) > 400
+    admin = RawAdmin(kafka.bootstrap)
+    ends = [admin.bounds(source, partition)[1] for partition in range(2)]
+    assert [admin.committed("copier", source, partition).offset for partition in range(2)] == ends
+
+
+async def test_a_partition_that_went_away_undoes_the_transaction(
+    kafka: KafkaServer, make_topic: MakeTopic, name: str
+) -> None:
+    source, sink = make_topic(), make_topic()
+    backend, transaction = await transaction_of(kafka, name)
+    try:
+        await backend.publish_target(source).publish(numbered(3))
+        member = await backend.join(RecordSubscription(topics=[source], group=f"g-{source}"), Listener())
+        while not await member.fetch(10, 1 << 20, 1.0):
+            pass
+        await transaction.begin()
+        assert all(isinstance(outcome, Receipt) for outcome in await transaction.publish(sink, numbered(3)))
+        with pytest.raises(LeaseLost):
+            await transaction.add_offsets(member, {TopicPartition(source, 7): 3})
+        await transaction.abort()
+        await transaction.begin()
+        await transaction.publish(sink, numbered(1, 9))
+        await transaction.add_offsets(member, {TopicPartition(source, 0): 3})
+        await transaction.commit()
+        assert await member.committed([TopicPartition(source, 0)]) == {TopicPartition(source, 0): 3}
+    finally:
+        await backend.close()
+    assert bodies(kafka, sink) == [b"9"]
+
+
+# -- fencing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["begin", "publish", "commit", "abort"])
+async def test_a_zombie_is_fenced_whatever_it_tries(kafka: KafkaServer, topic: str, name: str, step: str) -> None:
+    backend, zombie = await transaction_of(kafka, name)
+    try:
+        await zombie.begin()
+        await zombie.publish(topic, numbered(3))
+        if step == "begin":
+            await zombie.commit()
+        newer = await backend.transaction(name)
+        with pytest.raises(TransactionFatal, match=name):
+            if step == "begin":
+                await zombie.begin()
+            if step in {"begin", "publish"}:
+                outcomes = await zombie.publish(topic, numbered(300))
+                assert all(isinstance(outcome, TransactionFatal) for outcome in outcomes)
+                await zombie.commit()
+            await (zombie.abort() if step == "abort" else zombie.commit())
+        for call in (zombie.begin, zombie.commit, zombie.abort):
+            with pytest.raises(TransactionFatal):
+                await call()
+        await newer.begin()
+        await newer.publish(topic, [OutboundMessage(b"newer")])
+        await newer.commit()
+    finally:
+        await backend.close()
+    assert bodies(kafka, topic) == [*([b"0", b"1", b"2"] if step == "begin" else []), b"newer"]
+
+
+async def test_a_new_publisher_undoes_what_its_dead_predecessor_left_open(
+    kafka: KafkaServer, topic: str, name: str
+) -> None:
+    backend, dead = await transaction_of(kafka, name)
+    await dead.begin()
+    await dead.publish(topic, numbered(3))
+    other, living = await transaction_of(kafka, name)
+    try:
+        await living.begin()
+        await living.publish(topic, [OutboundMessage(b"living")])
+        await living.commit()
+        assert bodies(kafka, topic) == [b"living"]
+    finally:
+        await other.close()
+        await backend.close()
+
+
+async def test_closing_undoes_what_is_open(kafka: KafkaServer, topic: str, name: str) -> None:
+    backend, transaction = await transaction_of(kafka, name)
+    await transaction.begin()
+    await transaction.publish(topic, numbered(3))
+    await transaction.close()
+    await transaction.close()
+    await backend.publish_target(topic).publish([OutboundMessage(b"after")])
+    await backend.close()
+    # A reader of committed data would stand before the three for a minute.
+    assert bodies(kafka, topic) == [b"after"]
+
+
+# -- time --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[KafkaServer]:
+    """A broker that looks for transactions that take too long ten times in a second."""
+    options = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
+    with KafkaServer(options) as server:
+        yield server
+
+
+@pytest.mark.parametrize("step", ["publish", "commit", "abort"])
+async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: KafkaServer, step: str) -> None:
+    topic = RawAdmin(impatient.bootstrap).make_topic()
+    backend, transaction = await transaction_of(impatient, f"slow-{topic}", transaction_timeout_ms=1000)
+    try:
+        await transaction.begin()
+        await transaction.publish(topic, [OutboundMessage(b"slow")])
+        reader = await backend.join(RecordSubscription(topics=[topic], group=f"g-{topic}"), Listener())
+        await backend.publish_target(topic).publish([OutboundMessage(b"other")])
+        # That others read on shows that the broker has undone it.
+        while not (records := await reader.fetch(10, 1 << 20, 1.0)):
+            pass
+        assert [record.data for record in records] == [b"other"]
+        if step == "publish":
+            outcomes = await transaction.publish(topic, [OutboundMessage(b"late")])
+            assert isinstance(outcomes[0], TransactionAborted)
+        if step == "abort":
+            await transaction.abort()
+        else:
+            with pytest.raises(TransactionAborted, match="more than 1 s"):
+                await transaction.commit()
+        await transaction.begin()
+        await transaction.publish(topic, [OutboundMessage(b"again")])
+        await transaction.commit()
+    finally:
+        await backend.close()
+    assert bodies(impatient, topic) == [b"other", b"again"]
+
+
+async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> None:
+    topic = RawAdmin(impatient.bootstrap).make_topic()
+    async with (
+        broker.connect(f"{impatient.url}?transaction_timeout_ms=1000") as bus,
+        bus.transactional_publisher(f"slow-{topic}") as publisher,
+        bus.records(topic, group="readers") as log,
+    ):
+        with pytest.raises(TransactionAborted):
+            async with publisher.transaction() as tx:
+                await tx.publish(topic, b"slow")
+                await bus.topic(topic).publish(b"other")
+                record = await log.next_record(timeout=PATIENCE)
+                assert record is not None
+                assert record.data == b"other"
+        async with publisher.transaction() as tx:
+            await tx.publish(topic, b"again")
+    assert bodies(impatient, topic) == [b"other", b"again"]
+
+
+async def test_a_timeout_that_the_broker_does_not_take(kafka: KafkaServer, name: str) -> None:
+    with pytest.raises(InvalidSetting, match="transaction"):
+        await transaction_of(kafka, name, transaction_timeout_ms=2_000_000_000)
+
+
+@pytest.mark.chaos
+async def test_broker_killed_in_a_transaction() -> None:
+    """It is committed when the broker is back, or undone; never half."""
+    with KafkaServer() as own:
+        topic = RawAdmin(own.bootstrap).make_topic()
+        done: list[int] = []
+        async with broker.connect(own.url) as bus, bus.transactional_publisher("killed") as publisher:
+            for number in range(20):
+                restart = None
+                try:
+                    async with publisher.transaction() as tx:
+                        await tx.publish_batch(topic, numbered(20, number * 20))
+                        if number in {6, 12}:
+                            await asyncio.to_thread(own.kill)
+                            restart = asyncio.create_task(asyncio.to_thread(own.start))
+                        await tx.publish_batch(topic, numbered(20, 10_000 + number * 20))
+                except (TransactionAborted, PublishError):
+                    pass
+                else:
+                    done.append(number)
+                if restart is not None:
+                    await restart
+        assert len(done) >= 18
+        found = bodies(own, topic)
+        wanted = [m.data for n in done for m in (*numbered(20, n * 20), *numbered(20, 10_000 + n * 20))]
+        assert found == wanted
+
+
+async def test_steps_out_of_turn_are_refused(kafka: KafkaServer, topic: str, name: str) -> None:
+    backend, transaction = await transaction_of(kafka, name)
+    try:
+        for call in (transaction.commit(), transaction.publish(topic, numbered(1))):
+            with pytest.raises(BackendError, match="Begin one first"):
+                await call
+        await transaction.abort()
+        await transaction.begin()
+        with pytest.raises(BackendError, match="open already"):
+            await transaction.begin()
+        await transaction.commit()
+    finally:
+        await backend.close()
+    with pytest.raises(BrokerError):
+        await transaction.begin()
