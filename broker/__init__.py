@@ -51,6 +51,7 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
+from broker.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
@@ -62,6 +63,7 @@ from broker.protocols import (
     BatchedRecordIterator,
     BatchedRecordStream,
     Codec,
+    GroupAdmin,
     LogReader,
     MessageIterator,
     MessageStream,
@@ -102,6 +104,8 @@ __all__ = [
     "ConnectionFailed",
     "DecodeError",
     "Envelope",
+    "GroupAdmin",
+    "GroupInfo",
     "Health",
     "InvalidMessage",
     "InvalidName",
@@ -126,6 +130,7 @@ __all__ = [
     "OperationTimeout",
     "OutboundMessage",
     "Outcome",
+    "PositionChange",
     "PublishCapabilities",
     "PublishError",
     "Publisher",

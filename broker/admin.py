@@ -6,12 +6,13 @@ are the classes of `broker.errors`, as the backend reports them. A redrive is de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from broker.checks import is_whole
 from broker.errors import ConfigurationError, Unsupported
+from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.names import check_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
 from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
@@ -92,6 +93,68 @@ class AdminFacade:
         """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
         return await self._spi.lag(check_name(topic, "topic"), check_name(subscription, "subscription"))
 
+    async def groups(self) -> list[GroupInfo]:
+        """All groups of record consumers and their state, by name. :raises Unsupported: the backend cannot tell."""
+        return sorted(await self._group_spi.list_groups(), key=lambda group: group.name)
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        """Members, positions and lag of a group, over all topics.
+
+        :raises SubscriptionNotFound: there is no such group.
+        :raises Unsupported: the backend cannot tell.
+        """
+        return await self._group_spi.describe_group(check_name(name, "group"))
+
+    async def reset_group(
+        self,
+        name: str,
+        *,
+        to: Start | int | None = None,
+        shift: int | None = None,
+        topics: Sequence[str] = (),
+        partitions: Sequence[int] = (),
+        dry_run: bool = False,
+    ) -> list[PositionChange]:
+        """Put the positions of a group that does not run elsewhere; what becomes of each partition.
+
+        :param to: "earliest", "latest", a timezone-aware time, or the offset to read next.
+        :param shift: instead of `to`: so many offsets on, or back if negative; it ends at the bounds of the log.
+        :param topics: of these topics, and a missing group is made; of all that it has positions on if empty.
+        :param partitions: only these of each topic.
+        :param dry_run: change nothing, and tell what would become of it.
+        :raises ConfigurationError: neither or both of `to` and `shift` are given, or one cannot be used.
+        :raises SubscriptionNotFound: there is no such group, and no topic is named.
+        :raises NotFound: there is no such topic or partition.
+        :raises OffsetOutOfRange: a partition does not hold the offset.
+        :raises BackendError: the group has members.
+        :raises Unsupported: the backend cannot do it.
+        """
+        check_name(name, "group")
+        for topic in topics:
+            check_name(topic, "topic")
+        if (to is None) == (shift is None):
+            raise ConfigurationError(f"to is {to!r} and shift is {shift!r}", advice="Give exactly one of the two")
+        if shift is not None and not is_whole(shift):
+            raise ConfigurationError(f"shift is {shift!r}", advice="It takes an int, negative to go back")
+        if isinstance(to, int):
+            if not is_whole(to) or to < 0:
+                raise ConfigurationError(f"to is {to!r}", advice="An offset is an int of 0 or more; shift goes back")
+        elif to is not None:
+            check_start(to)
+        for number in partitions:
+            if not is_whole(number) or number < 0:
+                raise ConfigurationError(f"partitions has {number!r}", advice="They are numbers from 0")
+        reset = GroupReset(to=to, shift=shift, topics=tuple(topics), partitions=tuple(partitions))
+        return list(await self._group_spi.reset_group(name, reset, dry_run=dry_run))
+
+    async def delete_group(self, name: str) -> None:
+        """Delete a group with its positions on all topics; no error if there is none.
+
+        :raises BackendError: it has members.
+        :raises Unsupported: the backend cannot do it.
+        """
+        await self._group_spi.delete_group(check_name(name, "group"))
+
     async def redrive(
         self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None
     ) -> Redriven:
@@ -122,6 +185,16 @@ class AdminFacade:
     @property
     def _spi(self) -> AdminSpi:
         return self._bus.backend.admin()
+
+    @property
+    def _group_spi(self) -> GroupAdminSpi:
+        spi, records = self._spi, self._bus.capabilities.records
+        if records is None or not records.group_admin or not isinstance(spi, GroupAdminSpi):
+            raise Unsupported(
+                f"{self._bus.capabilities.backend} does not administer groups apart from topics",
+                advice="Use the subscriptions of a topic: admin.subscriptions(topic), admin.lag(topic, name)",
+            )
+        return spi
 
     def _check_start(self, start: Start) -> None:
         if isinstance(check_start(start), datetime):

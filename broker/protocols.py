@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
+from broker.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -33,6 +34,7 @@ __all__ = [
     "BatchedRecordIterator",
     "BatchedRecordStream",
     "Codec",
+    "GroupAdmin",
     "Handler",
     "LogReader",
     "MessageIterator",
@@ -273,3 +275,21 @@ class Admin(Protocol):
     ) -> RedriveReport:
         """Publish dead letters to the topic each came from; every subscription of that topic sees them."""
         ...
+
+
+class GroupAdmin(Protocol):
+    """Groups of record consumers over all topics, where `capabilities.records.group_admin` says so."""
+
+    async def groups(self) -> list[GroupInfo]: ...
+    async def describe_group(self, name: str) -> GroupInfo: ...
+    async def reset_group(
+        self,
+        name: str,
+        *,
+        to: Start | int | None = None,
+        shift: int | None = None,
+        topics: Sequence[str] = (),
+        partitions: Sequence[int] = (),
+        dry_run: bool = False,
+    ) -> list[PositionChange]: ...
+    async def delete_group(self, name: str) -> None: ...

@@ -5,12 +5,13 @@ An interrupted call may have taken effect. A redrive is described in `broker.red
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from broker import admin as asynchronous
 from broker.blocking.portal import Portal
+from broker.group_admin import GroupInfo, PositionChange
 from broker.redrive import DeadLetter, Redriven
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 
@@ -79,6 +80,42 @@ class Admin:
     def lag(self, topic: str, subscription: str) -> Lag:
         """How far behind a subscription or group is. :raises NotFound: there is no such topic or subscription."""
         return self._portal.call(self._admin.lag, topic, subscription)
+
+    def groups(self) -> list[GroupInfo]:
+        """All groups of record consumers and their state, by name. :raises Unsupported: the backend cannot tell."""
+        return self._portal.call(self._admin.groups)
+
+    def describe_group(self, name: str) -> GroupInfo:
+        """Members, positions and lag of a group, over all topics. :raises SubscriptionNotFound: there is none."""
+        return self._portal.call(self._admin.describe_group, name)
+
+    def reset_group(
+        self,
+        name: str,
+        *,
+        to: Start | int | None = None,
+        shift: int | None = None,
+        topics: Sequence[str] = (),
+        partitions: Sequence[int] = (),
+        dry_run: bool = False,
+    ) -> list[PositionChange]:
+        """Put the positions of a group that does not run elsewhere; what becomes of each partition.
+
+        :param to: "earliest", "latest", a timezone-aware time, or the offset to read next.
+        :param shift: instead of `to`: so many offsets on, or back if negative; it ends at the bounds of the log.
+        :param topics: of these topics, and a missing group is made; of all that it has positions on if empty.
+        :param partitions: only these of each topic.
+        :param dry_run: change nothing, and tell what would become of it.
+        :raises ConfigurationError: neither or both of `to` and `shift` are given, or one cannot be used.
+        :raises BackendError: the group has members.
+        """
+        return self._portal.call(
+            self._admin.reset_group, name, to=to, shift=shift, topics=topics, partitions=partitions, dry_run=dry_run
+        )
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group with its positions on all topics; no error if there is none."""
+        self._portal.call(self._admin.delete_group, name)
 
     def redrive(
         self, dead_letter_topic: str, *, limit: int | None = None, progress: Callable[[int], object] | None = None

@@ -23,7 +23,7 @@ __all__ = ["ENTRY_POINT_GROUP", "app", "run"]
 
 ENTRY_POINT_GROUP: Final = "broker.cli"
 
-BUILT_IN: Final = ("topics", "subscriptions", "publish", "consume", "peek", "lag", "dead", "doctor")
+BUILT_IN: Final = ("topics", "subscriptions", "publish", "consume", "peek", "lag", "groups", "dead", "doctor")
 """Each is `app` of the module `broker.cli.NAME`."""
 
 

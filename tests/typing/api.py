@@ -19,6 +19,7 @@ from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
 from broker.consuming.consumer import MessageConsumer
 from broker.envelopes import Envelope
+from broker.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
 from broker.publishing.topic import TopicFacade
@@ -67,13 +68,14 @@ def facade_satisfies_every_protocol(
     batched_record_stream: protocols.BatchedRecordStream[Order] = records
     reader: protocols.LogReader = log
     administration: protocols.Admin = admin
+    groups: protocols.GroupAdmin = admin
     report: protocols.RedriveReport = redriven
     bytes_codec: protocols.Codec[bytes] = Bytes()
     text_codec: protocols.Codec[str] = Text()
     json_codec: protocols.Codec[Order] = Json(Order)
     _use(publisher, typed_topic, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, administration)
-    _use(report, bytes_codec, text_codec, json_codec)
+    _use(groups, report, bytes_codec, text_codec, json_codec)
 
 
 def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:
@@ -295,6 +297,28 @@ class FakeReport:
     skipped: int
 
 
+class FakeGroupAdmin:
+    async def groups(self) -> list[GroupInfo]:
+        return []
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        return GroupInfo(name=name)
+
+    async def reset_group(
+        self,
+        name: str,
+        *,
+        to: Start | int | None = None,
+        shift: int | None = None,
+        topics: Sequence[str] = (),
+        partitions: Sequence[int] = (),
+        dry_run: bool = False,
+    ) -> list[PositionChange]:
+        return []
+
+    async def delete_group(self, name: str) -> None: ...
+
+
 class FakeAdmin:
     async def ensure_topic(
         self, name: str, *, partitions: int | None = None, retention: timedelta | None = None, **options: Any
@@ -359,11 +383,12 @@ def fakes_satisfy_every_protocol(messages: FakeMessages, records: FakeRecords) -
     transaction: protocols.Transaction = FakeTransaction()
     transactional: protocols.TransactionalPublisher = FakeTransactionalPublisher()
     admin: protocols.Admin = FakeAdmin()
+    groups: protocols.GroupAdmin = FakeGroupAdmin()
     report: protocols.RedriveReport = FakeReport(0, {}, 0)
     codec: protocols.Codec[str] = Rot13()
     _use(topic, publisher, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
     _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, transaction)
-    _use(transactional, admin, report, codec)
+    _use(transactional, admin, groups, report, codec)
 
 
 def handlers_may_answer(handlers: list[protocols.Handler[Order]]) -> None:

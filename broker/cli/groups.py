@@ -1,0 +1,177 @@
+"""`broker groups`: the groups of record consumers over all topics. A few calls each; nothing is retried."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from broker.cli.exits import Exit, Failure, describe
+from broker.cli.rendering import native_rows
+from broker.cli.session import AsJson, Session, command, new_app
+from broker.cli.times import parse_time
+from broker.cli.topics import Yes
+from broker.group_admin import GroupInfo, PositionChange
+from broker.spi import Start
+
+__all__ = ["app"]
+
+app = new_app("groups", "List, describe, reset and delete groups of record consumers.")
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+
+
+@command(app, "list")
+async def list_groups(session: Session, *, as_json: AsJson = False) -> None:
+    """Show every group and its state."""
+    groups = await session.bus.admin.groups()
+    session.table(
+        [{"group": group.name, "state": group.state, "native": dict(group.native)} for group in groups],
+        ("GROUP", "STATE"),
+        [(group.name, group.state) for group in groups],
+        empty="There are no groups",
+    )
+
+
+@command(app, "describe")
+async def describe_group(session: Session, group: GroupName, *, as_json: AsJson = False) -> None:
+    """Show a group's members, positions and lag."""
+    info = await session.bus.admin.describe_group(group)
+    rows: list[tuple[str, Any]] = [
+        ("name", info.name),
+        ("state", info.state),
+        ("protocol", info.protocol or None),
+        *((f"member.{member.id}", _member(member.client, member.host, member.partitions)) for member in info.members),
+        *(
+            (f"{place.topic}[{place.partition}]", f"position {position}, {info.lag.get(place, 'unknown')} behind")
+            for place, position in sorted(info.positions.items())
+        ),
+        *native_rows(info.native),
+    ]
+    session.table(_group_json(info), ("FIELD", "VALUE"), rows, empty="")
+
+
+@command(app, "reset")
+async def reset(
+    session: Session,
+    group: GroupName,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z.",
+            show_default=False,
+        ),
+    ] = None,
+    shift: Annotated[
+        int | None,
+        typer.Option(metavar="COUNT", help="So many offsets on, or back if negative.", show_default=False),
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated. Else all of the group's."
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="NUMBER", help="Only this partition; may be repeated.", min=0),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put the positions of a group elsewhere; the group must not run."""
+    if (to is None) == (shift is None):
+        raise Failure("Where to is not said, or twice", advice="Give --to or --shift", code=Exit.USAGE)
+    admin = session.bus.admin
+    where = None if to is None else _parse_where(to)
+    topics, partitions = topic or [], partition or []
+    changes = await admin.reset_group(group, to=where, shift=shift, topics=topics, partitions=partitions, dry_run=True)
+    if not dry_run:
+        moving = sum(change.before != change.after for change in changes)
+        await session.confirm(f"Move group {group!r} on {moving} of {len(changes)} partitions?", yes)
+        changes = await admin.reset_group(
+            group, to=where, shift=shift, topics=topics, partitions=partitions, dry_run=False
+        )
+    session.table(
+        [_change_json(group, change, dry_run) for change in changes],
+        ("PARTITION", "BEFORE", "AFTER", "BY", "RESULT"),
+        [_change_row(change, dry_run) for change in changes],
+        empty=f"Group {group!r} has no positions",
+    )
+    for change in changes:
+        if change.error is not None:
+            session.report(change.error)
+            session.code = Exit.FAILED
+
+
+@command(app, "delete")
+async def delete(session: Session, group: GroupName, *, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Delete a group with its positions on all topics; the group must not run."""
+    admin = session.bus.admin
+    info = await admin.describe_group(group)
+    await session.confirm(f"Delete group {group!r} with its positions on {len(info.positions)} partitions?", yes)
+    await admin.delete_group(group)
+    session.answer({"deleted": group}, f"Deleted group {group!r}")
+
+
+def _parse_where(text: str) -> Start | int:
+    if text == "earliest" or text == "latest":
+        return text
+    if text.isdecimal() and text.isascii():
+        return int(text)
+    try:
+        return parse_time(text)
+    except Failure:
+        raise Failure(
+            f"--to {text!r} is no position",
+            advice="Use earliest, latest, an offset, or a time such as 2030-01-31T12:00:00Z",
+            code=Exit.USAGE,
+        ) from None
+
+
+def _member(client: str, host: str, partitions: Any) -> str:
+    held = " ".join(f"{topic}[{partition}]" for topic, partition in partitions)
+    return f"{client} at {host}: {held or 'nothing'}"
+
+
+def _group_json(info: GroupInfo) -> dict[str, Any]:
+    return {
+        "group": info.name,
+        "state": info.state,
+        "protocol": info.protocol,
+        "members": [
+            {
+                "id": member.id,
+                "client": member.client,
+                "host": member.host,
+                "partitions": [list(place) for place in member.partitions],
+            }
+            for member in info.members
+        ],
+        "positions": [
+            {"topic": place.topic, "partition": place.partition, "position": at, "lag": info.lag.get(place)}
+            for place, at in sorted(info.positions.items())
+        ],
+        "native": dict(info.native),
+    }
+
+
+def _change_json(group: str, change: PositionChange, dry_run: bool) -> dict[str, Any]:
+    return {
+        "group": group,
+        "topic": change.partition.topic,
+        "partition": change.partition.partition,
+        "before": change.before,
+        "after": change.after,
+        "dry_run": dry_run,
+        "error": None if change.error is None else describe(change.error),
+    }
+
+
+def _change_row(change: PositionChange, dry_run: bool) -> tuple[object, ...]:
+    by = None if change.before is None else f"{change.after - change.before:+d}"
+    result = "dry run" if dry_run else "done" if change.error is None else "failed"
+    return (f"{change.partition.topic}[{change.partition.partition}]", change.before, change.after, by, result)
