@@ -22,8 +22,11 @@ from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStor
 __all__ = ["Commits"]
 
 _AGAIN: Final = 0.05
-_FOR_NOW: Final = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError.STALE_MEMBER_EPOCH})
-"""The group is changing: the same commit may be taken in a moment."""
+_FOR_NOW: Final = frozenset(
+    {KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
+)
+"""The group is changing, and the brokers are a generation ahead of the client: the same commit is taken in a moment, if
+this is a member still. If it is none, the client finds out, and the partitions are lost."""
 
 
 class Commits:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, Self
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
@@ -30,20 +30,10 @@ from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.stash import check_position
 from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.topics import TopicPattern, read_topics
-from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
 from broker_kafka.positions import bounds_of
 
-__all__ = ["GroupConsumer", "SavePoint"]
-
-
-class SavePoint(NamedTuple):
-    """What a store saves along with the results of some records, in one transaction of theirs.
-
-    :ivar owner: who saves; the store refuses it once somebody newer owns one of the partitions.
-    """
-
-    owner: GroupMember
-    positions: Mapping[TopicPartition, StoredOffset]
+__all__ = ["GroupConsumer"]
 
 
 class GroupConsumer(Marking):
@@ -247,38 +237,6 @@ class GroupConsumer(Marking):
                 raise position
             positions[place] = position
         return positions
-
-    async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
-        """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
-
-        The store refuses it if a partition went to somebody else since, which rolls the results back.
-
-        :raises LeaseLost: a partition was taken away already.
-        """
-        parts = self._open_parts()
-        positions: dict[TopicPartition, StoredOffset] = {}
-        for record in records:
-            held = parts.member.owner_of(record)
-            if held is None:
-                raise LeaseLost(
-                    f"Partition {record.partition} of topic {record.topic!r} was taken away before its results were "
-                    "saved",
-                    advice="Drop the results; its new owner reads these records again",
-                )
-            before = positions.get(held.partition)
-            after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
-            positions[held.partition] = StoredOffset(after)
-        return SavePoint(parts.claims.owner, positions)
-
-    def saved(self, point: SavePoint) -> None:
-        """The transaction with this save point was committed: nothing more is to be stored of it."""
-        member = self._open_parts().member
-        for place, position in point.positions.items():
-            held = member.own(*place)
-            if held is not None:
-                held.marks.mark(*position)
-                if held.marks.current == position:
-                    held.marks.stored(position)
 
     # -- positions -----------------------------------------------------------------------------------------
 

@@ -6,16 +6,28 @@ Synchronous, without I/O: what is marked is committed later.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from broker.errors import LeaseLost
 from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.group.held import Held
 from broker_kafka.group.membership import Membership
 from broker_kafka.group.stash import OffsetStash, Stashed, check_position
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
-__all__ = ["Marking"]
+__all__ = ["Marking", "SavePoint"]
+
+
+class SavePoint(NamedTuple):
+    """What a store saves along with the results of some records, in one transaction of theirs.
+
+    :ivar owner: who saves; the store refuses it once somebody newer owns one of the partitions.
+    """
+
+    owner: GroupMember
+    positions: Mapping[TopicPartition, StoredOffset]
 
 
 class Marking(ABC):
@@ -120,6 +132,38 @@ class Marking(ABC):
             else:
                 self._reset(held, *stashed.position)
         return gone
+
+    async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
+        """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
+
+        The store refuses it if a partition went to somebody else since, which rolls the results back.
+
+        :raises LeaseLost: a partition was taken away already.
+        """
+        parts = self._open_parts()
+        positions: dict[TopicPartition, StoredOffset] = {}
+        for record in records:
+            held = parts.member.owner_of(record)
+            if held is None:
+                raise LeaseLost(
+                    f"Partition {record.partition} of topic {record.topic!r} was taken away before its results were "
+                    "saved",
+                    advice="Drop the results; its new owner reads these records again",
+                )
+            before = positions.get(held.partition)
+            after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
+            positions[held.partition] = StoredOffset(after)
+        return SavePoint(parts.claims.owner, positions)
+
+    def saved(self, point: SavePoint) -> None:
+        """The transaction with this save point was committed: nothing more is to be stored of it."""
+        member = self._open_parts().member
+        for place, position in point.positions.items():
+            held = member.own(*place)
+            if held is not None:
+                held.marks.mark(*position)
+                if held.marks.current == position:
+                    held.marks.stored(position)
 
     def _grew(self, offsets: int) -> None:
         if offsets:

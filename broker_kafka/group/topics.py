@@ -75,7 +75,7 @@ def read_topics(topics: str | TopicPattern | Sequence[str | TopicPattern]) -> Su
     :raises ConfigurationError: it is neither names nor patterns, or empty.
     :raises InvalidName: a name is not portable.
     """
-    entries = [topics] if isinstance(topics, (str, TopicPattern)) else list(topics)
+    entries = topics if isinstance(topics, Sequence) and not isinstance(topics, str) else [topics]
     if not entries:
         raise ConfigurationError("topics is empty", advice="Name a topic, or give a TopicPattern")
     names: list[str] = []
@@ -94,7 +94,7 @@ def read_topics(topics: str | TopicPattern | Sequence[str | TopicPattern]) -> Su
 
 
 def _compile(what: str, patterns: Patterns) -> tuple[re.Pattern[str], ...]:
-    given = [patterns] if isinstance(patterns, (str, re.Pattern)) else list(patterns)
+    given = patterns if isinstance(patterns, Sequence) and not isinstance(patterns, str) else [patterns]
     compiled: list[re.Pattern[str]] = []
     for pattern in given:
         try:

@@ -1,0 +1,276 @@
+"""What of the group consumer needs no broker: marks, the stash, patterns of topics, options."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import broker
+from broker.errors import ConfigurationError, InvalidName, InvalidSetting, Unsupported
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer, OffsetStash, TopicPattern
+from broker_kafka.group.marks import Marks, Runs
+from broker_kafka.group.options import with_options
+from broker_kafka.group.topics import read_topics
+from broker_kafka.headers import RECORD_VIEW
+from broker_kafka.offsets import StoredOffset
+from broker_kafka.settings import KafkaSettings
+
+
+def record(offset: int, partition: int = 0, generation: int = 1) -> Record[Any]:
+    return Record("orders", partition, offset, None, b"", None, RECORD_VIEW, generation=generation)
+
+
+ORDERS = TopicPartition("orders", 0)
+
+
+# -- marks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_is_the_next_offset_and_only_grows():
+    marks = Marks(None)
+    assert not marks.dirty
+    assert marks.mark(8) == 1
+    assert marks.mark(5) == 0
+    assert marks.mark(12, "why") == 4
+    assert marks.current == StoredOffset(12, "why")
+    assert marks.dirty
+
+
+def test_a_mark_below_the_stored_position_is_stale():
+    marks = Marks(StoredOffset(20, "stored"))
+    assert marks.mark(20) == 0
+    assert marks.mark(7) == 0
+    assert not marks.dirty
+
+
+def test_a_reset_only_goes_back():
+    marks = Marks(StoredOffset(20))
+    assert not marks.reset(21)
+    assert marks.reset(20, "same")
+    assert marks.dirty
+    assert not marks.rewinds
+    assert marks.reset(4, "back")
+    assert marks.current == StoredOffset(4, "back")
+    assert marks.rewinds
+    assert marks.mark(6) == 2
+    assert not Marks(None).reset(0)
+
+
+def test_only_the_commit_of_the_present_value_makes_it_clean():
+    marks = Marks(None)
+    marks.mark(8)
+    marks.mark(9)
+    marks.stored(StoredOffset(8))
+    assert marks.dirty
+    marks.stored(StoredOffset(9))
+    assert not marks.dirty
+    marks.reset(8)
+    assert marks.dirty
+
+
+def test_finished_records_count_up_to_the_first_that_is_not():
+    marks = Marks(None)
+    marks.runs.hand_over([record(offset) for offset in (3, 4, 5, 9, 10)])
+    assert marks.finish(4) == 0
+    assert marks.finish(9) == 0
+    assert marks.current is None
+    assert marks.finish(3, "low") == 1
+    assert marks.current == StoredOffset(5, "low")
+    marks.finish(5)
+    assert marks.current == StoredOffset(10)
+    assert marks.finish(5) == 0
+    assert marks.runs.unfinished == 1
+
+
+def test_a_mark_and_finished_records_above_it_meet():
+    marks = Marks(None)
+    marks.runs.hand_over([record(offset) for offset in range(10)])
+    marks.finish(6)
+    marks.finish(7)
+    marks.mark(6)
+    assert marks.current == StoredOffset(8)
+    assert marks.runs.unfinished == 2
+
+
+@given(st.data())
+def test_runs_agree_with_a_plain_set(data: st.DataObject):
+    offsets = sorted(data.draw(st.sets(st.integers(0, 60), min_size=1)))
+    runs, todo, below = Runs(), list(offsets), 0
+    given_out: list[int] = []
+    done: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 80))):
+        step = data.draw(st.sampled_from(("hand over", "hand over one", "finish", "pass")))
+        if step == "hand over" and todo:
+            count = data.draw(st.integers(1, len(todo)))
+            runs.hand_over([record(offset) for offset in todo[:count]])
+            given_out += todo[:count]
+            del todo[:count]
+        elif step == "hand over one" and todo:
+            runs.hand_over_one(todo[0])
+            given_out.append(todo.pop(0))
+        elif step == "finish" and given_out:
+            offset = data.draw(st.sampled_from(given_out))
+            position = runs.finish(offset)
+            done.add(offset)
+            left = [each for each in given_out if each not in done]
+            reached = max([each for each in given_out if not left or each < left[0]], default=-1) + 1
+            assert position is None or position == reached
+            if reached > below:
+                assert position == reached
+                below = reached
+        elif step == "pass" and given_out:
+            position = data.draw(st.sampled_from(given_out)) + 1
+            done |= {each for each in given_out if each < position}
+            left = [each for each in given_out if each not in done]
+            reached = max([each for each in given_out if not left or each < left[0]], default=-1) + 1
+            assert runs.pass_to(position) == (reached if position > below else position)
+            below = max(below, reached)
+        assert runs.unfinished == len([each for each in given_out if each not in done])
+
+
+# -- the stash -------------------------------------------------------------------------------------------------
+
+
+def test_a_stash_keeps_the_largest_mark_and_the_smallest_reset():
+    stash = OffsetStash()
+    stash.mark(record(7), "a")
+    stash.mark(record(5), "b")
+    stash.mark_position("orders", 0, 8, "c")
+    assert stash.positions() == {ORDERS: StoredOffset(8, "a")}
+    stash.reset(record(3), "d")
+    stash.reset_position("orders", 0, 6)
+    assert stash.positions() == {ORDERS: StoredOffset(4, "d")}
+    stash.reset_position("orders", 1, 9)
+    assert stash.positions()[TopicPartition("orders", 1)] == StoredOffset(9)
+    assert len(stash) == 2
+    assert set(stash.drain()) == {ORDERS, TopicPartition("orders", 1)}
+    assert not stash.positions()
+
+
+def test_a_stash_forgets_what_an_earlier_assignment_left():
+    stash = OffsetStash()
+    stash.mark(record(70, generation=1))
+    stash.mark(record(5, generation=2))
+    assert stash.positions() == {ORDERS: StoredOffset(6)}
+
+
+@pytest.mark.parametrize("position", [-1, 1.5, True, None, "7"])
+def test_what_is_no_position_is_refused(position: Any):
+    with pytest.raises(ConfigurationError, match="orders"):
+        OffsetStash().mark_position("orders", 0, position)
+
+
+# -- topics ----------------------------------------------------------------------------------------------------
+
+
+def test_exclude_wins_and_explicit_topics_ignore_both():
+    pattern = TopicPattern(include=["orders-.*", re.compile("payments")], exclude=".*-test")
+    topics = ["orders-eu", "orders-test", "orders", "payments", "payments2", "__consumer_offsets", "audit-test"]
+    assert read_topics(pattern).matching(topics) == ["orders-eu", "payments"]
+    assert read_topics(["audit-test", pattern]).matching(topics) == ["audit-test", "orders-eu", "payments"]
+    assert read_topics(TopicPattern(exclude="o.*")).matching(topics) == ["audit-test", "payments", "payments2"]
+    assert str(pattern) == "orders-.*|payments without .*-test"
+
+
+@pytest.mark.parametrize(
+    ("topics", "error", "says"),
+    [
+        ([], ConfigurationError, "topics is empty"),
+        ("a b", InvalidName, "a b"),
+        ("^orders-.*", ConfigurationError, "TopicPattern"),
+        ([7], InvalidName, "7"),
+        (7, InvalidName, "7"),
+    ],
+)
+def test_topics_that_are_none(topics: Any, error: type[Exception], says: str):
+    with pytest.raises(error, match=re.escape(says)):
+        read_topics(topics)
+
+
+@pytest.mark.parametrize("bad", ["(", 7, ["ok", None]])
+def test_patterns_that_are_none(bad: Any):
+    with pytest.raises(ConfigurationError, match="include of a TopicPattern"):
+        TopicPattern(include=bad)
+    with pytest.raises(ConfigurationError, match="exclude of a TopicPattern"):
+        TopicPattern(exclude=bad)
+
+
+def test_a_pattern_of_nothing():
+    with pytest.raises(ConfigurationError, match="include of a TopicPattern is empty"):
+        TopicPattern(include=[])
+
+
+# -- options ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"group": "a b"}, "group name 'a b'"),
+        ({"group": 7}, "group name is 7"),
+        ({"start": "now"}, "start is 'now'"),
+        ({"start": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 - on purpose
+        ({"start": {"orders": 7}}, "start has the key 'orders'"),
+        ({"start": {ORDERS: -1}}, "start of 'orders'[0] is -1"),
+        ({"isolation": "none"}, "isolation is 'none'"),
+        ({"on_revoked": 7}, "on_revoked is 7"),
+        ({"flush_timeout": 0}, "flush_timeout is 0"),
+        ({"flush_timeout": float("nan")}, "flush_timeout is nan"),
+        ({"flush_timeout": 291}, "Give 290 or less, or raise max_poll_interval_ms"),
+        ({"commit_interval": -1}, "commit_interval is -1"),
+        ({"commit_every": 0}, "commit_every is 0"),
+        ({"commit_every": True}, "commit_every is True"),
+        ({"max_buffered": 0}, "max_buffered is 0"),
+        ({"max_buffered_bytes": 1.5}, "max_buffered_bytes is 1.5"),
+        ({"stop_when_idle": "1"}, "stop_when_idle is '1'"),
+        ({"close_timeout": None}, "close_timeout is None"),
+        ({"group_protocl": "consumer"}, "Did you mean 'group_protocol'?"),
+        ({"sasl_username": "me"}, "Give it to the bus"),
+        ({"acks": "1"}, "Give it to the bus"),
+        ({"session_timeout_ms": 0}, "session_timeout_ms"),
+        ({"partition_assignment_strategy": ("sticky",)}, "partition_assignment_strategy"),
+        ({"properties": {"group.id": "other"}}, "group.id"),
+    ],
+)
+async def test_options_that_cannot_be_used_are_named(options: dict[str, Any], says: str):
+    arguments: dict[str, Any] = {"group": "audit", **options}
+    bus = broker.connect("kafka://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match=re.escape(says)):
+        GroupConsumer(bus, "orders", **arguments)
+
+
+def test_options_take_the_place_of_the_settings():
+    settings = KafkaSettings(servers=("host:1",), session_timeout_ms=7000, properties={"check.crcs": "true"})
+    changed = with_options(settings, {"group_protocol": "consumer", "properties": {"client.rack": "a"}})
+    assert changed.servers == ("host:1",)
+    assert changed.session_timeout_ms == 7000
+    config = changed.client_config("consumer")
+    assert (config["group.protocol"], config["check.crcs"], config["client.rack"]) == ("consumer", "true", "a")
+    assert "session.timeout.ms" not in config
+    with pytest.raises(InvalidSetting):
+        with_options(settings, {"fetch_min_bytes": 0})
+
+
+async def test_other_brokers_have_no_group_consumer():
+    async with broker.connect("inmem:") as bus:
+        with pytest.raises(Unsupported, match="'inmem' has no group consumer"):
+            GroupConsumer(bus, "orders", group="audit")
+    with pytest.raises(ConfigurationError, match="bus is 'kafka:"):
+        GroupConsumer("kafka://localhost", "orders", group="audit")  # pyright: ignore[reportArgumentType]
+
+
+async def test_what_is_not_open_says_so():
+    consumer = GroupConsumer(broker.connect("kafka://127.0.0.1:1"), "orders", group="audit")
+    for call in (consumer.assignment, consumer.batches, consumer.partitions, consumer.positions):
+        with pytest.raises(broker.Closed, match="not open"):
+            call()
+    await consumer.close()
+    with pytest.raises(broker.Closed, match="opens once"):
+        await consumer.__aenter__()
