@@ -38,6 +38,7 @@ import broker
 from broker.bus import connect
 from broker.errors import BrokerError
 from tests.holding import holding
+from tests.servers.kafka import shared_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -51,6 +52,8 @@ FENCE = re.compile(
 )
 MARKERS = {"notest", "forever", "pytest", "raises"}
 FOREVER_SECONDS = 2.0
+KAFKA = "kafka://localhost:9092"
+"""What a page calls the Kafka broker of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ def replaced(text: str, places: Mapping[str, str]) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = blocks(page)
+    if any(KAFKA in block.code for block in found):
+        environment[KAFKA] = f"kafka://{shared_server().bootstrap}"
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -251,7 +256,7 @@ CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.
 
 
 async def capabilities_table(url: str) -> str:
-    async with connect(url) as bus:
+    async with connect(url.replace(KAFKA, f"kafka://{shared_server().bootstrap}") if KAFKA in url else url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
 
