@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from broker.envelopes import Envelope
-from broker.errors import MissingClient
+from broker.errors import ConfigurationError, MissingClient
 
 __all__ = ["record_schema", "records_to_arrow"]
 
 
 @cache
-def record_schema() -> Any:
+def record_schema(*columns: str) -> Any:
     """The one schema of records: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
     Times are microseconds in UTC; key, data and times may be null. It is a `pyarrow.Schema`.
 
+    :param columns: only these, in this order.
+    :raises ConfigurationError: there is no such column.
     :raises MissingClient: pyarrow is not installed.
     """
     arrow = _pyarrow()
     time = arrow.timestamp("us", tz="UTC")
-    return arrow.schema(
-        [
+    fields = {
+        field.name: field
+        for field in (
             arrow.field("topic", arrow.string(), nullable=False),
             arrow.field("partition", arrow.int32(), nullable=False),
             arrow.field("offset", arrow.int64(), nullable=False),
@@ -34,8 +37,12 @@ def record_schema() -> Any:
             arrow.field("attributes", arrow.map_(arrow.string(), arrow.string()), nullable=False),
             arrow.field("publish_time", time),
             arrow.field("broker_time", time),
-        ]
-    )
+        )
+    }
+    for name in columns:
+        if name not in fields:
+            raise ConfigurationError(f"Records have no column {name!r}", advice=f"They have {', '.join(fields)}")
+    return arrow.schema([fields[name] for name in columns or fields])
 
 
 class Row(Envelope, Protocol):
@@ -47,27 +54,43 @@ class Row(Envelope, Protocol):
     def offset(self) -> int: ...
     @property
     def id(self) -> str: ...
+    @property
+    def raw(self) -> Any: ...
 
 
-def records_to_arrow(records: Sequence[Row]) -> Any:
+def _times(name: str) -> Callable[[Sequence[Row]], list[Any]]:
+    """A column of times; a view that has a method of the plural name tells them as microseconds since 1970."""
+
+    def column(rows: Sequence[Row]) -> list[Any]:
+        quick = getattr(getattr(rows[0], "view", None), f"{name}s", None) if rows else None
+        return [getattr(row, name) for row in rows] if quick is None else quick([row.raw for row in rows])
+
+    return column
+
+
+_COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[Any]]]] = {
+    "topic": lambda rows: [row.topic for row in rows],
+    "partition": lambda rows: [row.partition for row in rows],
+    "offset": lambda rows: [row.offset for row in rows],
+    "id": lambda rows: [row.id for row in rows],
+    "key": lambda rows: [row.key for row in rows],
+    "data": lambda rows: [row.data for row in rows],
+    "attributes": lambda rows: [list(row.attributes.items()) for row in rows],
+    "publish_time": _times("publish_time"),
+    "broker_time": _times("broker_time"),
+}
+
+
+def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = None) -> Any:
     """The records as a `pyarrow.Table` of `record_schema()`, one row each, in their order.
 
+    :param columns: only these, in this order; what is not asked for is not read of the records either.
+    :raises ConfigurationError: there is no such column.
     :raises MissingClient: pyarrow is not installed.
     """
     arrow = _pyarrow()
-    schema = record_schema()
-    columns: Iterable[list[Any]] = (
-        [record.topic for record in records],
-        [record.partition for record in records],
-        [record.offset for record in records],
-        [record.id for record in records],
-        [record.key for record in records],
-        [record.data for record in records],
-        [list(record.attributes.items()) for record in records],
-        [record.publish_time for record in records],
-        [record.broker_time for record in records],
-    )
-    arrays = [arrow.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)]
+    schema = record_schema(*(columns or ()))
+    arrays = [arrow.array(_COLUMNS[field.name](records), type=field.type) for field in schema]
     return arrow.Table.from_arrays(arrays, schema=schema)
 
 

@@ -29,6 +29,7 @@ _TIME: Final = "anybroker-time"
 _ATTRIBUTES: Final = "anybroker-attributes"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
@@ -103,6 +104,21 @@ class _RecordView:
         """Only topics with `message.timestamp.type=LogAppendTime` have it."""
         return _timestamp(raw, TIMESTAMP_LOG_APPEND_TIME)
 
+    def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
+        """Those of many, in microseconds since 1970, for columns."""
+        found = _timestamps(raws, TIMESTAMP_CREATE_TIME)
+        for index, raw in enumerate(raws):
+            for name, value in raw.headers() or ():
+                if name == _TIME and value is not None:
+                    time = self.publish_time(raw)
+                    found[index] = None if time is None else (time - _EPOCH) // _MICROSECOND
+                    break
+        return found
+
+    def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
+        """Those of many, in microseconds since 1970, for columns."""
+        return _timestamps(raws, TIMESTAMP_LOG_APPEND_TIME)
+
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
 
@@ -122,6 +138,13 @@ def _timestamp(raw: NativeRecord, wanted: int) -> datetime | None:
         return _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
         return None
+
+
+def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
+    return [
+        milliseconds * 1000 if kind == wanted and milliseconds <= _LATEST else None
+        for kind, milliseconds in [raw.timestamp() for raw in raws]
+    ]
 
 
 def _attributes(headers: Headers) -> Mapping[str, str]:

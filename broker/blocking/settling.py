@@ -304,12 +304,14 @@ class BlockingRecordBatch(Sequence[BlockingRecord[T]], Generic[T]):
         """
         self._portal.call(self._batch.commit)
 
-    def to_arrow(self) -> pyarrow.Table:
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """The batch as columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.
 
+        :param columns: only these, in this order. Ids, attributes and times cost several times what the others do.
+        :raises ConfigurationError: there is no such column.
         :raises MissingClient: pyarrow is not installed.
         """
-        return self._batch.to_arrow()
+        return self._batch.to_arrow(columns)
 
     def __repr__(self) -> str:
         return repr(self._batch)

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout, TopicNotFound
 from broker.hooks import Hooks
 from broker.reading.log_reader import LogReaderFacade
-from broker.records import Record
+from broker.records import Record, RecordBatch
 from broker.spi import Bounds
 from broker_kafka.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
@@ -257,6 +257,24 @@ async def test_by_time(reader: KafkaLogReader, kafka: KafkaServer, make_topic: M
     assert await reader.position_at(topic, begin + timedelta(seconds=9)) == {0: 5, 1: 0}
 
 
+@pytest.mark.parametrize("kind", ["CreateTime", "LogAppendTime"])
+async def test_columns_are_what_the_records_say(
+    reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, kind: str
+):
+    topic = make_topic(config={"message.timestamp.type": kind})
+    produce(kafka.bootstrap, topic, [b"a", None], key=b"k", headers=[("color", b"red"), ("anybroker-time", b"1000001")])
+    produce(kafka.bootstrap, topic, [b"b"], headers=[("anybroker-time", b"soon")])
+    produce(kafka.bootstrap, topic, [b"c"])
+    batch = RecordBatch(await read_all(reader, topic))
+    table = batch.to_arrow()
+    for record, row in zip(batch, table.to_pylist(), strict=True):
+        assert row | {"attributes": dict(row["attributes"])} == {
+            name: getattr(record, name) for name in table.column_names
+        } | {"attributes": dict(record.attributes)}
+    assert (batch[0].broker_time is None) == (kind == "CreateTime")
+    assert batch.to_arrow(["broker_time", "offset"]).column_names == ["broker_time", "offset"]
+
+
 async def test_a_topic_or_partition_that_is_not_there(reader: KafkaLogReader, topic: str):
     missing = f"missing-{uuid4().hex}"
     for call in (reader.partitions(missing), reader.bounds(missing), reader.position_at(missing, datetime.now(UTC))):
@@ -348,7 +366,9 @@ async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafk
 
 
 def produce_many(kafka: KafkaServer, topic: str, count: int) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 20, "log_level": 3})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1000000, "log_level": 3}
+    )
     for number in range(count):
         producer.produce(topic, b"x" * 100, key=b"%d" % number, partition=0)
         if not number % 10_000:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from broker.arrow import record_schema, records_to_arrow
-from broker.errors import MissingClient
+from broker.errors import ConfigurationError, MissingClient
 from broker.records import Record, RecordBatch
 from tests.unit.record_fakes import VIEW, WRITTEN, record
 
@@ -54,6 +54,19 @@ def test_no_records_are_an_empty_table_of_the_same_schema() -> None:
     table = RecordBatch[bytes]([]).to_arrow()
     assert table.num_rows == 0
     assert table.schema == record_schema()
+
+
+def test_only_the_columns_that_are_asked_for_are_read() -> None:
+    class Costly:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"{name} was read")
+
+    bare: Record[bytes] = Record("orders", 3, 7, b"k", b"d", None, Costly())  # type: ignore[arg-type]
+    table = RecordBatch([bare]).to_arrow(["offset", "data", "topic"])
+    assert table.to_pylist() == [{"offset": 7, "data": b"d", "topic": "orders"}]
+    assert table.schema == record_schema("offset", "data", "topic")
+    with pytest.raises(ConfigurationError, match=r"'color'.*topic, partition"):
+        RecordBatch([bare]).to_arrow(["color"])
 
 
 def test_without_pyarrow_the_pip_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
