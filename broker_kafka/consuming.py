@@ -13,7 +13,8 @@ frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -25,6 +26,7 @@ from broker.errors import BackendError, BrokerError
 from broker.hooks import logger
 from broker.records import Record
 from broker.spi import TopicPartition
+from broker_kafka.commits import Answer, Commits
 from broker_kafka.errors import configuration_error, translate
 from broker_kafka.headers import RECORD_VIEW
 from broker_kafka.owner import OwnerThread
@@ -100,7 +102,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         revoke_seconds: float = 30.0,
     ) -> None:
         super().__init__(name)
-        self._config = config
+        self._commits = Commits(lambda waiter, answer: self._post(_give, waiter, answer))
+        self._config = {**config, "on_commit": self._on_commit}
         self._host = host
         self._incremental = is_incremental(config)
         self._max_batch = max_batch
@@ -121,6 +124,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         """Taken one by one, and not handed over yet; callbacks may run before they are."""
         self._busy_until = 0.0
         self._rejoin_at: float | None = None
+        self._calling_back = False
+        """Whether the thread is within a callback that waits for the loop."""
 
     # -- for the loop --------------------------------------------------------------------------------------
 
@@ -184,6 +189,25 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         await self.call(seek)
 
+    async def commit(self, offsets: list[NativePartition]) -> Answer:
+        """Store positions of the group, and the texts with them; the answer for each partition.
+
+        Also within `host.revoking`; who checks that the partitions are ours is the host.
+
+        :raises Closed: the thread was stopped. :raises BrokerError: it has failed.
+        """
+        waiter: asyncio.Future[Answer] = self._loop.create_future()
+
+        def commit(client: Consumer) -> None:
+            if self._calling_back:
+                self._commits.send_and_wait(client, offsets, waiter)
+            else:
+                self._commits.send(client, offsets, waiter)
+                self._busy()
+
+        self.tell(commit)
+        return await waiter
+
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> Consumer:
@@ -193,7 +217,10 @@ class ConsumerThread(OwnerThread[Consumer]):
             raise configuration_error(error, "Making a consumer") from error
 
     def _shut(self, client: Consumer) -> None:
-        client.close()
+        try:
+            client.close()
+        finally:
+            self._commits.close()
 
     def _turn(self, client: Consumer) -> None:
         if self._rejoin_at is not None and monotonic() >= self._rejoin_at:
@@ -209,10 +236,13 @@ class ConsumerThread(OwnerThread[Consumer]):
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
-                if monotonic() < self._busy_until:
+                if self._commits:
+                    message = client.poll(_BUSY_WAIT)
+                elif monotonic() < self._busy_until:
                     self._serve(client, _BUSY_WAIT)
                     return
-                message = client.poll(_IDLE_POLL)
+                else:
+                    message = client.poll(_IDLE_POLL)
                 if message is None:
                     return
                 self._single.append(message)
@@ -334,7 +364,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         async def ask() -> None:
             found.update(await self._host.assigning(places))
 
-        outcome = self._await_on_loop(client, ask, _ASSIGN_SECONDS) if places else True
+        outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places else True
         if outcome is not True:
             self._take_over(client, [])
             error = (
@@ -366,7 +396,8 @@ class ConsumerThread(OwnerThread[Consumer]):
             places = self._going(partitions)
             if places and not self._stopping:
                 deadline = self._loop.time() + self._revoke_seconds
-                outcome = self._await_on_loop(
+                self._commits.settle(client)
+                outcome = self._ask_host(
                     client, lambda: self._host.revoking(places, deadline), self._revoke_seconds + 1.0
                 )
                 if isinstance(outcome, BaseException):
@@ -384,10 +415,25 @@ class ConsumerThread(OwnerThread[Consumer]):
 
             if places and not self._stopping:
                 # Awaited, so that nothing is committed for them in the next generation.
-                self._await_on_loop(client, lose, _LOST_SECONDS)
+                self._ask_host(client, lose, _LOST_SECONDS)
             self._let_go(client, partitions, places)
         except BaseException:
             logger.exception("%s could not give up lost partitions", self._name)
+
+    def _ask_host(
+        self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
+    ) -> BaseException | bool:
+        self._calling_back = True
+        try:
+            return self._await_on_loop(client, work, timeout)
+        finally:
+            self._calling_back = False
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
+        try:
+            self._commits.answered(error, partitions)
+        except BaseException:
+            logger.exception("%s lost the answer to a commit", self._name)
 
     def _going(self, partitions: list[NativePartition]) -> list[TopicPartition]:
         places = [TopicPartition(each.topic, each.partition) for each in partitions]
@@ -402,6 +448,11 @@ class ConsumerThread(OwnerThread[Consumer]):
         else:
             client.unassign()
         self._busy()
+
+
+def _give(waiter: asyncio.Future[Answer], answer: Answer) -> None:
+    if not waiter.done():
+        waiter.set_result(answer)
 
 
 def is_incremental(config: Mapping[str, Any]) -> bool:

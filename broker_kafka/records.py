@@ -23,11 +23,11 @@ from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, RecordListener, RecordSubscription, TopicPartition
+from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.errors import translate
 from broker_kafka.names import group_id
-from broker_kafka.offsets.kafka import MemberOffsetStore
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
@@ -122,7 +122,7 @@ class KafkaRecordSource:
         partitions = [partition for topic in topics for partition in await partitions_of(self._connection, topic)]
         await self.thread.start()
         timeout = self._settings.request_timeout
-        self._store = self._given_store or MemberOffsetStore(self.thread, timeout=timeout)
+        self._store = self._given_store or ThreadOffsetStore(self.thread, timeout=timeout)
         await self._starts.capture(partitions)
         if self._own_store and self._starts.moves and not isinstance(self._subscription.group, Ephemeral):
             await self._starts.found(self.group, partitions)
