@@ -1,0 +1,134 @@
+"""A materialised copy of a compacted topic, as views make one: read from bound to bound, again and again, while the log
+changes under it. Every read must end, and what it saw must be the topic's content."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+import broker
+from broker.bus import Bus
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "200",
+    "delete.retention.ms": "0",
+}
+
+
+class Table:
+    """Writes to a topic, in transactions and without, and knows what it must hold."""
+
+    def __init__(self, kafka: KafkaServer, topic: str, seed: int) -> None:
+        self.topic = topic
+        self.content: dict[bytes, bytes] = {}
+        self.random = random.Random(seed)
+        config: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "log_level": 3}
+        self.plain = Producer({**config, "enable.idempotence": True})
+        self.transactional = Producer({**config, "transactional.id": uuid4().hex})
+        self.transactional.init_transactions()
+
+    def write(self, number: int) -> None:
+        """A few upserts and tombstones, by a random way."""
+        changes = [
+            (b"%d" % self.random.randrange(5), self.random.choice([None, b"%d" % number]))
+            for _ in range(self.random.randint(1, 4))
+        ]
+        way = self.random.choice(["plain", "commit", "abort", "abort"])
+        producer = self.plain if way == "plain" else self.transactional
+        if way != "plain":
+            producer.begin_transaction()
+        for key, value in changes:
+            producer.produce(self.topic, value, key=key, partition=0)
+        producer.flush()
+        if way == "commit":
+            producer.commit_transaction()
+        elif way == "abort":
+            producer.abort_transaction()
+            return
+        for key, value in changes:
+            if value is None:
+                self.content.pop(key, None)
+            else:
+                self.content[key] = value
+
+
+async def load(bus: Bus, topic: str, view: dict[bytes, bytes], start: int | None = None) -> int:
+    """Bring a view up to the end of the log; the position to go on from."""
+    bounds = (await bus.log.bounds(topic))[0]
+    async with asyncio.timeout(20):
+        async for batch in bus.log.read(topic, 0, bounds.first if start is None else start, bounds.next, max_records=7):
+            for record in batch:
+                assert record.key is not None
+                if record.data is None:
+                    view.pop(record.key, None)
+                else:
+                    view[record.key] = record.data
+    return bounds.next
+
+
+async def settled(bus: Bus, admin: RawAdmin, topic: str) -> None:
+    """Until the markers of all transactions are written, which is after the answer to a commit."""
+    high = (await asyncio.to_thread(admin.bounds, topic))[1]
+    async with asyncio.timeout(20):
+        while (await bus.log.bounds(topic))[0].next < high:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_view_is_the_content_whatever_the_log_is_made_of(
+    kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, seed: int
+):
+    topic = make_topic(config=COMPACTED)
+    table = Table(kafka, topic, seed)
+    followed: dict[bytes, bytes] = {}
+    position: int | None = None
+    async with broker.connect(f"kafka://{kafka.bootstrap}") as bus:
+        for number in range(25):
+            await asyncio.to_thread(table.write, number)
+            await settled(bus, admin, topic)
+            fresh: dict[bytes, bytes] = {}
+            await load(bus, topic, fresh)
+            assert fresh == table.content
+            position = await load(bus, topic, followed, position)
+            assert followed == table.content
+
+
+async def test_a_view_of_many_partitions_loads_at_once_while_others_write(kafka: KafkaServer, make_topic: MakeTopic):
+    topic = make_topic(partitions=4, config=COMPACTED)
+    async with broker.connect(f"kafka://{kafka.bootstrap}") as bus:
+        target = bus.topic(topic)
+        await target.publish_batch([broker.OutboundMessage(b"first", key=f"{n}") for n in range(200)])
+        stop = asyncio.Event()
+
+        async def go_on() -> None:
+            while not stop.is_set():
+                await target.publish_batch([broker.OutboundMessage(b"later", key=f"{n}") for n in range(200)])
+
+        writer = asyncio.create_task(go_on())
+
+        async def partition(number: int, bounds: Any) -> dict[bytes | None, bytes | None]:
+            return {
+                record.key: record.data
+                async for batch in bus.log.read(topic, number, bounds.first, bounds.next)
+                for record in batch
+            }
+
+        async with asyncio.timeout(30):
+            for _ in range(5):
+                bounds = await bus.log.bounds(topic)
+                parts = await asyncio.gather(*(partition(number, each) for number, each in bounds.items()))
+                assert sum(map(len, parts)) == 200
+                assert not set.intersection(*(set(part) for part in parts))
+        stop.set()
+        await writer
