@@ -20,6 +20,7 @@ from benchmarks import plot, report
 from benchmarks.facade_cost import measure_facade
 from benchmarks.faststream_beside import measure_faststream
 from benchmarks.jetstream_speed import measure_jetstream
+from benchmarks.kafka_speed import measure_kafka
 from benchmarks.report import Section
 from benchmarks.steadiness import measure_steadiness
 
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "facade": measure_facade,
     "jetstream": measure_jetstream,
     "faststream": measure_faststream,
+    "kafka": measure_kafka,
     "steadiness": measure_steadiness,
 }
 _DOCS = Path(__file__).parents[1] / "docs"

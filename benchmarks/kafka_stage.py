@@ -1,0 +1,119 @@
+"""A Kafka broker that benchmarks run on: a bus, raw clients of confluent-kafka, and topics that are filled.
+
+Every record has a key; every second one has a header as well, where the topic is filled with headers. The broker is a
+process of its own on the loopback and ends with the block. Used on one event loop; filling blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import count as counting
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer
+
+import broker
+from benchmarks.null_backend import BODY
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+__all__ = ["BODY", "KEYS", "KafkaStage", "open_kafka"]
+
+KEYS = [b"key-%d" % number for number in range(1000)]
+_HEADERS = [("type", b"created")]
+_numbers = counting()
+
+
+class KafkaStage:
+    """One broker.
+
+    :ivar url: for buses of a benchmark's own.
+    """
+
+    def __init__(self, server: KafkaServer, bus: broker.Bus) -> None:
+        self.bus = bus
+        self.url = server.url
+        self.bootstrap = server.bootstrap
+        self.admin = RawAdmin(server.bootstrap)
+
+    def name(self, what: str = "bench") -> str:
+        """A name that nothing has yet."""
+        return f"{what}-{next(_numbers)}"
+
+    def topic(self, partitions: int = 1) -> str:
+        """A new topic."""
+        return self.admin.make_topic(self.name(), partitions)
+
+    @asynccontextmanager
+    async def target(self, partitions: int = 1) -> AsyncGenerator[str]:
+        """A new topic for one run, deleted after it, so that no run finds more than another."""
+        topic = self.topic(partitions)
+        try:
+            yield topic
+        finally:
+            await asyncio.to_thread(self.admin.delete_topic, topic)
+
+    def filled(self, count: int, *, partitions: int = 1, headers: bool = True) -> str:
+        """A new topic with `count` records, spread evenly over its partitions."""
+        topic = self.topic(partitions)
+        producer = self.producer()
+        lost: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                lost.append(error)
+
+        for index in range(count):
+            more: dict[str, Any] = {"headers": _HEADERS} if headers and index % 2 else {}
+            producer.produce(topic, BODY, KEYS[index % 1000], index // 500 % partitions, on_delivery=delivered, **more)
+            if index % 500 == 499:
+                producer.poll(0)
+        if producer.flush(60) or lost:
+            raise RuntimeError(f"The topic could not be filled: {lost[:1]}")
+        return topic
+
+    def producer(self, **more: Any) -> Producer:
+        """A raw producer in its best form."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "batch.num.messages": 10_000,
+                "queue.buffering.max.messages": 1_000_000,
+                "retry.backoff.ms": 10,
+                **more,
+            }
+        )
+        if "transactional.id" not in more:
+            # Else an idempotent producer begins half a second later.
+            producer.list_topics(timeout=10)
+        return producer
+
+    def consumer(self, group: str | None = None, **more: Any) -> Consumer:
+        """A raw consumer in its best form."""
+        return Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": group or self.name("raw"),
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "fetch.queue.backoff.ms": 10,
+                "retry.backoff.ms": 10,
+                **more,
+            }
+        )
+
+
+@asynccontextmanager
+async def open_kafka() -> AsyncGenerator[KafkaStage]:
+    """A broker of its own, and a bus on it."""
+    server = await asyncio.to_thread(KafkaServer().start)
+    try:
+        async with broker.connect(server.url) as bus:
+            yield KafkaStage(server, bus)
+    finally:
+        await asyncio.to_thread(server.close)
