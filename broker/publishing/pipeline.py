@@ -60,7 +60,7 @@ class PipelineSettings:
     retry_for: float = 30.0
 
 
-class _Entry(msgspec.Struct, eq=False):
+class _Entry(msgspec.Struct, eq=False, gc=False):
     message: OutboundMessage
     size: int
     future: asyncio.Future[Receipt]
@@ -96,7 +96,10 @@ class PublishingPipeline:
         self._deduplicates = deduplicates
         self._loop = asyncio.get_running_loop()
         self._ready: deque[_Entry] = deque()
-        self._busy: dict[bytes, list[_Entry]] = {}
+        self._busy: dict[bytes, object] = {}
+        """Keys on their way, each with its batch."""
+        self._waiting: dict[bytes, list[_Entry]] = {}
+        """Later messages of such keys."""
         self._batches: dict[int, tuple[asyncio.Task[None], list[_Entry]]] = {}
         self._batch_number = 0
         self._callers: deque[_Caller] = deque()
@@ -136,7 +139,7 @@ class PublishingPipeline:
     async def drain(self) -> None:
         """Wait until everything queued by now has its receipt or its error."""
         outstanding = [*self._ready]
-        for waiting in self._busy.values():
+        for waiting in self._waiting.values():
             outstanding += waiting
         for _, batch in self._batches.values():
             outstanding += batch
@@ -227,19 +230,15 @@ class PublishingPipeline:
 
     def _gather(self) -> list[_Entry]:
         batch: list[_Entry] = []
-        keys: set[bytes] = set()
+        this = object()
         ready, busy, max_batch = self._ready, self._busy, self._max_batch
         space = self._settings.max_batch_bytes
         while ready and space > 0 and len(batch) < max_batch:
             entry = ready.popleft()
             key = entry.message.key
-            if key is not None and key not in keys:
-                waiting = busy.get(key)
-                if waiting is not None:
-                    waiting.append(entry)
-                    continue
-                keys.add(key)
-                busy[key] = []
+            if key is not None and busy.setdefault(key, this) is not this:
+                self._waiting.setdefault(key, []).append(entry)
+                continue
             space -= entry.size
             batch.append(entry)
         return batch
@@ -248,10 +247,14 @@ class PublishingPipeline:
         pending, pause, give_up = batch, _FIRST_PAUSE, 0.0
         try:
             while True:
-                outcomes = await self._try(pending)
+                tried = pending
+                outcomes = await self._try(tried)
                 now = self._loop.time()
                 give_up = give_up or now + self._settings.retry_for
-                pending = self._finish(pending, outcomes, may_retry=now + pause < give_up)
+                pending = self._finish(tried, outcomes, may_retry=now + pause < give_up)
+                for entry in tried if tried is not batch else ():
+                    # The collector does not see entries, and an error may lead back to its batch.
+                    entry.error = None if entry.done else entry.error
                 if not pending:
                     break
                 await asyncio.sleep(pause)
@@ -279,16 +282,19 @@ class PublishingPipeline:
     ) -> list[_Entry]:
         """Give each message its outcome; return those that are to be sent again, in order."""
         failed: list[tuple[_Entry, BrokerError]] = []
-        published: list[_Entry] = []
         for entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BrokerError):
                 failed.append((entry, outcome))
                 continue
-            published.append(entry)
-            if not entry.future.done():
-                entry.future.set_result(outcome)
+            future = entry.future
+            if not future.done():
+                future.set_result(outcome)
+        published = batch
         again: list[_Entry] = []
         if failed:
+            published = [
+                entry for entry, outcome in zip(batch, outcomes, strict=True) if not isinstance(outcome, BrokerError)
+            ]
             overtaken = _keys_published_later(batch, outcomes)
             for entry, error in failed:
                 if may_retry and error.retriable and id(entry) not in overtaken and self._is_harmless(entry, error):
@@ -312,7 +318,8 @@ class PublishingPipeline:
     def _fail_all(self, entries: list[_Entry], reason: BrokerError) -> None:
         left = [entry for entry in entries if not entry.done]
         for entry in left:
-            self._fail(entry, entry.error or reason)
+            error, entry.error = entry.error or reason, None
+            self._fail(entry, error)
         self._leave(left, [])
 
     def _leave(self, finished: list[_Entry], again: list[_Entry]) -> None:
@@ -325,10 +332,8 @@ class PublishingPipeline:
             entry.done = True
             size += entry.size
             key = entry.message.key
-            if key is not None and key not in held:
-                waiting = busy.pop(key, None)
-                if waiting:
-                    released += waiting
+            if key is not None and key not in held and busy.pop(key, None) is not None and self._waiting:
+                released += self._waiting.pop(key, ())
         if released:
             self._ready.extendleft(reversed(released))
         self.messages -= len(finished)
@@ -359,9 +364,9 @@ class PublishingPipeline:
     def _abandon_queued(self) -> None:
         self._closed = self._abandoned = True
         queued = [*self._ready]
-        for waiting in self._busy.values():
+        for waiting in self._waiting.values():
             queued += waiting
-            waiting.clear()
+        self._waiting.clear()
         self._ready.clear()
         self._fail_all(queued, Closed("The topic was closed before the message was sent"))
 
