@@ -109,15 +109,10 @@ class Engine:
     def concurrency(self) -> int:
         return max(1, len(self.workers))
 
-    @property
-    def single(self) -> Intake | None:
-        """The only intake, where there is one."""
-        return self._intakes[0] if len(self._intakes) == 1 else None
-
     def take(self) -> Message[Any] | None:
         """The next message, if one is there."""
         while not self._ended and (message := self.ready.take()) is not None:
-            if message.state is _OPEN and self._admit(message):
+            if self._admitted((message,)):
                 message.lease_ends = self._loop.time() + self.options.max_lease
                 intake_of(message).handed_over(1)
                 return message
@@ -126,14 +121,11 @@ class Engine:
     def take_batch(self, most: int) -> list[Message[Any]]:
         """Up to `most` of the messages that are there."""
         batch: list[Message[Any]] = []
-        if self._ended:
-            return batch
         lease_ends = self._loop.time() + self.options.max_lease
-        ready_take = self.ready.take
-        while len(batch) < most and (message := ready_take()) is not None:
-            if message.state is _OPEN and self._admit(message):
-                message.lease_ends = lease_ends
-                batch.append(message)
+        while not self._ended and len(batch) < most and (taken := self.ready.take_some(most - len(batch))):
+            batch += self._admitted(taken)
+        for message in batch:
+            message.lease_ends = lease_ends
         if batch:
             for intake in self._intakes:
                 intake.handed_over(len(batch))
@@ -203,19 +195,21 @@ class Engine:
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
+        open_ones = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
-            await _settle_each(messages, lambda message: message.nack(delay))
+            await _all([message.nack(delay) for message in open_ones])
             return
-        single = self.single
-        if single is not None:
-            answer = single.ack_all(messages)
-            if answer is not None:
-                await answer
+        parts: dict[Intake, list[Message[Any]]] = {}
+        if len(self._intakes) == 1:
+            parts[self._intakes[0]] = open_ones
         else:
-            await _settle_each(messages, lambda message: message.ack())
-        lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
-        if lost is not None:
-            lost.begin_settling(Outcome.ACK)
+            for message in open_ones:
+                parts.setdefault(intake_of(message), []).append(message)
+        await _all([answer for intake, part in parts.items() if (answer := intake.ack_all(part)) is not None])
+        if len(open_ones) < len(messages):
+            lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
+            if lost is not None:
+                lost.begin_settling(Outcome.ACK)
 
     # -- ending ------------------------------------------------------------------------------------------
 
@@ -279,23 +273,28 @@ class Engine:
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
             intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
-    def _admit(self, message: Message[Any]) -> bool:
-        """Whether a handler may see it; poison goes to the dead letters instead."""
-        attempt = message.view.delivery_attempt(message.raw)
-        bound = self._delivery_bound
-        if attempt is not None and attempt > bound and attempt - self.attempts.releases(message.id) > bound:
-            reason = f"delivered {attempt - 1} times without being settled"
-            self.disposition.give_up_soon(intake_of(message), message, reason)
-            return False
-        if self._decode is not None:
-            try:
-                message.decoded = self._decode(message.data)
-            except Exception as error:
-                told = error.message if isinstance(error, DecodeError) else describe(error)
-                reason = f"cannot be decoded: {told}"
-                self.disposition.give_up_soon(intake_of(message), message, reason, error)
-                return False
-        return True
+    def _admitted(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+        """The open ones that a handler may see, decoded; poison goes to the dead letters instead."""
+        admitted: list[Message[Any]] = []
+        bound, decode = self._delivery_bound, self._decode
+        for message in messages:
+            if message.state is not _OPEN:
+                continue
+            attempt = message.view.delivery_attempt(message.raw)
+            if attempt is not None and attempt > bound and attempt - self.attempts.releases(message.id) > bound:
+                reason = f"delivered {attempt - 1} times without being settled"
+                self.disposition.give_up_soon(intake_of(message), message, reason)
+                continue
+            if decode is not None:
+                try:
+                    message.decoded = decode(message.data)
+                except Exception as error:
+                    told = error.message if isinstance(error, DecodeError) else describe(error)
+                    reason = f"cannot be decoded: {told}"
+                    self.disposition.give_up_soon(intake_of(message), message, reason, error)
+                    continue
+            admitted.append(message)
+        return admitted
 
     def _make_lanes(self) -> Lanes | None:
         if not self.options.ordered_by_key:
@@ -340,9 +339,8 @@ def _resolve(waiter: asyncio.Future[None], error: Exception) -> None:
         waiter.set_exception(error)
 
 
-async def _settle_each(messages: Sequence[Message[Any]], settle: Callable[[Message[Any]], Awaitable[None]]) -> None:
-    open_ones = [message for message in messages if message.state is _OPEN]
-    results = await asyncio.gather(*(settle(message) for message in open_ones), return_exceptions=True)
-    for result in results:
+async def _all(settlements: Sequence[Awaitable[None]]) -> None:
+    """Wait for all, then raise the first failure."""
+    for result in await asyncio.gather(*settlements, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

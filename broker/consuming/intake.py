@@ -87,7 +87,8 @@ class Intake:
     def __init__(self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
         self.engine = engine
         self.topic = topic
-        self.held: dict[Message[Any], None] = {}
+        self.held: dict[Message[Any], int] = {}
+        """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
         self._flow = Flow(max_messages, max_bytes)
         self._prefetch = Prefetch(min(prefetch, max_messages))
         self._loop = asyncio.get_running_loop()
@@ -177,16 +178,12 @@ class Intake:
             self._settle_pump.put(Settlement(message, _ACK))
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
-        """Ack those that are open, as one batch; a future where the broker answers."""
-        settlements: list[Settlement] = []
+        """Ack these, which are open, as one batch; a future where the broker answers."""
         for message in messages:
-            if message.state is _OPEN:
-                message.state = _SETTLING
-                message.outcome = _ACK
-                settlements.append(Settlement(message, _ACK))
-        if not settlements:
-            return None
-        if self._awaits_acks:
+            message.state = _SETTLING
+            message.outcome = _ACK
+        settlements = [Settlement(message, _ACK) for message in messages]
+        if self._awaits_acks and settlements:
             return self._settle_pump.put_and_wait(settlements)
         self._settle_pump.put_all(settlements)
         return None
@@ -207,8 +204,7 @@ class Intake:
             message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
         if message in self.held:
-            del self.held[message]
-            self.held[copy] = None
+            self.held[copy] = self.held.pop(message)
         self.engine.ready.replace(message, copy)
         message.state = _SETTLED
         return copy
@@ -217,13 +213,14 @@ class Intake:
         size = 0
         count = 0
         attempts = self.engine.attempts
+        forgets = bool(attempts)
         lanes = self.engine.lanes
         held = self.held
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
-            if message in held:
-                del held[message]
-                size += message.size
+            bytes_held = held.pop(message, None)
+            if bytes_held is not None:
+                size += bytes_held
                 count += 1
             if error is not None:
                 self._refused(message, error)
@@ -234,7 +231,7 @@ class Intake:
                 message.state = _SETTLED
                 if lanes is not None:
                     lanes.done(message)
-                if attempts and settlement.outcome is not Outcome.NACK:
+                if forgets and settlement.outcome is not Outcome.NACK:
                     attempts.forget(message.id)
         self._flow.freed(count, size)
         if self._hooks.listening:
@@ -280,9 +277,9 @@ class Intake:
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
-            if message in self.held:
-                del self.held[message]
-                self._flow.freed(1, message.size)
+            bytes_held = self.held.pop(message, None)
+            if bytes_held is not None:
+                self._flow.freed(1, bytes_held)
             if message.state is _SETTLED or message.state is _LOST:
                 continue
             message.state = _LOST
@@ -325,13 +322,11 @@ class Intake:
         return min(wanted, self._flow.room), self._flow.byte_room
 
     def _deliver(self, messages: Sequence[Message[Any]]) -> None:
-        size = 0
-        held = self.held
         for message in messages:
             message.owner = self
-            held[message] = None
-            size += message.size
-        self._flow.taken(len(messages), size)
+        sizes = [message.size for message in messages]
+        self.held.update(zip(messages, sizes, strict=True))
+        self._flow.taken(len(messages), sum(sizes))
         self.engine.deliver(self, messages)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:

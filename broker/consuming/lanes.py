@@ -119,6 +119,12 @@ class Lanes:
                 return entry.head
         return None
 
+    def take_some(self, most: int) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        while len(taken) < most and (message := self.take()) is not None:
+            taken.append(message)
+        return taken
+
     def done(self, message: Message[Any]) -> None:
         lane = self._lane(message)
         if lane is None or lane.head is not message:
