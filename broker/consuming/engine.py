@@ -57,15 +57,13 @@ class Engine:
         self.options = options
         self.attempts = Attempts()
         self.capabilities = capabilities
-        self.lanes = self._make_lanes()
-        self.ready: Ready = ArrivalOrder() if self.lanes is None else self.lanes
         self.disposition = Disposition(self, retry, dead_letter, subscription)
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode
         self._delivery_bound = retry.delivery_bound(give_backs_count=not capabilities.release_keeps_attempt)
         self._sources = sources
-        self._intakes: list[Intake] = []
+        self._intakes: deque[Intake] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._ended = False
         self._idle = False
@@ -86,7 +84,7 @@ class Engine:
         opened: list[tuple[Intake, MessageSource]] = []
         try:
             for topic, open_source in self._sources:
-                intake = Intake(self, topic, share, byte_share, prefetch)
+                intake = Intake(self, topic, share, byte_share, prefetch, self._make_ready(share))
                 opened.append((intake, await open_source(intake)))
         except BaseException:
             for _, source in opened:
@@ -110,25 +108,33 @@ class Engine:
         return max(1, len(self.workers))
 
     def take(self) -> Message[Any] | None:
-        """The next message, if one is there."""
-        while not self._ended and (message := self.ready.take()) is not None:
-            if self._admitted((message,)):
-                message.lease_ends = self._loop.time() + self.options.max_lease
-                intake_of(message).handed_over(1)
-                return message
+        """The next message, if one is there; sources take turns."""
+        for _ in range(len(self._intakes)):
+            intake = self._intakes[0]
+            self._intakes.rotate(-1)
+            while not self._ended and (message := intake.ready.take()) is not None:
+                if self._admitted((message,)):
+                    message.lease_ends = self._loop.time() + self.options.max_lease
+                    intake.handed_over(1)
+                    return message
         return None
 
     def take_batch(self, most: int) -> list[Message[Any]]:
-        """Up to `most` of the messages that are there."""
+        """Up to `most` of the messages that are there; sources take turns to be first."""
         batch: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
-        while not self._ended and len(batch) < most and (taken := self.ready.take_some(most - len(batch))):
-            batch += self._admitted(taken)
+        for _ in range(len(self._intakes)):
+            if len(batch) == most:
+                break
+            intake = self._intakes[0]
+            self._intakes.rotate(-1)
+            before = len(batch)
+            while not self._ended and len(batch) < most and (taken := intake.ready.take_some(most - len(batch))):
+                batch += self._admitted(taken)
+            if len(batch) > before:
+                intake.handed_over(len(batch) - before)
         for message in batch:
             message.lease_ends = lease_ends
-        if batch:
-            for intake in self._intakes:
-                intake.handed_over(len(batch))
         return batch
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
@@ -174,7 +180,7 @@ class Engine:
     def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None:
         """Take in what an intake fetched."""
         self._active_at = self._loop.time()
-        refused = self.ready.put_all(messages)
+        refused = intake.ready.put_all(messages)
         for message, delay in refused:
             intake.release((message,), min(delay, self.capabilities.native_delay))
         if self._waiters:
@@ -182,14 +188,14 @@ class Engine:
 
     def deliver_again(self, message: Message[Any]) -> None:
         """Hand a held message over once more."""
-        self.ready.put_again(message)
+        intake_of(message).ready.put_again(message)
         self._wake(1)
 
     def settled(self) -> None:
         """Something was settled or lost: lanes may have opened, handlers may have ended."""
         self._active_at = self._loop.time()
-        if self._waiters and len(self.ready):
-            self._wake(len(self.ready))
+        if self._waiters:
+            self._wake(sum(len(intake.ready) for intake in self._intakes))
         if self._quiet is not None and not self._quiet.done():
             self._quiet.set_result(None)
 
@@ -268,8 +274,8 @@ class Engine:
     async def _wind_down(self) -> None:
         await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
         self.disposition.stop()
-        self.ready.drain()
         for intake in self._intakes:
+            intake.ready.drain()
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
             intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
@@ -296,11 +302,10 @@ class Engine:
             admitted.append(message)
         return admitted
 
-    def _make_lanes(self) -> Lanes | None:
+    def _make_ready(self, most: int) -> Ready:
         if not self.options.ordered_by_key:
-            return None
-        share = max(1, self.options.max_outstanding // 4)
-        return Lanes(share if self.capabilities.native_delay > 0 else None, self._loop.time)
+            return ArrivalOrder()
+        return Lanes(max(1, most // 4) if self.capabilities.native_delay > 0 else None, self._loop.time)
 
     def _wake(self, count: int) -> None:
         waiters = self._waiters

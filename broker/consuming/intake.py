@@ -60,10 +60,6 @@ class Host(Protocol):
     @property
     def attempts(self) -> Attempts: ...
     @property
-    def ready(self) -> Ready: ...
-    @property
-    def lanes(self) -> Lanes | None: ...
-    @property
     def disposition(self) -> FailurePolicy: ...
     @property
     def wanted(self) -> int:
@@ -84,9 +80,13 @@ class Host(Protocol):
 class Intake:
     """Implements `MessageOwner` for the messages of one source, and `SourceListener` for the source."""
 
-    def __init__(self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
+    def __init__(
+        self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int, ready: Ready
+    ) -> None:
         self.engine = engine
         self.topic = topic
+        self.ready = ready
+        self._lanes = ready if isinstance(ready, Lanes) else None
         self.held: dict[Message[Any], int] = {}
         """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
         self._flow = Flow(max_messages, max_bytes)
@@ -205,7 +205,7 @@ class Intake:
         )
         if message in self.held:
             self.held[copy] = self.held.pop(message)
-        self.engine.ready.replace(message, copy)
+        self.ready.replace(message, copy)
         message.state = _SETTLED
         return copy
 
@@ -214,7 +214,7 @@ class Intake:
         count = 0
         attempts = self.engine.attempts
         forgets = bool(attempts)
-        lanes = self.engine.lanes
+        lanes = self._lanes
         held = self.held
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
@@ -286,7 +286,7 @@ class Intake:
             self._give_back_followers(message)
             if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
-                self.engine.ready.forget(message)
+                self.ready.forget(message)
             level = logging.DEBUG if message.lease_ends is None else logging.WARNING
             logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
             if self._hooks.listening:
@@ -295,7 +295,7 @@ class Intake:
         self.engine.settled()
 
     def _give_back_followers(self, message: Message[Any]) -> None:
-        self.release(self.engine.ready.abandon(message))
+        self.release(self.ready.abandon(message))
 
     # -- fetching ----------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class Intake:
         self._refill()
 
     def _refill(self) -> None:
-        if self._fetch_pump.waiting and 2 * len(self.engine.ready) <= self._prefetch.target:
+        if self._fetch_pump.waiting and 2 * len(self.ready) <= self._prefetch.target:
             self._fetch_pump.poke()
 
     def poke(self) -> None:
@@ -317,7 +317,7 @@ class Intake:
 
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
-        ready = len(self.engine.ready)
+        ready = len(self.ready)
         wanted = max(self.engine.wanted, target if 2 * ready <= target else 0) - ready
         return min(wanted, self._flow.room), self._flow.byte_room
 

@@ -109,6 +109,7 @@ async def test_a_batch_acks_in_one_settle() -> None:
             if count == 100:
                 break
     assert len(source.outcomes(Outcome.ACK)) == 100
+    assert source.settle_calls == 1
 
 
 async def test_never_more_than_max_outstanding() -> None:
