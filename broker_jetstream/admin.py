@@ -13,12 +13,13 @@ from typing import Any, Final
 from broker.errors import BackendError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting, Unsupported
 from broker.names import NativeName
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
-from broker_jetstream import consumers
+from broker_jetstream import consumers, given_back
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.layout import Layout, Layouts, layout_of
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
+    GIVEN_BACK,
     PARTITIONS_KEY,
     consumer_name,
     group_consumer,
@@ -172,13 +173,14 @@ class JetStreamAdmin:
             await self._connection.api(f"STREAM.DELETE.{stream}", what=f"Topic {name!r}")
         except TopicNotFound:
             return
+        await given_back.forget(self._connection, stream)
 
     async def list_topics(self) -> Sequence[str]:
         return sorted(
             [
                 topic_of(name)
                 async for name in self._pages("STREAM.NAMES", "streams", what="Topics")
-                if not name.startswith(("KV_", "OBJ_", "$"))
+                if name != GIVEN_BACK and not name.startswith(("KV_", "OBJ_", "$"))
             ]
         )
 
@@ -213,6 +215,7 @@ class JetStreamAdmin:
             await consumers.delete(
                 self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
             )
+        await given_back.forget(self._connection, layout.stream, consumer_name(name))
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         layout = await self._layouts.find(topic, fresh=True)

@@ -96,6 +96,7 @@ class JetStreamBackend:
                 confirmed_ack=ConfirmedAck.OPTIONAL,
                 native_delay=YEAR,
                 delivery_attempt=True,
+                release_keeps_attempt=True,
                 ordered_delivery=True,
                 start_time=True,
             ),

@@ -36,6 +36,7 @@ __all__ = [
     "LogView",
     "MessageView",
     "NativeMessage",
+    "deliveries_of",
     "encode_headers",
     "encode_id",
     "header",
@@ -88,6 +89,8 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
     """Loop time at which its lease ends on the server."""
     first: bool = False
     """It is known to be delivered for the first time; else its ack subject tells."""
+    given_back: int = 0
+    """How many of its deliveries were given back unhandled."""
     shown: Mapping[str, str] | None = None
 
     @property
@@ -263,6 +266,11 @@ def _reply_field(reply: bytes, index: int) -> int:
     return int(fields[(4 if len(fields) == 9 else 6) + index])
 
 
+def deliveries_of(reply: bytes) -> int:
+    """How often the message with this ack subject was delivered, this time included."""
+    return _reply_field(reply, 0)
+
+
 def sequence_of(reply: bytes) -> int:
     """The place in the stream of a message with this ack subject."""
     return _reply_field(reply, 1)
@@ -303,7 +311,7 @@ class MessageView:
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         # Asked for every message, so the usual answer is found when it arrives.
-        return 1 if raw.first else _reply_field(raw.reply, 0)
+        return 1 if raw.first else _reply_field(raw.reply, 0) - raw.given_back
 
     def native(self, raw: Any, /) -> Any:
         return raw

@@ -61,7 +61,7 @@ class Engine:
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode
-        self._delivery_bound = retry.delivery_bound(give_backs_count=not capabilities.release_keeps_attempt)
+        self._delivery_bound = retry.delivery_bound
         self._sources = sources
         self._intakes: deque[Intake] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def concurrency(self) -> int:
-        return max(1, len(self.workers))
+        return len(self.workers) or 1
 
     def take(self) -> Message[Any] | None:
         """The next message, if one is there; sources take turns."""

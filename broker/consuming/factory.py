@@ -70,7 +70,7 @@ class ConsumerFactory:
                 ordered_by_key=options.ordered_by_key,
                 confirm_acks=options.confirm_acks,
                 max_outstanding=max(1, options.max_outstanding // len(topics)),
-                max_deliveries=retry.delivery_bound(give_backs_count=not family.release_keeps_attempt),
+                max_deliveries=retry.delivery_bound,
             )
             return lambda listener: self._backend.subscribe(wanted, listener)
 

@@ -273,7 +273,8 @@ class Intake:
                 message.lease_ends = None
         self._lose(expired, f"max_lease of {self.engine.options.max_lease:g} s passed")
         for message in expired:
-            self._settle_pump.put(Settlement(message, _RELEASE))
+            # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
+            self._settle_pump.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:

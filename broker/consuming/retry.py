@@ -39,9 +39,9 @@ class Retry:
     :param on: the exceptions that are retried; others give up at once.
     :param never: exceptions that give up at once even if `on` names them.
     :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
-    :param max_deliveries: deliveries of any kind before giving up; catches the message that kills the
-        process. None is ten times `max_attempts`, and a hundred times where the broker counts what was given
-        back unhandled (`capabilities.messages.release_keeps_attempt` is False).
+    :param max_deliveries: deliveries before giving up, however they ended; catches the message that kills the
+        process. What was given back unhandled does not count, unless another process did so and the broker counts it
+        (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
     """
 
     max_attempts: int = 5
@@ -79,15 +79,10 @@ class Retry:
         for field, kinds in (("on", self.on), ("never", self.never)):
             _require(_are_exceptions(kinds), field, kinds, "a tuple of exception classes, such as (OSError,)")
 
-    def delivery_bound(self, *, give_backs_count: bool) -> int:
-        """After this many deliveries a message is given up, whatever became of them.
-
-        :param give_backs_count: the broker counts what was given back unhandled as well, so that orderly restarts
-            use up deliveries; the default is ten times as high then.
-        """
-        if self.max_deliveries is not None:
-            return self.max_deliveries
-        return (100 if give_backs_count else 10) * self.max_attempts
+    @property
+    def delivery_bound(self) -> int:
+        """After this many deliveries a message is given up, whatever became of them."""
+        return 10 * self.max_attempts if self.max_deliveries is None else self.max_deliveries
 
     @property
     def longest(self) -> float:

@@ -173,7 +173,7 @@ async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
         with pytest.raises(LeaseLost):
             await message.ack()
     assert [event for event in events if isinstance(event, LeaseExpired)]
-    assert source.outcomes(Outcome.RELEASE) == ["1"]
+    assert source.outcomes(Outcome.NACK) == ["1"]
 
 
 async def test_extend_raises_max_lease() -> None:
