@@ -114,7 +114,6 @@ class Engine:
             self._intakes.rotate(-1)
             while not self._ended and (message := intake.ready.take()) is not None:
                 if self._admitted((message,)):
-                    message.lease_ends = self._loop.time() + self.options.max_lease
                     intake.handed_over(1)
                     return message
         return None
@@ -122,7 +121,6 @@ class Engine:
     def take_batch(self, most: int) -> list[Message[Any]]:
         """Up to `most` of the messages that are there; sources take turns to be first."""
         batch: list[Message[Any]] = []
-        lease_ends = self._loop.time() + self.options.max_lease
         for _ in range(len(self._intakes)):
             if len(batch) == most:
                 break
@@ -133,8 +131,6 @@ class Engine:
                 batch += self._admitted(taken)
             if len(batch) > before:
                 intake.handed_over(len(batch) - before)
-        for message in batch:
-            message.lease_ends = lease_ends
         return batch
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
@@ -280,8 +276,9 @@ class Engine:
             intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
     def _admitted(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """The open ones that a handler may see, decoded; poison goes to the dead letters instead."""
+        """The open ones that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
         admitted: list[Message[Any]] = []
+        lease_ends = self._loop.time() + self.options.max_lease
         bound, decode = self._delivery_bound, self._decode
         for message in messages:
             if message.state is not _OPEN:
@@ -299,6 +296,7 @@ class Engine:
                     reason = f"cannot be decoded: {told}"
                     self.disposition.give_up_soon(intake_of(message), message, reason, error)
                     continue
+            message.lease_ends = lease_ends
             admitted.append(message)
         return admitted
 
