@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
+from weakref import WeakSet
 
 from typing_extensions import TypeVar
 
@@ -26,7 +27,7 @@ from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
-from broker.publishing.topic import TopicFacade
+from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
@@ -77,11 +78,12 @@ class Bus:
         self._opened = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
+        self._topics: dict[tuple[str, object], TopicFacade[Any]] = {}
         self._admin = AdminFacade(self)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
-        self._consumers: list[MessageConsumer[Any] | RecordConsumer[Any]] = []
+        # An open consumer is held by who opened it; one that nobody opened is nobody's to close.
+        self._consumers: WeakSet[MessageConsumer[Any] | RecordConsumer[Any]] = WeakSet()
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -117,9 +119,9 @@ class Bus:
 
     async def _close(self) -> None:
         try:
-            ends = await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True)
+            ends = await asyncio.gather(*(one.close() for one in tuple(self._consumers)), return_exceptions=True)
             self._closed = True
-            ends += await asyncio.gather(*(topic.close() for topic, _ in self._topics.values()), return_exceptions=True)
+            ends += await asyncio.gather(*(topic.close() for topic in self._topics.values()), return_exceptions=True)
         finally:
             self._closed = True
             await self._backend.close()
@@ -168,19 +170,18 @@ class Bus:
     def topic(self, name: str, codec: Codec[Any] | None = None) -> TopicFacade[Any]:
         """A topic to publish to, without I/O; a missing one shows at the first publish.
 
-        The same object for the same name and codec, closed with the bus.
+        The same object for the same name and an equal codec until it is closed, at the latest with the bus. A codec
+        of your own that is made for each call needs `__eq__` and `__hash__`, or each has a topic of its own.
 
         :raises InvalidName: the name is not portable.
         """
         check_name(name, "topic")
-        entry = self._topics.get((name, id(codec)))
-        if entry is None:
-            facade: TopicFacade[Any] = TopicFacade(
-                name, partial(self._target, name), codec, self.capabilities, self.hooks
-            )
-            # The codec is kept with its topic, so that its id is not given to another one.
-            entry = self._topics[(name, id(codec))] = (facade, codec)
-        return entry[0]
+        key = (name, codec_key(codec))
+        topic = self._topics.get(key)
+        if topic is None or topic.closed:
+            topic = TopicFacade(name, partial(self._target, name), codec, self.capabilities, self.hooks)
+            self._topics[key] = topic
+        return topic
 
     def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
         """A publisher whose transactions carry this id; opening it fences an older one of the same id.
@@ -371,7 +372,7 @@ class Bus:
         return consumer
 
     def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
-        self._consumers = [*(earlier for earlier in self._consumers if not earlier.closed), consumer]
+        self._consumers.add(consumer)
 
     def _target(self, name: str) -> Any:
         self._check_open()
