@@ -11,6 +11,8 @@ import asyncio
 from secrets import token_hex
 from typing import ClassVar
 
+from nats.aio.client import Client
+
 from broker.capabilities import (
     Capabilities,
     ConfirmedAck,
@@ -104,6 +106,16 @@ class JetStreamBackend:
             durable=settings.embedded != "",
             shared=settings.embedded != "",
         )
+
+    @property
+    def client(self) -> Client:
+        """nats-py's client of the moment, for what this library has no call for; after a reconnect it may be another.
+
+        Do not close or drain it: the connection is the backend's.
+
+        :raises Closed: the backend is not open.
+        """
+        return self._connection.client
 
     async def open(self) -> None:
         try:
