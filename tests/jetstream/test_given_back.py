@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -240,6 +242,38 @@ async def test_a_user_without_the_rights_is_told_once_and_goes_on(topic: str) ->
         await source.close()
         await backend.admin().delete_subscription(topic, "billing")
         await backend.close()
+
+
+async def test_the_rights_that_the_page_lists_suffice(events: list[Event]) -> None:
+    page = (Path(__file__).parents[2] / "docs/backends/jetstream.md").read_text()
+    publishing, receiving = page.split("  publish:   ")[1].split("  ```")[0].split("  subscribe: ")
+    rights = f"permissions: {{ publish: {json.dumps(publishing.split())}, subscribe: {json.dumps(receiving.split())} }}"
+    users = (
+        f'authorization {{ users: [ {{ user: "all", password: "x" }}, {{ user: "ann", password: "x", {rights} }} ] }}'
+    )
+    with NatsServer(users) as server:
+        hooks = Hooks()
+        hooks.listen(events.append)
+        everything, ann = (
+            JetStreamBackend(JetStreamSettings(servers=(server.url,), user=user, password=SecretStr("x")), hooks)
+            for user in ("all", "ann")
+        )
+        await everything.open()
+        await make_topic(everything, "orders")
+        await ann.open()
+        await publish(ann, "orders", *bodies(3))
+        for _ in range(3):
+            listener = Listener()
+            source = await subscribe(ann, "orders", listener=listener)
+            found = await receive(source, 3)
+            assert attempts(found) == [1] * 3
+            await source.settle(settle_all(found, Outcome.RELEASE))
+            await source.close()
+            assert listener.events == []
+        assert await stored(everything, "orders") == 1
+        await ann.close()
+        await everything.close()
+    assert not [event for event in events if isinstance(event, Warned)]
 
 
 @pytest.mark.parametrize(
