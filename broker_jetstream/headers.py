@@ -50,7 +50,6 @@ __all__ = [
 MAX_HEADERS: Final = 65_535
 """Bytes of headers that a server stores."""
 
-_START: Final = b"NATS/1.0\r\n"
 _KEY: Final = b"\r\nanybroker-key: "
 _KEY_64: Final = b"\r\nanybroker-key-64: "
 _TIME: Final = b"\r\nanybroker-time: "
