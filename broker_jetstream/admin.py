@@ -31,21 +31,10 @@ from broker_jetstream.names import (
     topic_of,
 )
 from broker_jetstream.positions import committed_of
+from broker_jetstream.topic_options import stream_changes
 
 __all__ = ["JetStreamAdmin"]
 
-_TOPIC_OPTIONS: Final = frozenset(
-    {
-        "storage",
-        "replicas",
-        "max_bytes",
-        "max_messages",
-        "max_message_size",
-        "deduplication_window",
-        "discard",
-        "compression",
-    }
-)
 _STREAM_IN_USE: Final = 10058
 
 
@@ -67,7 +56,7 @@ class JetStreamAdmin:
         :raises Unsupported: fewer partitions than there are, or a foreign stream.
         """
         stream = stream_name(name)
-        changes = self._changes(retention, options)
+        changes = stream_changes(retention, options)
         try:
             found = await self._layouts.info(name)
         except TopicNotFound:
@@ -144,27 +133,6 @@ class JetStreamAdmin:
         updated = await self._connection.api(f"STREAM.UPDATE.{layout.stream}", merged, what=f"Topic {name!r}")
         self._layouts.forget(name)
         return _topic_info(name, updated)
-
-    @staticmethod
-    def _changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        unknown = sorted(set(options) - _TOPIC_OPTIONS)
-        if unknown:
-            raise UnknownSetting(
-                f"A JetStream topic has no option {unknown[0]!r}", advice=f"It has {', '.join(sorted(_TOPIC_OPTIONS))}"
-            )
-        changes: dict[str, Any] = {}
-        if retention is not None:
-            if retention <= timedelta(0):
-                raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
-            changes["max_age"] = round(retention.total_seconds() * NANOSECONDS)
-        names = {"replicas": "num_replicas", "max_messages": "max_msgs", "max_message_size": "max_msg_size"}
-        for option, value in options.items():
-            if option == "deduplication_window":
-                seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-                changes["duplicate_window"] = round(seconds * NANOSECONDS)
-            else:
-                changes[names.get(option, option)] = value
-        return changes
 
     async def delete_topic(self, name: str) -> None:
         stream = stream_name(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,7 @@ from broker_jetstream.headers import (
     status_of,
 )
 from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.times import server_time
 
 __all__ = ["JetStreamLogReader"]
 
@@ -63,7 +64,7 @@ class JetStreamLogReader:
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
         layout, _, following = await self._state(topic)
-        moment = time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        moment = server_time(time)
         found: dict[int, int] = {}
         for number in range(layout.partitions):
             subject = layout.partition_filter(number)

@@ -15,10 +15,8 @@ message that the server dropped without a word may be overtaken by one of anothe
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, MutableSequence, Sequence
-from datetime import UTC
 from itertools import count
 from secrets import token_hex
 from zlib import crc32
@@ -41,6 +39,7 @@ from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import encode_headers, encode_id
 from broker_jetstream.in_flight import Batch, InFlight, decode_ack
 from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.times import schedule_time, ttl_seconds
 
 __all__ = ["JetStreamTarget", "partition_of"]
 
@@ -83,8 +82,9 @@ class JetStreamTarget:
                     replies.subjects = frozenset(item.subject for item in batch.items)
                     replies.nobody_there = in_flight.nobody_there
                     await in_flight.write(batch, deadline)
-            await in_flight.wait(batch, deadline)
-            self._read(batch, outcomes)
+            if batch.items:
+                await in_flight.wait(batch, deadline)
+                self._read(batch, outcomes)
         finally:
             replies.close()
             if batch is not None:
@@ -164,8 +164,7 @@ class JetStreamTarget:
     ) -> tuple[bytes, bytes, int]:
         """Subject, headers and place of a message with a time to live or a time to be delivered."""
         version = self._connection.server_version
-        # The server counts whole seconds; rounding up keeps a message rather longer than shorter.
-        ttl = b"" if message.ttl is None else b"%ds" % math.ceil(message.ttl)
+        ttl = b"" if message.ttl is None else b"%ds" % ttl_seconds(message.ttl)
         if ttl and version < (2, 11):
             raise Unsupported("This server has no time to live per message", advice="Use nats-server 2.11 or newer")
         if message.deliver_at is None or message.deliver_at.timestamp() <= now / 1_000_000:
@@ -179,7 +178,7 @@ class JetStreamTarget:
                 f"Topic {self._topic!r} takes no scheduled messages",
                 advice="It takes nats-server 2.12 and a topic made by ensure_topic",
             )
-        moment = message.deliver_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
+        moment = schedule_time(message.deliver_at).encode()
         extra = b"anybroker-id: %b\r\nNats-Schedule: @at %b\r\nNats-Schedule-Target: %b\r\n" % (
             message_id,
             moment,
