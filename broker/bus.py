@@ -237,7 +237,8 @@ class Bus:
         :param retry: what happens when a handler raises; `Retry()` if None.
         :param dead_letter: the topic for exhausted, rejected and undecodable messages, which must exist; `DROP`
             acknowledges them; None brings them back at the longest backoff.
-        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel.
+        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel; the next one
+            follows when the last is settled and its handler has ended.
         :param start: where a new subscription begins: "earliest", "latest" or a time.
         :param create: create a missing subscription; False raises SubscriptionNotFound at open.
         :param max_outstanding: the most messages fetched and not settled, buffered ones included.

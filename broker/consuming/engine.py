@@ -284,7 +284,7 @@ class Engine:
             if message.state is not _OPEN:
                 continue
             attempt = message.view.delivery_attempt(message.raw)
-            if attempt is not None and attempt > bound and attempt - self.attempts.releases(message.id) > bound:
+            if attempt is not None and attempt > bound and attempt - self.attempts.releases(message) > bound:
                 reason = f"delivered {attempt - 1} times without being settled"
                 self.disposition.give_up_soon(intake_of(message), message, reason)
                 continue

@@ -146,13 +146,13 @@ class Intake:
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
         if message.scope is not None:
             scopes.leave(message, error)
+        self.returned(message)
         if error is None:
             # As after a handler: a refusal is an event, since the message comes again and the loop is to go on.
             self.ack_soon(message)
             return False
         if isinstance(error, Exception):
-            if message.state is _OPEN:
-                self.engine.disposition.handler_failed(self, message, error)
+            self.engine.disposition.handler_failed(self, message, error)
             return True
         if message.state is _OPEN:
             self.release([message])
@@ -171,11 +171,18 @@ class Intake:
         self._settle_pump.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
-        """Ack what a handler left open; a refusal is an event, since nobody awaits it."""
+        """Ack what a handler that has returned left open; a refusal is an event, since nobody awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
             self._settle_pump.put(Settlement(message, _ACK))
+        else:
+            self.returned(message)
+
+    def returned(self, message: Message[Any]) -> None:
+        """Nobody works on it any more: if it was settled before, the next of its key may follow."""
+        if self._lanes is not None and self._lanes.returned(message):
+            self.engine.settled()
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
         """Ack these, which are open, as one batch; a future where the broker answers."""
@@ -195,7 +202,7 @@ class Intake:
                 message.state = _SETTLING
                 message.outcome = _RELEASE
                 if not self.capabilities.release_keeps_attempt:
-                    self.engine.attempts.released(message.id)
+                    self.engine.attempts.released(message)
                 self._settle_pump.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
@@ -232,7 +239,7 @@ class Intake:
                 if lanes is not None:
                     lanes.done(message)
                 if forgets and settlement.outcome is not Outcome.NACK:
-                    attempts.forget(message.id)
+                    attempts.forget(message)
         self._flow.freed(count, size)
         if self._hooks.listening:
             self._hooks.emit(

@@ -1,6 +1,7 @@
 """Key-ordered hand-over: keys run in parallel, the messages of one key strictly one after the other.
 
-A key's lane is open while its head is handed over and unsettled; a failed head blocks its own lane only.
+A key's lane is taken while its head is handed over and unsettled, and as long as a handler works on what it has settled
+early; a failed head blocks its own lane only.
 No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
 comes for a full lane is given back, and later messages of that key with it, until those come again in
 their order. Messages without a key are unordered. Pure but for the clock it is given; used on one event loop.
@@ -33,10 +34,12 @@ class _Spilled:
 
 
 class _Lane:
-    __slots__ = ("began", "head", "numbers", "pace", "spilled", "waiting")
+    __slots__ = ("began", "head", "in_hand", "numbers", "pace", "spilled", "waiting")
 
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
+        self.in_hand: Message[Any] | None = None
+        """What was the head, and is settled, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
         self.numbers = count()
@@ -46,6 +49,10 @@ class _Lane:
     @property
     def held(self) -> int:
         return len(self.waiting) + (self.head is not None)
+
+    @property
+    def free(self) -> bool:
+        return self.head is None and self.in_hand is None
 
     def spill(self, message_id: str, now: float) -> float:
         """Note it as given back; the seconds after which its turn should have come."""
@@ -90,7 +97,7 @@ class Lanes:
         elif self._share is not None and lane.held >= self._share:
             return lane.spill(message.id, self._clock())
         lane.waiting.append(message)
-        if lane.head is None and len(lane.waiting) == 1:
+        if lane.free and len(lane.waiting) == 1:
             self._ready.append(lane)
         return None
 
@@ -101,19 +108,22 @@ class Lanes:
             return
         lane.head = None
         lane.waiting.appendleft(message)
-        self._ready.append(lane)
+        if lane.free:
+            self._ready.append(lane)
 
     def replace(self, message: Message[Any], copy: Message[Any]) -> None:
         lane = self._lane(message)
         if lane is not None and lane.head is message:
             lane.head = copy
+            if message.in_use:
+                lane.in_hand = message
 
     def take(self) -> Message[Any] | None:
         while self._ready:
             entry = self._ready.popleft()
             if not isinstance(entry, _Lane):
                 return entry
-            if entry.head is None and entry.waiting:
+            if entry.free and entry.waiting:
                 entry.head = entry.waiting.popleft()
                 entry.began = self._clock()
                 return entry.head
@@ -130,6 +140,22 @@ class Lanes:
         if lane is None or lane.head is not message:
             return
         lane.head = None
+        if message.in_use:
+            lane.in_hand = message
+        elif lane.free:
+            self._follow(message, lane)
+
+    def returned(self, message: Message[Any]) -> bool:
+        """Nobody works on it any more; whether that lets another be handed over."""
+        lane = self._lane(message)
+        if lane is None or lane.in_hand is not message:
+            return False
+        lane.in_hand = None
+        if lane.free:
+            self._follow(message, lane)
+        return lane.free and bool(lane.waiting)
+
+    def _follow(self, message: Message[Any], lane: _Lane) -> None:
         took = self._clock() - lane.began
         lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
         if lane.waiting:

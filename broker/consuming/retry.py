@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from broker.checks import is_finite, is_whole
 from broker.errors import InvalidSetting
+from broker.messages import Message
 
 __all__ = ["DROP", "Attempts", "Drop", "Retry"]
 
@@ -103,40 +104,48 @@ class Retry:
 
 
 class Attempts:
-    """Failures and give-backs per message id, as far as this consumer saw them; the oldest are forgotten first."""
+    """Failures and give-backs of each message, as far as this consumer saw them; the oldest are forgotten first.
+
+    A message is told by its topic and id: topics may use the same ids.
+    """
 
     __slots__ = ("_failures", "_releases")
 
     def __init__(self) -> None:
-        self._failures: OrderedDict[str, int] = OrderedDict()
-        self._releases: OrderedDict[str, int] = OrderedDict()
+        self._failures: _Counts = OrderedDict()
+        self._releases: _Counts = OrderedDict()
 
-    def failed(self, message_id: str) -> int:
+    def failed(self, message: Message[Any]) -> int:
         """Count a failure; how many there are now."""
-        return _count(self._failures, message_id)
+        return _count(self._failures, message)
 
-    def failures(self, message_id: str) -> int:
-        return self._failures.get(message_id, 0)
+    def failures(self, message: Message[Any]) -> int:
+        return self._failures.get((message.topic, message.id), 0)
 
-    def released(self, message_id: str) -> None:
+    def released(self, message: Message[Any]) -> None:
         """Count a give-back: the delivery that it used up was no attempt."""
-        _count(self._releases, message_id)
+        _count(self._releases, message)
 
-    def releases(self, message_id: str) -> int:
-        return self._releases.get(message_id, 0)
+    def releases(self, message: Message[Any]) -> int:
+        return self._releases.get((message.topic, message.id), 0)
 
-    def forget(self, message_id: str) -> None:
+    def forget(self, message: Message[Any]) -> None:
         """The message is done."""
-        self._failures.pop(message_id, None)
-        self._releases.pop(message_id, None)
+        name = message.topic, message.id
+        self._failures.pop(name, None)
+        self._releases.pop(name, None)
 
     def __bool__(self) -> bool:
         return bool(self._failures or self._releases)
 
 
-def _count(counts: OrderedDict[str, int], message_id: str) -> int:
-    count = counts.pop(message_id, 0) + 1
-    counts[message_id] = count
+_Counts = OrderedDict[tuple[str, str], int]
+
+
+def _count(counts: _Counts, message: Message[Any]) -> int:
+    name = message.topic, message.id
+    count = counts.pop(name, 0) + 1
+    counts[name] = count
     if len(counts) > _TRACKED:
         counts.popitem(last=False)
     return count

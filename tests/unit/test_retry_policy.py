@@ -8,6 +8,8 @@ import pytest
 
 from broker.consuming.retry import Attempts, Retry
 from broker.errors import InvalidSetting
+from broker.messages import Message
+from tests.unit.scripted_source import NONE, VIEW, Raw
 
 
 def test_backoff_grows_to_its_maximum() -> None:
@@ -58,9 +60,24 @@ def test_a_policy_of_the_wrong_types_names_field_value_and_what_it_takes(field: 
 
 def test_attempts_are_forgotten_when_done() -> None:
     attempts = Attempts()
+    message = named("orders", "a")
     assert not attempts
-    assert [attempts.failed("a"), attempts.failed("a")] == [1, 2]
-    attempts.released("a")
-    assert attempts.releases("a") == 1
-    attempts.forget("a")
+    assert [attempts.failed(message), attempts.failed(named("orders", "a"))] == [1, 2]
+    attempts.released(message)
+    assert attempts.releases(message) == 1
+    attempts.forget(message)
     assert not attempts
+
+
+def test_equal_ids_of_two_topics_are_two_messages() -> None:
+    attempts = Attempts()
+    order, bill = named("orders", "a"), named("bills", "a")
+    assert [attempts.failed(order), attempts.failed(bill), attempts.failed(order)] == [1, 1, 2]
+    attempts.released(order)
+    assert (attempts.releases(order), attempts.releases(bill)) == (1, 0)
+    attempts.forget(order)
+    assert (attempts.failures(order), attempts.failures(bill)) == (0, 1)
+
+
+def named(topic: str, id: str) -> Message:
+    return Message(topic, b"", Raw(id, None, 1, NONE), VIEW)
