@@ -36,7 +36,7 @@ from broker.receipts import Receipt
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import encode_headers, encode_id
+from broker_jetstream.headers import LETTER_ROOM, encode_headers, encode_id, room_to_leave
 from broker_jetstream.in_flight import Batch, InFlight, decode_ack
 from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
@@ -103,6 +103,7 @@ class JetStreamTarget:
         subjects: dict[int, bytes] = {}
         now = time.time_ns() // 1000
         prefix, limit, number = replies.prefix, self._connection.max_payload, layout.partitions
+        near = limit - LETTER_ROOM
         for index in indexes:
             message = messages[index]
             try:
@@ -118,9 +119,10 @@ class JetStreamTarget:
                 else:
                     subject, block, place = self._special(message, ids[index], now, layout, partition, subject)
                 data = message.data or b""
-                if len(block) + len(data) > limit:
+                if len(block) + len(data) > near and len(block) + len(data) > limit - room_to_leave(message):
                     raise MessageTooLarge(
-                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}",
+                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}, less "
+                        f"{room_to_leave(message)} for what a dead letter tells",
                         advice="Raise max_payload of the server, or store the body elsewhere and publish a reference",
                     )
             except BrokerError as error:
