@@ -115,14 +115,21 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
 
 def header(block: bytes, name: bytes) -> bytes | None:
     """The first value of a header; `name` is spelled `\\r\\nName: `."""
-    start = block.find(name)
-    return None if start < 0 else block[start + len(name) :].partition(b"\r\n")[0]
+    return _value(block, block.find(name), len(name))
 
 
 def server_header(block: bytes, name: bytes) -> bytes | None:
     """The value of a header that the server appended; a publisher's of the same name comes before it."""
-    start = block.rfind(name)
-    return None if start < 0 else block[start + len(name) :].partition(b"\r\n")[0]
+    # The line before it has no end if the publisher's block had none.
+    return _value(block, block.rfind(name[2:]), len(name) - 2)
+
+
+def _value(block: bytes, start: int, name_length: int) -> bytes | None:
+    if start < 0:
+        return None
+    start += name_length
+    end = block.find(b"\r\n", start)
+    return block[start : end if end >= 0 else None]
 
 
 def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
@@ -139,8 +146,7 @@ def status_of(block: bytes) -> tuple[int, str]:
     """The status of a message without a body that a server sent, as (408, 'Request Timeout'); 0 if it has none."""
     if block[8:9] != b" ":
         return 0, ""
-    line = block[9 : block.index(b"\r\n")]
-    code, _, text = line.partition(b" ")
+    code, _, text = block[9:].partition(b"\r\n")[0].partition(b" ")
     return (int(code), text.decode("utf-8", "replace")) if code.isdigit() else (0, "")
 
 

@@ -174,7 +174,7 @@ class JetStreamMessageSource:
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         # The hot path: called by the client's read loop for every message.
-        if not data and block[8:9] == b" ":
+        if not data and block[8:9] == b" " and not reply:
             self._status(subject, block)
             return
         buffer = self._buffer

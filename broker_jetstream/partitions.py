@@ -22,7 +22,7 @@ from broker.records import Record
 from broker.spi import TopicPartition
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import GROUP, pinned_by
-from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, header, key_of, status_of
+from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.layout import Layout
 from broker_jetstream.positions import Positions, is_marked
 from broker_jetstream.pulls import Pulls
@@ -150,14 +150,14 @@ class Partition:
             await self._pulls.ask(wanted, max_bytes, self._pin)
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
-        if not data and block[8:9] == b" ":
+        if not data and block[8:9] == b" " and not reply:
             self._status(subject, block)
             return
         if not self.claimed:
             return
         self._pulls.credit -= 1
         self._pulls.heard = time.monotonic()
-        pin = header(block, PIN) or b""
+        pin = server_header(block, PIN) or b""
         if pin != self._pin:
             self._pinned(pin)
             return
