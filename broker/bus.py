@@ -19,6 +19,7 @@ from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
 from broker.capabilities import Capabilities, RecordCapabilities
+from broker.checks import check_codec
 from broker.consuming.consumer import MessageConsumer
 from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
 from broker.consuming.options import ConsumerOptions, MessageOptions
@@ -174,11 +175,13 @@ class Bus:
         of your own that is made for each call needs `__eq__` and `__hash__`, or each has a topic of its own.
 
         :raises InvalidName: the name is not portable.
+        :raises ConfigurationError: the codec is none.
         """
         check_name(name, "topic")
         key = (name, codec_key(codec))
         topic = self._topics.get(key)
         if topic is None or topic.closed:
+            check_codec(codec)
             topic = TopicFacade(name, partial(self._target, name), codec, self.capabilities, self.hooks)
             self._topics[key] = topic
         return topic
@@ -257,18 +260,17 @@ class Bus:
             check_topics(topics),
             subscription=subscription,
             codec=codec,
-            retry=retry or Retry(),
+            retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             start=start,
             create=create,
-            confirm_acks=confirm_acks,
             options=ConsumerOptions(
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
                 prefetch=prefetch,
                 max_lease=max_lease,
                 ordered_by_key=ordered_by_key,
-                confirm_acks=bool(confirm_acks),
+                confirm_acks=confirm_acks,
                 stop_when_idle=stop_when_idle,
                 close_timeout=close_timeout,
                 blocked_after=blocked_after,
@@ -324,8 +326,6 @@ class Bus:
             check_name(group, "group")
         if not isinstance(start, str) and not family.start_time:
             raise self._unsupported("a start time for records", "records.start_time")
-        if on_decode_error != "raise":
-            check_name(on_decode_error, "topic")
         wanted = RecordSubscription(topics=names, group=group, start=start, isolation=isolation)
         consumer: RecordConsumer[Any] = RecordConsumer(
             self._backend,

@@ -11,6 +11,7 @@ its own. Hooks, and callbacks of futures, run on the bus's loop: they return at 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
@@ -29,8 +30,9 @@ from broker.blocking.record_consumer import RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
+from broker.checks import check_callable
 from broker.consuming.options import MessageOptions
-from broker.errors import PublishError
+from broker.errors import ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
@@ -253,6 +255,11 @@ class Bus:
         """
         inner: dict[str, Any] = {**options}
         if (on_revoking := options.get("on_revoking")) is not None:
+            check_callable("on_revoking", on_revoking)
+            if inspect.iscoroutinefunction(on_revoking):
+                raise ConfigurationError(
+                    "on_revoking is a coroutine function", advice="Use a plain function here, or broker.connect"
+                )
             inner["on_revoking"] = in_thread(on_revoking)
         consumer = self._made("records", topics, group=group, codec=codec, **inner)
         return RecordConsumer(consumer, self._portal, self.hooks)

@@ -14,9 +14,10 @@ from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
+from broker.checks import check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine, intake_of
 from broker.consuming.handling import check_handler, conclude, within
-from broker.errors import Closed, ConfigurationError
+from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
@@ -117,6 +118,8 @@ class MessageConsumer(Generic[T]):
         :raises BrokerError: a fatal error, once.
         """
         engine = self._opened()
+        if timeout is not None:
+            check_patience("timeout", timeout)
         message = engine.take()
         if message is not None:
             return message
@@ -144,6 +147,7 @@ class MessageConsumer(Generic[T]):
         """
         engine = self._opened()
         self._check_batch(max_messages)
+        check_patience("timeout", timeout)
         batch = engine.take_batch(max_messages)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not batch and engine.check():
@@ -190,8 +194,7 @@ class MessageConsumer(Generic[T]):
         return Service(self, handler, concurrency)
 
     async def _work(self, concurrency: int, work: Callable[[], Awaitable[None]]) -> None:
-        if type(concurrency) is not int or concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency!r}", advice="It takes an int of 1 or more")
+        check_count("concurrency", concurrency)
         engine = self._opened()
         engine.check()
 
@@ -284,10 +287,9 @@ class MessageConsumer(Generic[T]):
         return self._engine
 
     def _check_batch(self, max_messages: int) -> None:
-        if not 1 <= max_messages <= self._max_outstanding:
-            raise ConfigurationError(
-                f"max_messages is {max_messages}",
-                advice=f"It takes 1 to max_outstanding, which is {self._max_outstanding}",
+        if not is_whole(max_messages) or not 1 <= max_messages <= self._max_outstanding:
+            raise refused(
+                "max_messages", max_messages, f"an int from 1 to max_outstanding, which is {self._max_outstanding}"
             )
 
 

@@ -11,10 +11,10 @@ import logging
 from typing import Any
 
 from broker.capabilities import LeaseMode
+from broker.checks import check_seconds
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
-from broker.consuming.options import check_seconds
 from broker.consuming.retry import Drop, Retry
 from broker.errors import Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
@@ -154,7 +154,7 @@ class Disposition:
         :raises ConfigurationError: it is not a number of seconds.
         :raises Unsupported: neither the broker nor this process can keep it.
         """
-        check_seconds("delay", delay)
+        check_seconds("delay", delay, zero=True)
         longest = max(intake.capabilities.native_delay, self._engine.options.max_lease)
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(

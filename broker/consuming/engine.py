@@ -92,7 +92,7 @@ class Engine:
             raise
         for intake, source in opened:
             self._intakes.append(intake)
-            intake.start(source, self.capabilities, confirm=self.options.confirm_acks)
+            intake.start(source, self.capabilities, confirm=bool(self.options.confirm_acks))
         self._active_at = self._loop.time()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)

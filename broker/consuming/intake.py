@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.checks import check_seconds
 from broker.consuming import scopes
 from broker.consuming.fetch_pump import FetchPump
 from broker.consuming.flow import Flow
 from broker.consuming.lanes import Lanes
 from broker.consuming.leases import LeaseKeeper
-from broker.consuming.options import ConsumerOptions, check_seconds
+from broker.consuming.options import ConsumerOptions
 from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
@@ -135,7 +136,7 @@ class Intake:
             await self.carry_out(message, Settlement(message, outcome))
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
-        check_seconds("seconds", seconds)
+        check_seconds("seconds", seconds, zero=True)
         if message in self.held:
             message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
 
