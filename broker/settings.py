@@ -292,8 +292,8 @@ def _masked(value: object) -> object:
     if isinstance(value, str):
         return mask_within(value)
     if isinstance(value, (list, tuple)):
-        items = cast("Sequence[object]", value)
-        return type(value)(_masked(item) for item in items)  # pyright: ignore[reportUnknownVariableType]
+        items = [_masked(item) for item in cast("Sequence[object]", value)]
+        return items if isinstance(value, list) else tuple(items)
     return value
 
 
