@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -42,6 +43,35 @@ async def test_a_batch_handler_settles_each_by_its_result() -> None:
         await consumer.receive_batches(handle)
     assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["2"]
     assert sorted(source.outcomes(Outcome.ACK)) == ["1", "2", "3"]
+
+
+async def test_a_cancelled_receive_tells_what_a_handler_raised(caplog: pytest.LogCaptureFixture) -> None:
+    class Boom(BaseException):
+        pass
+
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    complaints: list[object] = []
+    raised: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            if message.id != "1":
+                raised.append(message.id)
+                raise Boom(message.id)
+            await asyncio.Event().wait()
+
+        receiving = asyncio.create_task(consumer.receive(handle, concurrency=3))
+        await until(lambda: len(raised) == 2)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        del receiving
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+    assert "Boom" in caplog.text
 
 
 async def test_a_cancelled_batch_handler_gives_the_whole_batch_back() -> None:
