@@ -2,7 +2,9 @@
 
 The variants of a work run in turn, in one process, in an order that is reversed every round, so that a machine that
 gets slower is slow for all of them. Compared are the ratios and differences within one round; told are their medians
-and their whole spread. CPU is user and system time of this process with all its threads; servers are other processes.
+and their whole spread. A difference that is small beside what is measured is taken between neighbours, `in_pairs`.
+CPU is user and system time of this process with all its threads; servers are other processes. The garbage collector
+is on, as in a user's process, and begins every run with nothing to look at.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
-__all__ = ["Sample", "Series", "Spread", "Variant", "alternate"]
+__all__ = ["Sample", "Series", "Spread", "Variant", "alternate", "in_pairs"]
 
 Variant = Callable[[], AbstractAsyncContextManager[Callable[[], Awaitable[object]]]]
 """Prepares a run when it is entered and cleans up when it is left; only what it yields is measured."""
@@ -88,10 +90,30 @@ async def alternate(variants: Mapping[str, Variant], *, count: int, rounds: int)
     return {name: Series(runs) for name, runs in samples.items()}
 
 
+async def in_pairs(
+    base: Variant, variants: Mapping[str, Variant], *, count: int, rounds: int
+) -> dict[str, tuple[Series, Series]]:
+    """Run each variant once per round with the base right before it, or right after it in every other round.
+
+    :returns: for each variant its own runs and those of the base beside them.
+    """
+    samples: dict[str, tuple[list[Sample], list[Sample]]] = {name: ([], []) for name in variants}
+    for number in range(rounds):
+        for name, variant in variants.items():
+            pair = ((variant, samples[name][0]), (base, samples[name][1]))
+            for work, runs in pair if number % 2 else pair[::-1]:
+                runs.append(await _measure(work, count))
+    return {name: (Series(own), Series(beside)) for name, (own, beside) in samples.items()}
+
+
 async def _measure(variant: Variant, count: int) -> Sample:
     async with variant() as run:
         gc.collect()
-        started, cpu_started = time.perf_counter(), time.process_time()
-        await run()
-        cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
+        gc.freeze()
+        try:
+            started, cpu_started = time.perf_counter(), time.process_time()
+            await run()
+            cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
+        finally:
+            gc.unfreeze()
     return Sample(count, seconds, cpu)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.checks import is_whole
+from broker.checks import check_callable, check_count, is_whole
 from broker.errors import ConfigurationError, Unsupported
 from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.names import check_name
@@ -39,8 +39,7 @@ class AdminFacade:
         :raises Unsupported: the broker cannot change an existing topic that way.
         """
         check_name(name, "topic")
-        if partitions is not None and not (is_whole(partitions) and partitions >= 1):
-            raise ConfigurationError(f"partitions is {partitions!r}", advice="It takes an int of 1 or more, or None")
+        check_count("partitions", partitions, optional=True)
         if retention is not None and not (isinstance(retention, timedelta) and retention > timedelta(0)):
             shown = str(retention) if isinstance(retention, timedelta) else repr(retention)
             raise ConfigurationError(f"retention is {shown}", advice="It takes a timedelta above 0, or None")
@@ -168,7 +167,8 @@ class AdminFacade:
         :raises TopicNotFound: there is no such dead-letter topic.
         """
         check_name(dead_letter_topic, "topic")
-        _check_limit(limit)
+        check_count("limit", limit, optional=True)
+        check_callable("progress", progress, optional=True)
         return await redrive(self._bus, dead_letter_topic, limit=limit, progress=progress)
 
     async def list_dead(self, dead_letter_topic: str, *, limit: int = 100) -> list[DeadLetter]:
@@ -179,7 +179,7 @@ class AdminFacade:
         :raises TopicNotFound: there is no such dead-letter topic.
         """
         check_name(dead_letter_topic, "topic")
-        _check_limit(limit)
+        check_count("limit", limit)
         return await list_dead_letters(self._bus, dead_letter_topic, limit=limit)
 
     @property
@@ -204,8 +204,3 @@ class AdminFacade:
                 raise Unsupported(
                     f"{capabilities.backend} cannot begin at a time", advice='Use start="earliest" or start="latest"'
                 )
-
-
-def _check_limit(limit: int | None) -> None:
-    if limit is not None and not (is_whole(limit) and limit >= 1):
-        raise ConfigurationError(f"limit is {limit!r}", advice="It takes an int of 1 or more")

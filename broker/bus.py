@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
+from weakref import WeakSet
 
 from typing_extensions import TypeVar
 
 from broker.admin import AdminFacade
 from broker.capabilities import Capabilities, RecordCapabilities
+from broker.checks import check_codec
 from broker.consuming.consumer import MessageConsumer
 from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
 from broker.consuming.options import ConsumerOptions, MessageOptions
@@ -26,7 +28,7 @@ from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
-from broker.publishing.topic import TopicFacade
+from broker.publishing.topic import TopicFacade, codec_key
 from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
@@ -77,11 +79,12 @@ class Bus:
         self._opened = False
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._topics: dict[tuple[str, int], tuple[TopicFacade[Any], Any]] = {}
+        self._topics: dict[tuple[str, object], TopicFacade[Any]] = {}
         self._admin = AdminFacade(self)
         self._log: LogReaderFacade | None = None
         self._consumer_factory = ConsumerFactory(self, backend)
-        self._consumers: list[MessageConsumer[Any] | RecordConsumer[Any]] = []
+        # An open consumer is held by who opened it; one that nobody opened is nobody's to close.
+        self._consumers: WeakSet[MessageConsumer[Any] | RecordConsumer[Any]] = WeakSet()
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -117,9 +120,9 @@ class Bus:
 
     async def _close(self) -> None:
         try:
-            ends = await asyncio.gather(*(one.close() for one in self._consumers), return_exceptions=True)
+            ends = await asyncio.gather(*(one.close() for one in tuple(self._consumers)), return_exceptions=True)
             self._closed = True
-            ends += await asyncio.gather(*(topic.close() for topic, _ in self._topics.values()), return_exceptions=True)
+            ends += await asyncio.gather(*(topic.close() for topic in self._topics.values()), return_exceptions=True)
         finally:
             self._closed = True
             await self._backend.close()
@@ -168,19 +171,20 @@ class Bus:
     def topic(self, name: str, codec: Codec[Any] | None = None) -> TopicFacade[Any]:
         """A topic to publish to, without I/O; a missing one shows at the first publish.
 
-        The same object for the same name and codec, closed with the bus.
+        The same object for the same name and an equal codec until it is closed, at the latest with the bus. A codec
+        of your own that is made for each call needs `__eq__` and `__hash__`, or each has a topic of its own.
 
         :raises InvalidName: the name is not portable.
+        :raises ConfigurationError: the codec is none.
         """
         check_name(name, "topic")
-        entry = self._topics.get((name, id(codec)))
-        if entry is None:
-            facade: TopicFacade[Any] = TopicFacade(
-                name, partial(self._target, name), codec, self.capabilities, self.hooks
-            )
-            # The codec is kept with its topic, so that its id is not given to another one.
-            entry = self._topics[(name, id(codec))] = (facade, codec)
-        return entry[0]
+        key = (name, codec_key(codec))
+        topic = self._topics.get(key)
+        if topic is None or topic.closed:
+            check_codec(codec)
+            topic = TopicFacade(name, partial(self._target, name), codec, self.capabilities, self.hooks)
+            self._topics[key] = topic
+        return topic
 
     def transactional_publisher(self, transactional_id: str) -> AbstractAsyncContextManager[TransactionalPublisher]:
         """A publisher whose transactions carry this id; opening it fences an older one of the same id.
@@ -236,7 +240,8 @@ class Bus:
         :param retry: what happens when a handler raises; `Retry()` if None.
         :param dead_letter: the topic for exhausted, rejected and undecodable messages, which must exist; `DROP`
             acknowledges them; None brings them back at the longest backoff.
-        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel.
+        :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel; the next one
+            follows when the last is settled and its handler has ended.
         :param start: where a new subscription begins: "earliest", "latest" or a time.
         :param create: create a missing subscription; False raises SubscriptionNotFound at open.
         :param max_outstanding: the most messages fetched and not settled, buffered ones included.
@@ -255,18 +260,17 @@ class Bus:
             check_topics(topics),
             subscription=subscription,
             codec=codec,
-            retry=retry or Retry(),
+            retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             start=start,
             create=create,
-            confirm_acks=confirm_acks,
             options=ConsumerOptions(
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
                 prefetch=prefetch,
                 max_lease=max_lease,
                 ordered_by_key=ordered_by_key,
-                confirm_acks=bool(confirm_acks),
+                confirm_acks=confirm_acks,
                 stop_when_idle=stop_when_idle,
                 close_timeout=close_timeout,
                 blocked_after=blocked_after,
@@ -322,8 +326,6 @@ class Bus:
             check_name(group, "group")
         if not isinstance(start, str) and not family.start_time:
             raise self._unsupported("a start time for records", "records.start_time")
-        if on_decode_error != "raise":
-            check_name(on_decode_error, "topic")
         wanted = RecordSubscription(topics=names, group=group, start=start, isolation=isolation)
         consumer: RecordConsumer[Any] = RecordConsumer(
             self._backend,
@@ -371,7 +373,7 @@ class Bus:
         return consumer
 
     def _remember(self, consumer: MessageConsumer[Any] | RecordConsumer[Any]) -> None:
-        self._consumers = [*(earlier for earlier in self._consumers if not earlier.closed), consumer]
+        self._consumers.add(consumer)
 
     def _target(self, name: str) -> Any:
         self._check_open()

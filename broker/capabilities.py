@@ -48,7 +48,11 @@ class Limits:
     attributes: int | None = None
     """How many attributes a message may have."""
     message: int | None = None
-    """Body, key, id and attributes together."""
+    """Body, key and attributes together; there is room for the id besides."""
+    letter_bytes: int = 0
+    """So many bytes more may a dead letter have, …"""
+    letter_attributes: int = 0
+    """… and so many attributes, so that the largest message can still tell why and whence it came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,12 @@ class Bytes:
         """:raises DecodeError: it is a tombstone."""
         return _present("Bytes", data)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bytes)
+
+    def __hash__(self) -> int:
+        return hash(Bytes)
+
     def __repr__(self) -> str:
         return "Bytes()"
 
@@ -65,6 +71,12 @@ class Text:
             return _present("Text", data).decode()
         except UnicodeDecodeError as error:
             raise DecodeError(f"Text() cannot read the payload: {error}", native=error) from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Text)
+
+    def __hash__(self) -> int:
+        return hash(Text)
 
     def __repr__(self) -> str:
         return "Text()"
@@ -118,6 +130,13 @@ class Json(Generic[T]):
             if isinstance(error, DecodeError):
                 raise
             raise DecodeError(f"{self!r} cannot read the payload: {_reason(error)}", native=error) from error
+
+    def __eq__(self, other: object) -> bool:
+        """Codecs of one type are one and the same to `bus.topic`."""
+        return isinstance(other, Json) and bool(self.type == cast("Json[Any]", other).type)
+
+    def __hash__(self) -> int:
+        return hash(self.type)
 
     def __repr__(self) -> str:
         return f"Json({getattr(self.type, '__name__', None) or self.type})"

@@ -89,7 +89,7 @@ class HandlerFailed(Event):
     failures: int
     """How often it has failed here, this time included."""
     retry_in: float | None
-    """Seconds until it comes again; None if it does not."""
+    """Seconds until it comes again; None if it does not, or if it was settled, or lost, before the handler raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

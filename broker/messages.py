@@ -17,6 +17,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from broker.batches import Batch
+from broker.checks import refused
 from broker.envelopes import UNSET, View, brief
 from broker.errors import AlreadySettled, LeaseLost
 
@@ -168,8 +169,11 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     async def reject(self, reason: str = "rejected") -> None:
         """Give up on it: it goes to the dead letters with this reason.
 
+        :raises ConfigurationError: the reason is no str.
         :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
         """
+        if not isinstance(reason, str):
+            raise refused("reason", reason, "a str, such as str(error)")
         await self._settle(Outcome.REJECT, None, reason)
 
     async def extend(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
 from broker.setting_types import describe_type, is_secret, is_sequence
-from broker.urls import MASK, UrlParts, is_secret_name, mask_url, parse_url
+from broker.urls import MASK, UrlParts, is_secret_name, mask_url, mask_within, parse_url
 
 __all__ = ["BackendSettings", "Origin", "SettingInfo"]
 
@@ -202,6 +202,10 @@ class BackendSettings(BaseSettings):
             return [item.strip() for item in value.split(",") if item.strip()]
         return value
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, _masked(value)
+
     @classmethod
     def _make(cls, values: Mapping[str, Any], origins: Mapping[str, Origin], url: str | None = None) -> Self:
         settings = cls.__new__(cls)
@@ -280,19 +284,27 @@ class BackendSettings(BaseSettings):
             return MASK
         if isinstance(value, Mapping):
             items = cast("Mapping[str, object]", value).items()
-            shown = (f"{key}={MASK if is_secret_name(key) else item}" for key, item in items)
-            return ",".join(shown) or "none"
-        if isinstance(value, str) and "://" in value:
-            return repr(mask_url(value))
-        if isinstance(value, (list, tuple)):
-            items = [str(item) for item in cast("Sequence[object]", value)]
-            return ",".join(mask_url(item) if "://" in item else item for item in items)
-        return repr(value) if isinstance(value, str) else str(value)
+            pairs = (f"{key}={MASK if is_secret_name(key) else _masked(item)}" for key, item in items)
+            return ",".join(pairs) or "none"
+        shown = _masked(value)
+        if isinstance(shown, (list, tuple)):
+            return ",".join(str(item) for item in cast("Sequence[object]", shown))
+        return repr(shown) if isinstance(shown, str) else str(shown)
 
     @classmethod
     def _mask(cls, url: str) -> str:
         secret = [name for name, field in cls.model_fields.items() if is_secret(field)]
         return mask_url(url, [*secret, *(name.replace("_", ".") for name in secret)])
+
+
+def _masked(value: object) -> object:
+    """The value without the credentials of the URLs in it."""
+    if isinstance(value, str):
+        return mask_within(value)
+    if isinstance(value, (list, tuple)):
+        items = [_masked(item) for item in cast("Sequence[object]", value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def _read_table(path: str | os.PathLike[str], table: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from broker.errors import ConfigurationError
+from broker.checks import check_time, refused
 from broker.spi import Start
 
 __all__ = ["check_start"]
@@ -16,10 +16,7 @@ def check_start(start: Start) -> Start:
     :raises ConfigurationError: it is neither "earliest" nor "latest" nor a time with a timezone.
     """
     if isinstance(start, datetime):
-        if start.tzinfo is None:
-            raise ConfigurationError(
-                f"start {start.isoformat()} has no timezone", advice="Use datetime(..., tzinfo=UTC)"
-            )
+        check_time("start", start)
     elif start not in ("earliest", "latest"):
-        raise ConfigurationError(f"start is {start!r}", advice='It takes "earliest", "latest" or a datetime')
+        raise refused("start", start, '"earliest", "latest" or a datetime')
     return start

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, unquote_plus
 
 from broker.errors import InvalidSetting
 
-__all__ = ["MASK", "Host", "UrlParts", "is_secret_name", "mask_url", "parse_url", "scheme_of"]
+__all__ = ["MASK", "Host", "UrlParts", "is_secret_name", "mask_url", "mask_within", "parse_url", "scheme_of"]
 
 MASK: Final = "***"
 
@@ -98,7 +98,8 @@ def parse_url(url: str) -> UrlParts:
 
 def mask_url(url: str, secret: Iterable[str] = ()) -> str:
     """The URL with every secret replaced by `***`: the password, a user without one (it may be a token), the parameters
-    named in `secret` and those whose names sound secret. What cannot be parsed is masked generously."""
+    named in `secret` and those whose names sound secret, and the same in parameters that are URLs themselves. What
+    cannot be parsed is masked generously."""
     url = url.strip()
     try:
         parts = parse_url(url)
@@ -112,10 +113,15 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
         head = f"{opening}{shown}@{after}"
     hidden = set(secret)
     query = "&".join(
-        f"{quote(name)}={MASK if name in hidden or is_secret_name(name) else quote(value, safe='/:,@')}"
+        f"{quote(name)}={MASK if name in hidden or is_secret_name(name) else quote(mask_within(value), safe='/:,@*')}"
         for name, value in parts.query.items()
     )
     return f"{head}?{query}" if query else head
+
+
+def mask_within(value: str) -> str:
+    """The value of a setting, masked if it is a URL or has one in it."""
+    return mask_url(value) if "://" in value else value
 
 
 def is_secret_name(name: str) -> bool:

@@ -62,6 +62,7 @@ class BrokerOptions:
                     attribute_key=self.max_attribute_key,
                     attribute_value=self.max_attribute_value,
                     attributes=self.max_attributes,
+                    letter_attributes=8,
                 ),
                 deduplication=True,
                 deliver_at=True,

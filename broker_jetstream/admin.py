@@ -13,12 +13,13 @@ from typing import Any, Final
 from broker.errors import BackendError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting, Unsupported
 from broker.names import NativeName
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
-from broker_jetstream import consumers
+from broker_jetstream import consumers, given_back
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.layout import Layout, Layouts, layout_of
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import (
+    GIVEN_BACK,
     PARTITIONS_KEY,
     consumer_name,
     group_consumer,
@@ -30,21 +31,10 @@ from broker_jetstream.names import (
     topic_of,
 )
 from broker_jetstream.positions import committed_of
+from broker_jetstream.topic_options import stream_changes
 
 __all__ = ["JetStreamAdmin"]
 
-_TOPIC_OPTIONS: Final = frozenset(
-    {
-        "storage",
-        "replicas",
-        "max_bytes",
-        "max_messages",
-        "max_message_size",
-        "deduplication_window",
-        "discard",
-        "compression",
-    }
-)
 _STREAM_IN_USE: Final = 10058
 
 
@@ -66,7 +56,7 @@ class JetStreamAdmin:
         :raises Unsupported: fewer partitions than there are, or a foreign stream.
         """
         stream = stream_name(name)
-        changes = self._changes(retention, options)
+        changes = stream_changes(retention, options)
         try:
             found = await self._layouts.info(name)
         except TopicNotFound:
@@ -144,27 +134,6 @@ class JetStreamAdmin:
         self._layouts.forget(name)
         return _topic_info(name, updated)
 
-    @staticmethod
-    def _changes(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, Any]:
-        unknown = sorted(set(options) - _TOPIC_OPTIONS)
-        if unknown:
-            raise UnknownSetting(
-                f"A JetStream topic has no option {unknown[0]!r}", advice=f"It has {', '.join(sorted(_TOPIC_OPTIONS))}"
-            )
-        changes: dict[str, Any] = {}
-        if retention is not None:
-            if retention <= timedelta(0):
-                raise InvalidSetting(f"retention is {retention}", advice="It takes a time above 0")
-            changes["max_age"] = round(retention.total_seconds() * NANOSECONDS)
-        names = {"replicas": "num_replicas", "max_messages": "max_msgs", "max_message_size": "max_msg_size"}
-        for option, value in options.items():
-            if option == "deduplication_window":
-                seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
-                changes["duplicate_window"] = round(seconds * NANOSECONDS)
-            else:
-                changes[names.get(option, option)] = value
-        return changes
-
     async def delete_topic(self, name: str) -> None:
         stream = stream_name(name)
         self._layouts.forget(name)
@@ -172,13 +141,14 @@ class JetStreamAdmin:
             await self._connection.api(f"STREAM.DELETE.{stream}", what=f"Topic {name!r}")
         except TopicNotFound:
             return
+        await given_back.forget(self._connection, stream)
 
     async def list_topics(self) -> Sequence[str]:
         return sorted(
             [
                 topic_of(name)
                 async for name in self._pages("STREAM.NAMES", "streams", what="Topics")
-                if not name.startswith(("KV_", "OBJ_", "$"))
+                if name != GIVEN_BACK and not name.startswith(("KV_", "OBJ_", "$"))
             ]
         )
 
@@ -213,6 +183,7 @@ class JetStreamAdmin:
             await consumers.delete(
                 self._connection, layout.stream, consumer, f"Subscription {name!r} of topic {topic!r}"
             )
+        await given_back.forget(self._connection, layout.stream, consumer_name(name))
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         layout = await self._layouts.find(topic, fresh=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from secrets import token_hex
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from nats.aio.client import Client
 
 from broker.capabilities import (
     Capabilities,
@@ -40,6 +42,7 @@ from broker_jetstream import consumers
 from broker_jetstream.admin import JetStreamAdmin
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
+from broker_jetstream.headers import LETTER_TEXT
 from broker_jetstream.layout import Layouts
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.messages import JetStreamMessageSource
@@ -51,9 +54,9 @@ from broker_jetstream.settings import JetStreamSettings
 
 __all__ = ["JetStreamBackend"]
 
-HEADROOM = 1024
-"""Bytes of a message that our own headers may take."""
-YEAR = 365 * 86_400.0
+HEADROOM: Final = 6144
+"""Bytes of a message that the id, our own headers and what a dead letter tells may take."""
+YEAR: Final = 365 * 86_400.0
 
 
 class JetStreamBackend:
@@ -83,6 +86,8 @@ class JetStreamBackend:
                     attribute_value=16_384,
                     attributes=512,
                     message=largest - HEADROOM,
+                    letter_bytes=LETTER_TEXT,
+                    letter_attributes=8,
                 ),
                 deduplication=True,
                 deliver_at=version >= (2, 12),
@@ -96,6 +101,7 @@ class JetStreamBackend:
                 confirmed_ack=ConfirmedAck.OPTIONAL,
                 native_delay=YEAR,
                 delivery_attempt=True,
+                release_keeps_attempt=True,
                 ordered_delivery=True,
                 start_time=True,
             ),
@@ -103,6 +109,16 @@ class JetStreamBackend:
             durable=settings.embedded != "",
             shared=settings.embedded != "",
         )
+
+    @property
+    def client(self) -> Client:
+        """nats-py's client of the moment, for what this library has no call for; after a reconnect it may be another.
+
+        Do not close or drain it: the connection is the backend's.
+
+        :raises Closed: the backend is not open.
+        """
+        return self._connection.client
 
     async def open(self) -> None:
         try:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 import nats.errors
+from nats.aio.client import Client
 
 from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
@@ -197,6 +198,21 @@ class Connection:
         if url is not None:
             return f"{url.scheme}://{url.hostname}:{url.port}"
         return ", ".join(mask_url(server) for server in self.servers)
+
+    @property
+    def joins(self) -> bool:
+        """Whether nothing that was not written when a connection broke is written later."""
+        return self._transport is not None and self._transport.joins
+
+    @property
+    def client(self) -> Client:
+        """nats-py's client of the moment.
+
+        :raises Closed: the connection is not open.
+        """
+        if self._transport is None or self.closed:
+            raise Closed("The connection to NATS is not open")
+        return self._transport.client
 
     def on_connected(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call this each time the connection is up again; returns the function that ends that."""

@@ -7,7 +7,7 @@ or a delivery limit that would break a promise, which is raised.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from broker.errors import SubscriptionNotFound, Unsupported
@@ -15,6 +15,7 @@ from broker.names import NativeName
 from broker.spi import Start
 from broker_jetstream.connection import Connection
 from broker_jetstream.layout import Layout
+from broker_jetstream.times import server_time
 
 __all__ = [
     "EPHEMERAL_SECONDS",
@@ -87,8 +88,7 @@ def pinned_by(info: Mapping[str, Any]) -> bytes:
 def start_config(start: Start) -> dict[str, Any]:
     """Where a new consumer begins, as the server spells it."""
     if isinstance(start, datetime):
-        moment = start.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {"deliver_policy": "by_start_time", "opt_start_time": moment}
+        return {"deliver_policy": "by_start_time", "opt_start_time": server_time(start)}
     return {"deliver_policy": "all" if start == "earliest" else "new"}
 
 

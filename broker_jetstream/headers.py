@@ -4,7 +4,8 @@ What NATS has no place for rides in headers of our own: `anybroker-key` (or `any
 bytes are not plain text), `anybroker-time` (producer's clock, microseconds since 1970), `anybroker-null` (a
 tombstone), `anybroker-id` (where the server takes `Nats-Msg-Id` away). An attribute is an ordinary header as long
 as a header can carry it unchanged; all others share one header `anybroker-attributes`, percent-encoded, so that
-nothing written by others is ever decoded by mistake. Headers are read only when somebody asks.
+nothing written by others is ever decoded by mistake. Headers are read only when somebody asks. Whatever a foreign
+client wrote can be read: what is no value of ours is shown as if it were not there, and stays in `native`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.envelopes import NO_ATTRIBUTES
+from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
 
 __all__ = [
+    "LETTER_ROOM",
+    "LETTER_TEXT",
     "MAX_HEADERS",
     "NULL",
     "NUM_PENDING",
@@ -36,20 +39,28 @@ __all__ = [
     "LogView",
     "MessageView",
     "NativeMessage",
+    "deliveries_of",
     "encode_headers",
     "encode_id",
     "header",
     "header_lines",
     "key_of",
     "parse_time",
+    "room_to_leave",
     "sequence_of",
+    "server_header",
     "status_of",
 ]
 
 MAX_HEADERS: Final = 65_535
 """Bytes of headers that a server stores."""
 
-_START: Final = b"NATS/1.0\r\n"
+LETTER_TEXT: Final = 1024
+"""Bytes that a dead letter may tell of a message of the largest size."""
+LETTER_ROOM: Final = 3 * LETTER_TEXT + 512
+"""Bytes of headers that stay free for it; what is no plain text is written in three times the space."""
+
+_LETTER: Final = f"{DEAD_LETTER_PREFIX}topic"
 _KEY: Final = b"\r\nanybroker-key: "
 _KEY_64: Final = b"\r\nanybroker-key-64: "
 _TIME: Final = b"\r\nanybroker-time: "
@@ -88,6 +99,8 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
     """Loop time at which its lease ends on the server."""
     first: bool = False
     """It is known to be delivered for the first time; else its ack subject tells."""
+    given_back: int = 0
+    """How many of its deliveries were given back unhandled."""
     shown: Mapping[str, str] | None = None
 
     @property
@@ -102,11 +115,21 @@ class NativeMessage(msgspec.Struct, gc=False, eq=False):
 
 def header(block: bytes, name: bytes) -> bytes | None:
     """The first value of a header; `name` is spelled `\\r\\nName: `."""
-    start = block.find(name)
+    return _value(block, block.find(name), len(name))
+
+
+def server_header(block: bytes, name: bytes) -> bytes | None:
+    """The value of a header that the server appended; a publisher's of the same name comes before it."""
+    # The line before it has no end if the publisher's block had none.
+    return _value(block, block.rfind(name[2:]), len(name) - 2)
+
+
+def _value(block: bytes, start: int, name_length: int) -> bytes | None:
     if start < 0:
         return None
-    start += len(name)
-    return block[start : block.index(b"\r\n", start)]
+    start += name_length
+    end = block.find(b"\r\n", start)
+    return block[start : end if end >= 0 else None]
 
 
 def header_lines(block: bytes) -> list[tuple[bytes, bytes]]:
@@ -123,8 +146,7 @@ def status_of(block: bytes) -> tuple[int, str]:
     """The status of a message without a body that a server sent, as (408, 'Request Timeout'); 0 if it has none."""
     if block[8:9] != b" ":
         return 0, ""
-    line = block[9 : block.index(b"\r\n")]
-    code, _, text = line.partition(b" ")
+    code, _, text = block[9:].partition(b"\r\n")[0].partition(b" ")
     return (int(code), text.decode("utf-8", "replace")) if code.isdigit() else (0, "")
 
 
@@ -152,12 +174,18 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
     if type(message.native) is NativeMessage:
         block += _unshown_lines(message)
     block = b"%b%b\r\n" % (block, extra)
-    if len(block) > MAX_HEADERS:
+    if len(block) > MAX_HEADERS - room_to_leave(message):
         raise MessageTooLarge(
-            f"Key, id and attributes take {len(block)} bytes of headers, and NATS stores {MAX_HEADERS}",
+            f"Key, id and attributes take {len(block)} bytes of headers, and NATS stores {MAX_HEADERS}, of which "
+            f"{LETTER_ROOM} are kept for what a dead letter tells",
             advice="Move what is large into the body",
         )
     return block
+
+
+def room_to_leave(message: OutboundMessage) -> int:
+    """Bytes that a message leaves free, so that a dead letter of it can be written."""
+    return 0 if _LETTER in message.attributes else LETTER_ROOM
 
 
 def encode_id(message_id: str) -> bytes:
@@ -168,9 +196,15 @@ def encode_id(message_id: str) -> bytes:
 
 
 def _decode_id(value: bytes) -> str:
-    if value.startswith(_ID_64):
-        value = b64decode(value[len(_ID_64) :])
-    return value.decode("utf-8", "replace")
+    decoded = _from_base64(value[len(_ID_64) :]) if value.startswith(_ID_64) else None
+    return (decoded or value).decode("utf-8", "replace")
+
+
+def _from_base64(value: bytes) -> bytes | None:
+    try:
+        return b64decode(value, validate=True)
+    except ValueError:
+        return None
 
 
 def _key_line(key: bytes) -> bytes:
@@ -232,7 +266,7 @@ def _attributes(block: bytes) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for line in block.split(b"\r\n")[1:-2]:
         name, colon, value = line.partition(b":")
-        if not colon or name[:10] == _OURS or name[:5].lower() == _SERVERS:
+        if not colon or not name or name[:10] == _OURS or name[:5].lower() == _SERVERS:
             continue
         try:
             # The first of several values is shown, as other NATS clients do.
@@ -241,9 +275,11 @@ def _attributes(block: bytes) -> Mapping[str, str]:
             continue
     hostile = header(block, _ATTRIBUTES)
     if hostile is not None:
-        for item in hostile.decode().split("&"):
+        for item in hostile.decode("utf-8", "replace").split("&"):
             name, _, value = item.partition("=")
-            found[unquote(name)] = unquote(value)
+            name = unquote(name)
+            if name and not name.startswith(RESERVED_PREFIX):
+                found[name] = unquote(value)
     return MappingProxyType(found) if found else NO_ATTRIBUTES
 
 
@@ -252,7 +288,7 @@ def key_of(block: bytes) -> bytes | None:
     key = header(block, _KEY)
     if key is None:
         encoded = header(block, _KEY_64)
-        return None if encoded is None else b64decode(encoded)
+        return None if encoded is None else _from_base64(encoded)
     return key
 
 
@@ -261,6 +297,11 @@ def _reply_field(reply: bytes, index: int) -> int:
     fields = reply.split(b".")
     # $JS.ACK.<stream>.<consumer>.… or, in accounts and domains, $JS.ACK.<domain>.<account>.<stream>.<consumer>.….
     return int(fields[(4 if len(fields) == 9 else 6) + index])
+
+
+def deliveries_of(reply: bytes) -> int:
+    """How often the message with this ack subject was delivered, this time included."""
+    return _reply_field(reply, 0)
 
 
 def sequence_of(reply: bytes) -> int:
@@ -303,7 +344,7 @@ class MessageView:
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         # Asked for every message, so the usual answer is found when it arrives.
-        return 1 if raw.first else _reply_field(raw.reply, 0)
+        return 1 if raw.first else _reply_field(raw.reply, 0) - raw.given_back
 
     def native(self, raw: Any, /) -> Any:
         return raw
@@ -319,12 +360,12 @@ class LogView(MessageView):
         found = header(block, _MSG_ID) or header(block, _ID)
         if found:
             return _decode_id(found)
-        stream = header(block, STREAM) or b""
-        sequence = header(block, SEQUENCE) or b""
+        stream = server_header(block, STREAM) or b""
+        sequence = server_header(block, SEQUENCE) or b""
         return f"{stream.decode()}:{sequence.decode()}"
 
     def broker_time(self, raw: Any, /) -> datetime | None:
-        stamp = header(raw.block, TIME_STAMP)
+        stamp = server_header(raw.block, TIME_STAMP)
         return None if stamp is None else parse_time(stamp.decode())
 
     def delivery_attempt(self, raw: Any, /) -> int | None:

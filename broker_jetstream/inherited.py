@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.messages import Message
-from broker_jetstream.headers import sequence_of
+from broker_jetstream.headers import deliveries_of, sequence_of
 
 __all__ = ["GATHER_SECONDS", "GATHER_STEP", "in_stream_order", "is_inherited"]
 
@@ -22,8 +22,8 @@ GATHER_STEP: Final = 64
 
 
 def is_inherited(message: Message[Any]) -> bool:
-    """Whether it was delivered before."""
-    return (message.delivery_attempt or 1) > 1
+    """Whether it was delivered before, be it only to be given back."""
+    return not message.raw.first and deliveries_of(message.raw.reply) > 1
 
 
 def in_stream_order(messages: Sequence[Message[Any]]) -> list[Message[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -26,11 +26,12 @@ from broker_jetstream.headers import (
     SUBJECT,
     LogView,
     NativeMessage,
-    header,
     key_of,
+    server_header,
     status_of,
 )
 from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.times import server_time
 
 __all__ = ["JetStreamLogReader"]
 
@@ -63,7 +64,7 @@ class JetStreamLogReader:
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
         layout, _, following = await self._state(topic)
-        moment = time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        moment = server_time(time)
         found: dict[int, int] = {}
         for number in range(layout.partitions):
             subject = layout.partition_filter(number)
@@ -105,7 +106,7 @@ class JetStreamLogReader:
         """How many records a partition has from a position on."""
         request = {"seq": max(position, 1), "next_by_subj": layout.partition_filter(partition), "batch": 1}
         found = await self._get(layout, request)
-        return int(header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
+        return int(server_header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
 
     async def _state(self, topic: str) -> tuple[Layout, int, int]:
         """The layout, the first sequence that the stream has, and the one after its last."""
@@ -162,14 +163,14 @@ class _Answer:
         self._single = single
 
     def arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
-        if not data and block[8:9] == b" ":
+        if not data and block[8:9] == b" " and SEQUENCE not in block:
             code, text = status_of(block)
             # 204 ends a batch, 404 is an empty one.
             if code not in {204, 404}:
                 self.error = (code, text)
             self.done.set()
             return
-        self.messages.append(NativeMessage(header(block, SUBJECT) or b"", b"", data, block))
+        self.messages.append(NativeMessage(server_header(block, SUBJECT) or b"", b"", data, block))
         if self._single:
             self.done.set()
 
@@ -182,7 +183,7 @@ class _Answer:
 
 
 def _offset(raw: NativeMessage) -> int:
-    return int(header(raw.block, SEQUENCE) or 0)
+    return int(server_header(raw.block, SEQUENCE) or 0)
 
 
 def _record(layout: Layout, partition: int, raw: NativeMessage) -> Record[Any]:

@@ -19,20 +19,15 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import (
-    BackendError,
-    BrokerError,
-    Closed,
-    ConnectionFailed,
-    NotFound,
-)
+from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, NotFound
 from broker.hooks import Warned
 from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, status_of
+from broker_jetstream.given_back import GivenBack
+from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, sequence_of, status_of
 from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
 from broker_jetstream.layout import Layout
 from broker_jetstream.settling import Settler
@@ -71,11 +66,13 @@ class JetStreamMessageSource:
         """:param inherited: how many unsettled messages the subscription has that must come in order, if they come."""
         self._connection = connection
         self._layout = layout
-        self._subscription = subscription
         self._consumer = consumer
         self._lease = lease_seconds
         self._listener = listener
-        self._settler = Settler(connection, self._name_of(layout, subscription), lease_seconds, confirm=confirm_acks)
+        self._name = name = f"Subscription {subscription!r} of topic {layout.topic!r}"
+        self._settler = Settler(connection, name, lease_seconds, confirm=confirm_acks)
+        self._given_back = GivenBack(connection, layout.stream, consumer, name, listener, alone=ephemeral)
+        self._repeated = False
         self._ephemeral = ephemeral
         self._inherited = inherited
         self._topic = layout.topic
@@ -120,6 +117,9 @@ class JetStreamMessageSource:
             room = max_messages - len(self._buffer)
             if self._failure is None and room > 0 and self._credit * 2 <= room:
                 await self._pull(room - max(self._credit, 0), max_bytes)
+            while self._repeated:
+                self._repeated = False
+                await self._given_back.mark(self._buffer[:])
             if self._buffer and (taken := self._take(max_messages, max_bytes)):
                 return taken
             if self._failure is not None:
@@ -174,7 +174,7 @@ class JetStreamMessageSource:
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         # The hot path: called by the client's read loop for every message.
-        if not data and block[8:9] == b" ":
+        if not data and block[8:9] == b" " and not reply:
             self._status(subject, block)
             return
         buffer = self._buffer
@@ -183,6 +183,8 @@ class JetStreamMessageSource:
             # The server counts from its sending, so that ours ends a little before: a late ack must never be sent.
             self._until = monotonic() + _CERTAIN * self._lease
         raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
+        if not raw.first:
+            self._repeated = True
         body = data if data or NULL not in block else None
         buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
         if self._waiter is not None:
@@ -346,10 +348,15 @@ class JetStreamMessageSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
-        if self._credit > 0 and not self._fetching and any(s.outcome in _AGAIN for s in settlements):
-            # The server would deliver these again into a pull that nobody waits for, and that a close is about to drop.
-            await self._let_go()
+        if again := [settlement for settlement in settlements if settlement.outcome in _AGAIN]:
+            if self._credit > 0 and not self._fetching:
+                # The server would deliver these into a pull that nobody waits for, and that a close is about to drop.
+                await self._let_go()
+            await self._count_give_backs([s.message for s in again if s.outcome is Outcome.RELEASE])
         return await self._settler.settle(settlements)
+
+    async def _count_give_backs(self, messages: Sequence[Message[Any]]) -> None:
+        await self._given_back.add(sequence_of(message.raw.reply) for message in messages)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -379,19 +386,13 @@ class JetStreamMessageSource:
     async def _give_back(self) -> None:
         waiting, self._buffer = self._buffer, []
         if self._connection.connected:
+            if not self._ephemeral:
+                await self._count_give_backs(waiting)
             await self._settler.give_back(waiting)
             if self._ephemeral:
                 await consumers.delete(self._connection, self._layout.stream, self._consumer, self._name)
             else:
                 await self._connection.flush()
-
-    @property
-    def _name(self) -> str:
-        return self._name_of(self._layout, self._subscription)
-
-    @staticmethod
-    def _name_of(layout: Layout, subscription: str) -> str:
-        return f"Subscription {subscription!r} of topic {layout.topic!r}"
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,8 +13,10 @@ from broker.errors import InvalidName
 from broker.names import NativeName, check_name
 
 __all__ = [
+    "GIVEN_BACK",
     "PARTITIONS_KEY",
     "consumer_name",
+    "given_back_subject",
     "group_consumer",
     "group_of",
     "partition_subject",
@@ -27,6 +29,8 @@ __all__ = [
 
 PARTITIONS_KEY: Final = "anybroker-partitions"
 """Metadata of a stream that is a topic: how many partitions it has."""
+GIVEN_BACK: Final = "anybroker+given-back"
+"""The stream that says what was given back unhandled; it is no topic."""
 
 _FORBIDDEN: Final = frozenset(" \t\r\n\f\v.*>/\\\0")
 
@@ -76,6 +80,11 @@ def partition_subject(stream: str, partition: int) -> str:
 def schedule_subject(stream: str, token: str) -> str:
     """Where one message waits for its time; `*` as token stands for all."""
     return f"{stream}.schedule.{token}"
+
+
+def given_back_subject(stream: str, consumer: str) -> str:
+    """Where it is kept what the consumers of a subscription gave back."""
+    return f"anybroker.given-back.{stream}.{consumer}"
 
 
 def subject_filter(stream: str) -> str:

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from broker.errors import BrokerError, LeaseLost, NotFound, SettleError
 from broker.records import Record
+from broker.spi import TopicPartition
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import GROUP, pinned_by
-from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, header, key_of, status_of
+from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of
 from broker_jetstream.layout import Layout
 from broker_jetstream.positions import Positions, is_marked
 from broker_jetstream.pulls import Pulls
@@ -46,41 +47,49 @@ class Partition:
     ) -> None:
         self.layout = layout
         self.number = number
+        self.place = TopicPartition(layout.topic, number)
+        self.what = f"Partition {number} of topic {layout.topic!r}"
         self.paused = False
         self.claimed = False
+        self.claimed_at = 0.0
+        self.told = False
+        """Whether the core knows that we have it."""
         self.position: int | None = None
         """The next offset to hand over; None until it was read from the server."""
         self.failure: BrokerError | None = None
         self._connection = connection
-        self._wake = wake
-        self._lost = lost
+        self._wake, self._lost = wake, lost
         self._path = f"{layout.stream}.{consumer}"
         self._lock = asyncio.Lock()
         self._buffer: deque[tuple[int, NativeMessage]] = deque()
         self._pulls = Pulls(connection, layout, consumer, self._arrived)
         self._pin = b""
-        self._epoch = -1
-        self._proven_until = 0.0
+        self._epoch, self._proven_until = -1, 0.0
         self._positions = Positions(connection, layout, number, consumer, self.what)
         self._busy = self._taking = False
-        self._quiet = False
-        """Nothing is delivered and unacknowledged, so the next record pins the durable by itself."""
+        self._quiet = self._empty = self._held = False
+        """As last seen: nothing is unacknowledged, so that the next record pins it; no record waits; it is pinned."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def what(self) -> str:
-        """The partition in words."""
-        return f"Partition {self.number} of topic {self.layout.topic!r}"
-
-    @property
     def pinned(self) -> bool:
-        """Whether the server said that it is ours, however long ago."""
+        """Whether the server said so, however long ago."""
         return bool(self._pin)
 
     @property
     def proven(self) -> bool:
         """Whether it is certainly ours at this moment."""
         return bool(self._pin) and time.monotonic() < self._proven_until and self._epoch == self._connection.epoch
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody stands between us and its records: it is pinned to us, or to nobody for want of a record."""
+        return bool(self._pin) or (self._quiet and self._empty)
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it will be pinned to us at any moment."""
+        return self.claimed and not self.settled and not self._held
 
     @property
     def buffered(self) -> int:
@@ -92,6 +101,7 @@ class Partition:
     async def claim(self) -> None:
         """Begin to ask for it; it is ours as soon as the server pins it to us."""
         self.claimed = True
+        self.claimed_at = time.monotonic()
         self._epoch = self._connection.epoch
         self._pulls.heard = time.monotonic()
         await self._stir()
@@ -105,11 +115,12 @@ class Partition:
         try:
             async with self._lock:
                 info = await self._positions.info()
-                if pinned_by(info):
+                self._held = bool(pinned_by(info))
+                if self._held:
                     return
                 if info.get("num_ack_pending") or is_marked(info):
-                    await self._positions.reset(self.position)
-                self._quiet = True
+                    info = await self._positions.reset(self.position)
+                self._quiet, self._empty = True, not info.get("num_pending")
         except NotFound as error:
             self.failure = error
             self._drop()
@@ -139,14 +150,14 @@ class Partition:
             await self._pulls.ask(wanted, max_bytes, self._pin)
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
-        if not data and block[8:9] == b" ":
+        if not data and block[8:9] == b" " and not reply:
             self._status(subject, block)
             return
         if not self.claimed:
             return
         self._pulls.credit -= 1
         self._pulls.heard = time.monotonic()
-        pin = header(block, PIN) or b""
+        pin = server_header(block, PIN) or b""
         if pin != self._pin:
             self._pinned(pin)
             return
@@ -221,14 +232,12 @@ class Partition:
         """A pull was refused for its pin: somebody else is pinned, or nobody is any more."""
         try:
             owner = await self._owner()
-        except BrokerError as error:
-            logger.debug("%s: looking for its owner: %s", self.what, error)
-        else:
             if not owner:
-                self._pin = b""
-                self._quiet = False
+                self._pin, self._quiet = b"", False
             elif owner != self._pin and not self._taking:
                 self._drop()
+        except BrokerError as error:
+            logger.debug("%s: looking for its owner: %s", self.what, error)
         finally:
             self._wake()
 
@@ -371,16 +380,21 @@ class Partition:
 
     async def release(self) -> None:
         """Let it go at once, so that another member need not wait for the pin to run out."""
-        pinned, self.claimed = self.proven, False
+        self.claimed = False
         if self._tasks:
             await asyncio.wait(tuple(self._tasks))
+        pinned = self.proven
+        asked = not self._pin and self._quiet and self._pulls.credit > 0 and self._connection.connected
         await self._start_over()
         self._proven_until = 0.0
-        if pinned:
-            await self._unpin()
+        if pinned or asked:
+            await self._unpin(look_first=asked)
 
-    async def _unpin(self) -> None:
+    async def _unpin(self, *, look_first: bool = False) -> None:
         try:
+            # A pull whose records have not come may have been pinned by now, or not.
+            if look_first and not await self._owner():
+                return
             await self._connection.api(f"CONSUMER.UNPIN.{self._path}", {"group": GROUP}, what=self.what)
         except BrokerError as error:
             logger.debug("%s: letting go: %s", self.what, error)

@@ -8,16 +8,21 @@ metadata, and counts before the floor. Nothing here is serialised: the partition
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
-from broker.errors import ConnectionFailed, LeaseLost, OffsetOutOfRange
+from broker.errors import ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange
+from broker.spi import Start
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import POSITION_KEY
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.layout import Layout
+from broker_jetstream.log_reader import JetStreamLogReader
+from broker_jetstream.names import group_consumer
 
-__all__ = ["Positions", "committed_of", "is_marked"]
+__all__ = ["Positions", "committed_of", "ensure_group", "is_marked"]
 
 COMMIT_SECONDS: Final = 1.0
 """How long one commit waits for the server; it answers only what it delivered since the last reset."""
@@ -36,6 +41,32 @@ def committed_of(info: dict[str, Any]) -> int | None:
 def is_marked(info: dict[str, Any]) -> bool:
     """Whether the committed position stands beside the floor."""
     return POSITION_KEY in _metadata(info)
+
+
+async def ensure_group(
+    connection: Connection, log: JetStreamLogReader, layout: Layout, group: str, start: Start, *, ephemeral: bool
+) -> None:
+    """Make the durables of a group that are missing; those begin at `start`."""
+    positions: Mapping[int, int] | None = None
+    for number in range(layout.partitions):
+        name, what = group_consumer(group, number), f"Group {group!r} on topic {layout.topic!r}"
+        try:
+            await consumers.info(connection, layout.stream, name, what)
+        except NotFound:
+            if positions is None:
+                positions = await _start_positions(log, layout.topic, start)
+            config = consumers.partition_config(connection, layout, number, positions.get(number, 1))
+            if ephemeral:
+                config["inactive_threshold"] = consumers.EPHEMERAL_SECONDS * consumers.NANOSECONDS
+            await consumers.create(connection, layout, name, config, what=what)
+
+
+async def _start_positions(log: JetStreamLogReader, topic: str, start: Start) -> Mapping[int, int]:
+    if isinstance(start, datetime):
+        return await log.position_at(topic, start)
+    if start == "latest":
+        return {number: bounds.next for number, bounds in (await log.bounds(topic)).items()}
+    return {}
 
 
 class Positions:

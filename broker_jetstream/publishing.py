@@ -1,29 +1,29 @@
 """Publishing with confirmation: many messages in one write, answers on the connection's inbox.
 
 Calls on one topic are written in the order they were made. Every message has an id (its own or one made here), so
-that what stayed unconfirmed can be sent again under the same one: when the connection came back, all of it in the
-original order and before anything new; else after `publish_resend` seconds. A cancelled call leaves the outcome of its
-messages unknown and disturbs no other. Failures are returned per message; only a missing topic raises.
+that what stayed unconfirmed can be sent again under the same one: when the connection or the stream came back, all of
+it in the original order and before anything new (`in_flight`); else after `publish_resend` seconds. A cancelled call
+leaves the outcome of its messages unknown and disturbs no other. Failures are returned per message; only a missing
+topic raises.
+
+Order per key holds among the messages that were confirmed: one that cannot be sent again in its place fails, with
+ConnectionFailed where it is known not to be stored and OperationTimeout where it is not known. What is left: messages
+whose answers a broken connection swallowed may have overtaken one of their key that found nobody right before; a
+message that the server dropped without a word may be overtaken by one of another, concurrent call; and with
+`fast_path=false` nats-py writes what it kept before what is sent again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC
+from collections.abc import Iterable, MutableSequence, Sequence
 from itertools import count
 from secrets import token_hex
-from typing import Any, Final
 from zlib import crc32
-
-import msgspec
 
 from broker.errors import (
     BrokerError,
     Closed,
-    ConnectionFailed,
     InvalidMessage,
     MessageTooLarge,
     NotAuthorized,
@@ -36,47 +36,17 @@ from broker.receipts import Receipt
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.headers import encode_headers, encode_id, status_of
+from broker_jetstream.headers import LETTER_ROOM, encode_headers, encode_id, room_to_leave
+from broker_jetstream.in_flight import Batch, InFlight, decode_ack
 from broker_jetstream.layout import Layout, Layouts
-from broker_jetstream.replies import Replies
+from broker_jetstream.times import schedule_time, ttl_seconds
 
 __all__ = ["JetStreamTarget", "partition_of"]
-
-CHUNK: Final = 500
-CHUNK_BYTES: Final = 1024 * 1024
-
-
-class _Ack(msgspec.Struct, gc=False):
-    seq: int = 0
-    duplicate: bool = False
-    error: dict[str, Any] | None = None
-
-
-_decode: Final = msgspec.json.Decoder(_Ack).decode
 
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key: CRC-32 of its bytes, modulo. Stable over versions, so keys stay where they are."""
     return crc32(key) % partitions if partitions > 1 else 0
-
-
-class _Batch:
-    """The messages of one call, as they were written."""
-
-    __slots__ = ("again", "items", "partitions", "replies", "sent", "sent_at")
-
-    def __init__(self, items: list[Outgoing], partitions: list[int], replies: Replies) -> None:
-        self.items = items
-        self.partitions = partitions
-        """Partition of each; -1 - partition for one that waits for its time."""
-        self.replies = replies
-        self.sent = 0
-        self.sent_at = 0.0
-        self.again = False
-
-    @property
-    def unanswered(self) -> int:
-        return self.sent - (len(self.items) - self.replies.missing)
 
 
 class JetStreamTarget:
@@ -89,9 +59,7 @@ class JetStreamTarget:
         self._id_prefix = f"{token_hex(8)}-".encode()
         self._numbers = count(1)
         self._spread = count()
-        self._writing = asyncio.Lock()
-        self._in_flight: dict[_Batch, None] = {}
-        self._epoch = connection.epoch
+        self._in_flight = InFlight(topic, connection, layouts, self._renew)
         self._closed = False
 
     async def publish(
@@ -102,73 +70,42 @@ class JetStreamTarget:
         outcomes: list[Receipt | BrokerError | None] = [None] * len(messages)
         deadline = time.monotonic() + self._connection.settings.publish_timeout
         ids = [b"%b%d" % (self._id_prefix, next(self._numbers)) if message.id is None else b"" for message in messages]
-        pending: Sequence[int] = range(len(messages))
-        while pending:
-            try:
-                pending = await self._attempt(messages, ids, pending, outcomes, deadline)
-            except TopicNotFound as error:
-                if len(pending) == len(messages):
-                    raise
-                for index in pending:
-                    outcomes[index] = error
-                break
-            if pending:
-                # Nobody answered for the stream: it is gone, or not ready yet after a start of the server.
-                self._layouts.forget(self._topic)
-                if time.monotonic() > deadline:
-                    for index in pending:
-                        outcomes[index] = ConnectionFailed(f"Nobody answered for topic {self._topic!r}")
-                    break
-                await asyncio.sleep(0.05)
+        in_flight = self._in_flight
+        replies = self._connection.inbox.expect(len(messages))
+        batch: Batch | None = None
+        try:
+            # Held from before the look-up until all is written, so that calls are written in their order.
+            async with in_flight.writing:
+                layout = await self._layouts.find(self._topic)
+                batch = Batch(messages, ids, layout, replies)
+                self._encode(batch, range(len(messages)), outcomes)
+                if batch.items:
+                    replies.expect_only(len(batch.items))
+                    replies.subjects = frozenset(item.subject for item in batch.items)
+                    replies.nobody_there = in_flight.nobody_there
+                    await in_flight.write(batch, deadline)
+            if batch.items:
+                await in_flight.wait(batch, deadline)
+                self._read(batch, outcomes)
+        finally:
+            replies.close()
+            if batch is not None:
+                in_flight.leave(batch)
         return outcomes  # pyright: ignore[reportReturnType]  # every entry has been filled
 
     async def close(self) -> None:
         self._closed = True
 
-    async def _attempt(
-        self,
-        messages: Sequence[OutboundMessage],
-        ids: list[bytes],
-        indexes: Sequence[int],
-        outcomes: list[Receipt | BrokerError | None],
-        deadline: float,
-    ) -> list[int]:
-        """Publish these once; the indexes of those that found nobody."""
-        replies = self._connection.inbox.expect(len(indexes))
-        batch: _Batch | None = None
-        try:
-            # Held from before the look-up until all is written, so that calls are written in their order.
-            async with self._writing:
-                layout = await self._layouts.find(self._topic)
-                batch, sent = self._encode(messages, ids, indexes, outcomes, layout, replies)
-                if not batch.items:
-                    return []
-                replies.expect_only(len(batch.items))
-                replies.subjects = frozenset(item.subject for item in batch.items)
-                self._in_flight[batch] = None
-                await self._write(batch, deadline)
-            await self._wait(batch, deadline)
-            return self._read(batch, sent, messages, ids, outcomes)
-        finally:
-            replies.close()
-            if batch is not None:
-                self._in_flight.pop(batch, None)
-
     def _encode(
-        self,
-        messages: Sequence[OutboundMessage],
-        ids: list[bytes],
-        indexes: Sequence[int],
-        outcomes: list[Receipt | BrokerError | None],
-        layout: Layout,
-        replies: Replies,
-    ) -> tuple[_Batch, list[int]]:
-        items: list[Outgoing] = []
-        partitions: list[int] = []
-        sent: list[int] = []
+        self, batch: Batch, indexes: Iterable[int], outcomes: MutableSequence[Receipt | BrokerError | None]
+    ) -> None:
+        """Add these messages to a batch, or put down why one cannot be sent."""
+        messages, ids, layout, replies = batch.messages, batch.ids, batch.layout, batch.replies
+        items, partitions, sent = batch.items, batch.partitions, batch.indexes
         subjects: dict[int, bytes] = {}
         now = time.time_ns() // 1000
         prefix, limit, number = replies.prefix, self._connection.max_payload, layout.partitions
+        near = limit - LETTER_ROOM
         for index in indexes:
             message = messages[index]
             try:
@@ -184,9 +121,10 @@ class JetStreamTarget:
                 else:
                     subject, block, place = self._special(message, ids[index], now, layout, partition, subject)
                 data = message.data or b""
-                if len(block) + len(data) > limit:
+                if len(block) + len(data) > near and len(block) + len(data) > limit - room_to_leave(message):
                     raise MessageTooLarge(
-                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}",
+                        f"Body and headers take {len(block) + len(data)} bytes, and the server takes {limit}, less "
+                        f"{room_to_leave(message)} for what a dead letter tells",
                         advice="Raise max_payload of the server, or store the body elsewhere and publish a reference",
                     )
             except BrokerError as error:
@@ -195,7 +133,20 @@ class JetStreamTarget:
             items.append(Outgoing(subject, b"%b.%d" % (prefix, len(items)), block, data))
             partitions.append(place)
             sent.append(index)
-        return _Batch(items, partitions, replies), sent
+
+    def _renew(self, batch: Batch, position: int) -> None:
+        """Encode one message of a batch anew, because the topic is another one now."""
+        index = batch.indexes[position]
+        outcomes: list[Receipt | BrokerError | None] = [None] * len(batch.messages)
+        alone = Batch(batch.messages, batch.ids, batch.layout, batch.replies)
+        self._encode(alone, (index,), outcomes)
+        error = outcomes[index]
+        if isinstance(error, BrokerError):
+            batch.give_up(position, error)
+            return
+        batch.items[position] = alone.items[0]._replace(reply=batch.items[position].reply)
+        batch.partitions[position] = alone.partitions[0]
+        batch.replies.subjects |= {alone.items[0].subject}
 
     def _choose(self, message: OutboundMessage, partitions: int) -> int:
         if message.partition is not None:
@@ -217,8 +168,7 @@ class JetStreamTarget:
     ) -> tuple[bytes, bytes, int]:
         """Subject, headers and place of a message with a time to live or a time to be delivered."""
         version = self._connection.server_version
-        # The server counts whole seconds; rounding up keeps a message rather longer than shorter.
-        ttl = b"" if message.ttl is None else b"%ds" % math.ceil(message.ttl)
+        ttl = b"" if message.ttl is None else b"%ds" % ttl_seconds(message.ttl)
         if ttl and version < (2, 11):
             raise Unsupported("This server has no time to live per message", advice="Use nats-server 2.11 or newer")
         if message.deliver_at is None or message.deliver_at.timestamp() <= now / 1_000_000:
@@ -232,7 +182,7 @@ class JetStreamTarget:
                 f"Topic {self._topic!r} takes no scheduled messages",
                 advice="It takes nats-server 2.12 and a topic made by ensure_topic",
             )
-        moment = message.deliver_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
+        moment = schedule_time(message.deliver_at).encode()
         extra = b"anybroker-id: %b\r\nNats-Schedule: @at %b\r\nNats-Schedule-Target: %b\r\n" % (
             message_id,
             moment,
@@ -244,95 +194,30 @@ class JetStreamTarget:
         place = layout.schedule(f"{token_hex(4)}{next(self._numbers)}")
         return place, encode_headers(message, message_id, now, extra), -1 - partition
 
-    async def _write(self, batch: _Batch, deadline: float) -> None:
-        """Write a batch, chunk by chunk, as far as the window and the connection let it until the deadline."""
-        connection, window = self._connection, self._connection.settings.publish_window
-        try:
-            for chunk in _chunks(batch.items, min(CHUNK, window)):
-                await self._catch_up(deadline)
-                while sum(each.unanswered for each in self._in_flight) + len(chunk) > window:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return
-                    await connection.inbox.next_answer(min(left, 1.0))
-                    connection.check_open()
-                    await self._catch_up(deadline)
-                while not await self._send(chunk):
-                    await self._catch_up(deadline)
-                batch.sent += len(chunk)
-                batch.sent_at = time.monotonic()
-        except ConnectionFailed:
-            return
+    def _read(self, batch: Batch, outcomes: list[Receipt | BrokerError | None]) -> None:
+        """Turn answers into outcomes.
 
-    async def _wait(self, batch: _Batch, deadline: float) -> None:
-        """Wait for the answers to what was written; returns at the deadline with what has come."""
-        replies, resend = batch.replies, self._connection.settings.publish_resend
-        unwritten = len(batch.items) - batch.sent
-        try:
-            while replies.missing > unwritten and (left := deadline - time.monotonic()) > 0:
-                await replies.wait(min(left, resend))
-                self._connection.check_open()
-                if replies.missing > unwritten:
-                    async with self._writing:
-                        await self._repeat(batch, deadline)
-        except ConnectionFailed:
-            return
-
-    async def _repeat(self, batch: _Batch, deadline: float) -> None:
-        if self._connection.epoch != self._epoch or not self._connection.connected:
-            await self._catch_up(deadline)
-        elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
-            await self._send_again(batch)
-
-    async def _catch_up(self, deadline: float) -> None:
-        """Wait for the connection, and send again what a broken one may have swallowed, oldest first."""
-        connection = self._connection
-        while self._epoch != connection.epoch or not connection.connected:
-            await connection.wait_connected(deadline - time.monotonic())
-            epoch = connection.epoch
-            if all([await self._send_again(batch) for batch in tuple(self._in_flight)]):
-                self._epoch = epoch
-
-    async def _send_again(self, batch: _Batch) -> bool:
-        answers = batch.replies.answers
-        batch.again = True
-        batch.sent_at = time.monotonic()
-        lost = [item for item, answer in zip(batch.items[: batch.sent], answers, strict=False) if answer is None]
-        return all([await self._send(chunk) for chunk in _chunks(lost, CHUNK)])
-
-    async def _send(self, chunk: list[Outgoing]) -> bool:
-        """Write; False if the connection broke first."""
-        try:
-            await self._connection.send(chunk)
-        except ConnectionFailed:
-            return False
-        return True
-
-    def _read(
-        self,
-        batch: _Batch,
-        sent: list[int],
-        messages: Sequence[OutboundMessage],
-        ids: list[bytes],
-        outcomes: list[Receipt | BrokerError | None],
-    ) -> list[int]:
-        """Turn answers into outcomes; the indexes of those that found nobody."""
-        absent: list[int] = []
+        :raises TopicNotFound: that is the outcome of all.
+        """
+        messages, ids = batch.messages, batch.ids
         what = f"Publishing to topic {self._topic!r}"
         for position, (index, partition, answer) in enumerate(
-            zip(sent, batch.partitions, batch.replies.answers, strict=False)
+            zip(batch.indexes, batch.partitions, batch.replies.answers, strict=False)
         ):
             if answer is None:
-                outcomes[index] = self._unanswered(position < batch.sent)
+                outcomes[index] = self._in_flight.unconfirmed(batch, position) or OperationTimeout(
+                    f"The server did not confirm a message of topic {self._topic!r} "
+                    f"within {self._connection.settings.publish_timeout:g} seconds",
+                    advice="It may have been stored; publish it again under the same id",
+                )
                 continue
-            block, data = answer
+            data = answer[1]
             if not data:
-                if status_of(block)[0] == 403:
-                    outcomes[index] = NotAuthorized(f"{what}: the server refused it to this user")
-                else:
-                    absent.append(index)
+                outcomes[index] = batch.errors.get(position) or NotAuthorized(
+                    f"{what}: the server refused it to this user"
+                )
                 continue
-            ack = _decode(data)
+            ack = decode_ack(data)
             if ack.error is not None:
                 outcomes[index] = api_error(ack.error, what)
                 continue
@@ -343,27 +228,7 @@ class JetStreamTarget:
                 outcomes[index] = Receipt(message_id, partition, ack.seq, duplicate)
             else:
                 outcomes[index] = Receipt(message_id, -1 - partition, None, duplicate)
-        return absent
-
-    def _unanswered(self, sent: bool) -> BrokerError:
-        if not sent and not self._connection.connected:
-            return self._connection.broken()
-        return OperationTimeout(
-            f"The server did not confirm a message of topic {self._topic!r} "
-            f"within {self._connection.settings.publish_timeout:g} seconds",
-            advice="It may have been stored; publish it again under the same id",
-        )
-
-
-def _chunks(items: list[Outgoing], most: int) -> Iterator[list[Outgoing]]:
-    """Runs of items that are written together: bounded in number and in bytes."""
-    chunk: list[Outgoing] = []
-    size = 0
-    for item in items:
-        chunk.append(item)
-        size += len(item.data) + len(item.block)
-        if len(chunk) >= most or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+        if batch.errors:
+            missing = [outcome for outcome in outcomes if isinstance(outcome, TopicNotFound)]
+            if len(missing) == len(outcomes):
+                raise missing[0]

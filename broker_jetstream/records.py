@@ -1,9 +1,10 @@
 """The Record family: a group whose members own partitions, one each at a time.
 
 A ticker keeps pins alive, listens to the other members and moves partitions between them; everything else happens in
-`fetch`. Records of a partition are handed over only while it is certainly ours. `fetch` is ended by `interrupt`; what
-had arrived is the next fetch's, unless the partition goes first: then its new owner reads it. Commits are confirmed by
-the server. After a reconnect each partition is read on from its position if it is still ours.
+`fetch`. A claim is assigned when the server lets us have it: what a dead member held waits until its pin has run out.
+Records of a partition are handed over only while it is certainly ours. `fetch` is ended by `interrupt`; what had
+arrived is the next fetch's, unless the partition goes first: then its new owner reads it. Commits are confirmed by the
+server. After a reconnect each partition is read on from its position if it is still ours.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound
@@ -25,7 +25,7 @@ from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.membership import Membership, plan
 from broker_jetstream.names import group_consumer
 from broker_jetstream.partitions import Partition
-from broker_jetstream.positions import committed_of
+from broker_jetstream.positions import committed_of, ensure_group
 
 __all__ = ["JetStreamRecordSource"]
 
@@ -34,6 +34,8 @@ CLOSE_SECONDS: Final = 1.0
 HELLO_SECONDS: Final = 0.05
 """How long a new member listens before it claims anything."""
 REVOKE_SECONDS: Final = 5.0
+FIRST_PIN_SECONDS: Final = 1.0
+"""How long opening waits for pins that nothing stands in the way of."""
 
 
 class _Topic:
@@ -61,7 +63,7 @@ class JetStreamRecordSource:
         self._connection = connection
         self._layouts = layouts
         self._group = group
-        self._start = start
+        self._start: Start = start
         self._listener = listener
         self._ephemeral = ephemeral
         self._log = JetStreamLogReader(connection, layouts)
@@ -82,7 +84,7 @@ class JetStreamRecordSource:
         """
         for name in dict.fromkeys(topics):
             layout = await self._layouts.find(name, fresh=True)
-            await self._ensure(layout, range(layout.partitions))
+            await ensure_group(self._connection, self._log, layout, self._group, self._start, ephemeral=self._ephemeral)
             encoded = group_consumer(self._group, 0)[:-2]
             membership = Membership(self._connection, layout.stream, encoded, self._nudge.set)
             self._topics[name] = _Topic(layout, membership)
@@ -94,28 +96,11 @@ class JetStreamRecordSource:
         except TimeoutError:
             pass
         await self._rebalance()
+        deadline = time.monotonic() + FIRST_PIN_SECONDS
+        while any(partition.is_coming for partition in self._untold()) and (left := deadline - time.monotonic()) > 0:
+            await self._wait(left)
+        self._tell_assigned()
         self._ticker = asyncio.get_running_loop().create_task(self._tick(), name="broker-jetstream-group")
-
-    async def _ensure(self, layout: Layout, numbers: range) -> None:
-        positions: Mapping[int, int] | None = None
-        for number in numbers:
-            name, what = group_consumer(self._group, number), f"Group {self._group!r} on topic {layout.topic!r}"
-            try:
-                await consumers.info(self._connection, layout.stream, name, what)
-            except NotFound:
-                if positions is None:
-                    positions = await self._positions(layout)
-                config = consumers.partition_config(self._connection, layout, number, positions.get(number, 1))
-                if self._ephemeral:
-                    config["inactive_threshold"] = consumers.EPHEMERAL_SECONDS * consumers.NANOSECONDS
-                await consumers.create(self._connection, layout, name, config, what=what)
-
-    async def _positions(self, layout: Layout) -> Mapping[int, int]:
-        if isinstance(self._start, datetime):
-            return await self._log.position_at(layout.topic, self._start)
-        if self._start == "latest":
-            return {number: bounds.next for number, bounds in (await self._log.bounds(layout.topic)).items()}
-        return {}
 
     # Fetching.
 
@@ -142,6 +127,7 @@ class JetStreamRecordSource:
             self._fetching = self._interrupted = False
 
     async def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
+        self._tell_assigned()
         taken: list[Record[Any]] = []
         active = [partition for partition in self._partitions() if partition.claimed and not partition.paused]
         if not active:
@@ -156,7 +142,7 @@ class JetStreamRecordSource:
         for partition in active[first:] + active[:first]:
             if left <= 0 or (taken and room <= 0):
                 break
-            if not partition.buffered or not await partition.verify() or partition.paused:
+            if not partition.buffered or not partition.told or not await partition.verify() or partition.paused:
                 continue
             before = len(taken)
             room -= partition.take(left, room, taken)
@@ -169,7 +155,8 @@ class JetStreamRecordSource:
         timer = loop.call_later(seconds, self._wake)
         try:
             if any(
-                partition.buffered and partition.proven and not partition.paused for partition in self._partitions()
+                partition.buffered and partition.proven and partition.told and not partition.paused
+                for partition in self._partitions()
             ):
                 # It came between the look and the wait.
                 await asyncio.sleep(0)
@@ -182,6 +169,12 @@ class JetStreamRecordSource:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _news(self) -> None:
+        """A partition has changed."""
+        self._wake()
+        if self._untold():
+            self._nudge.set()
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
@@ -244,26 +237,42 @@ class JetStreamRecordSource:
             if step.claim:
                 for number in step.claim:
                     partition = Partition(
-                        self._connection, layout, number, group_consumer(self._group, number), self._wake, self._lost
+                        self._connection, layout, number, group_consumer(self._group, number), self._news, self._lost
                     )
                     partition.paused = TopicPartition(name, number) in self._paused
                     owned[number] = partition
                     await partition.claim()
-                self._listener.assigned([TopicPartition(name, number) for number in step.claim])
-                self._wake()
             await membership.update(tuple(owned), [number for number, each in owned.items() if each.pinned])
+        self._tell_assigned()
+
+    def _untold(self) -> list[Partition]:
+        return [partition for partition in self._partitions() if partition.claimed and not partition.told]
+
+    def _tell_assigned(self) -> None:
+        """Tell of the claims that are ours: all in one, unless some keep us waiting for longer than a pin lasts."""
+        untold = self._untold()
+        settled = [partition for partition in untold if partition.settled]
+        if len(settled) < len(untold):
+            patience = time.monotonic() - 1.5 * self._connection.settings.owner_timeout
+            settled = [partition for partition in settled if partition.claimed_at < patience]
+        if settled:
+            for partition in settled:
+                partition.told = True
+            self._listener.assigned([partition.place for partition in settled])
+            self._wake()
 
     async def _release(self, places: Sequence[TopicPartition]) -> None:
         """Let partitions go in order: nothing more is handed over, the core commits, then others may have them."""
         going = [partition for place in places if (partition := self._find(place)) is not None]
         for partition in going:
             partition.paused = True
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(REVOKE_SECONDS):
-                await self._listener.revoking(places, loop.time() + REVOKE_SECONDS)
-        except TimeoutError:
-            logger.debug("Group %r: letting partitions go took too long", self._group)
+        deadline = asyncio.get_running_loop().time() + REVOKE_SECONDS
+        if told := [partition.place for partition in going if partition.told]:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._listener.revoking(told, deadline)
+            except TimeoutError:
+                logger.debug("Group %r: letting partitions go took too long", self._group)
         for place in places:
             self._topics[place.topic].owned.pop(place.partition, None)
         for partition in going:
@@ -277,7 +286,8 @@ class JetStreamRecordSource:
             partition.claimed = False
             if isinstance(partition.failure, NotFound):
                 self._failure = partition.failure
-            self._listener.lost([TopicPartition(partition.layout.topic, partition.number)])
+            if partition.told:
+                self._listener.lost([partition.place])
             self._nudge.set()
             self._wake()
 
@@ -332,7 +342,7 @@ class JetStreamRecordSource:
                 partition.paused = paused
 
     def assignment(self) -> Sequence[TopicPartition]:
-        return sorted(TopicPartition(name, number) for name, topic in self._topics.items() for number in topic.owned)
+        return sorted(partition.place for partition in self._partitions() if partition.told)
 
     # The end.
 
@@ -355,8 +365,7 @@ class JetStreamRecordSource:
 
     async def _leave(self) -> None:
         for topic in self._topics.values():
-            for partition in list(topic.owned.values()):
-                await partition.release()
+            await asyncio.gather(*(partition.release() for partition in topic.owned.values()))
             topic.owned.clear()
             await topic.membership.update((), ())
             await topic.membership.leave()

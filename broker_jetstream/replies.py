@@ -7,18 +7,23 @@ the event loop; the handler of the inbox never raises. Waiting may be cancelled;
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+from broker_jetstream.headers import status_of
+
 __all__ = ["Inbox", "Replies"]
 
-_ABSENT: Final = (b"", b"")
+NO_RESPONDERS: Final = 503
+NOTHING: Final = (b"", b"")
+"""Stands for the answer that is not waited for any more."""
 
 
 class Replies:
     """The answers to one batch of messages."""
 
-    __slots__ = ("_inbox", "_waiter", "answers", "missing", "prefix", "subjects")
+    __slots__ = ("_inbox", "_waiter", "absent", "answers", "missing", "nobody_there", "prefix", "subjects")
 
     def __init__(self, inbox: Inbox, prefix: bytes, number: int, subjects: frozenset[bytes]) -> None:
         self._inbox = inbox
@@ -28,6 +33,9 @@ class Replies:
         """Header block and body of each answer; None until it has come."""
         self.missing = number
         self.subjects = subjects
+        self.nobody_there: Callable[[], None] | None = None
+        """Called when a message found nobody; if set, that is no answer, and `absent` has the indexes of such."""
+        self.absent: set[int] = set()
 
     def subject(self, index: int) -> bytes:
         """Where the answer to message `index` is to be sent."""
@@ -36,7 +44,21 @@ class Replies:
     def arrived(self, index: int, block: bytes, data: bytes) -> None:
         answers = self.answers
         if 0 <= index < len(answers) and answers[index] is None:
+            if not data and self.nobody_there is not None and status_of(block)[0] == NO_RESPONDERS:
+                self.absent.add(index)
+                self.nobody_there()
+                self.wake()
+                self._inbox.stir()
+                return
             answers[index] = (block, data)
+            self.missing -= 1
+            self._inbox.progress(self)
+
+    def give_up(self, index: int) -> None:
+        """Wait no more for the answer to one message; what it has instead is for the caller to know."""
+        self.absent.discard(index)
+        if self.answers[index] is None:
+            self.answers[index] = NOTHING
             self.missing -= 1
             self._inbox.progress(self)
 
@@ -95,11 +117,16 @@ class Inbox:
 
     def progress(self, replies: Replies) -> None:
         if self._tick is not None:
+            self.stir()
+        if not replies.missing:
+            replies.wake()
+
+    def stir(self) -> None:
+        """Wake who waits for the next answer."""
+        if self._tick is not None:
             if not self._tick.done():
                 self._tick.set_result(None)
             self._tick = None
-        if not replies.missing:
-            replies.wake()
 
     async def next_answer(self, timeout: float) -> None:
         """Wait until any answer comes or the connection changes, at most `timeout` seconds."""
@@ -112,9 +139,7 @@ class Inbox:
         """Let everybody who waits look at the connection again."""
         for replies in tuple(self._waiting.values()):
             replies.wake()
-        if self._tick is not None and not self._tick.done():
-            self._tick.set_result(None)
-        self._tick = None
+        self.stir()
 
     def refuse(self, subject: bytes) -> None:
         """The server refused what was sent to a subject: who awaits its answer is told by an empty status line."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -32,6 +31,7 @@ from secrets import token_urlsafe
 from typing import Final, NamedTuple
 
 from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
+from broker_jetstream.locking import DirectoryLock
 
 __all__ = ["EmbeddedServer", "Place", "server_binary"]
 
@@ -89,7 +89,7 @@ class EmbeddedServer:
         self._directory = Path(directory) if directory else None
         self._timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock: int | None = None
+        self._lock: DirectoryLock | None = None
         self._jobs: SimpleQueue[tuple[str, Future[Place | None]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -163,7 +163,7 @@ class EmbeddedServer:
                 self._process = None  # the lock stays ours, for the one that is started next
             if self._process is None:
                 if self._lock is None:
-                    self._lock = _try_lock(directory / "lock")
+                    self._lock = DirectoryLock.take(directory / "lock")
                 if self._lock is not None:
                     try:
                         return self._start(binary, directory, deadline)
@@ -216,7 +216,7 @@ class EmbeddedServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=(self._lock,),
+            pass_fds=(self._lock.descriptor,),
             # A signal to our terminal's group is for us: we stop the server when we have closed.
             start_new_session=True,
         )
@@ -255,22 +255,23 @@ class EmbeddedServer:
     def _release(self) -> None:
         self._process = None
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
 
 def _config(directory: Path, port: int, token: str) -> str:
-    quoted = json.dumps(str(directory))
+    # The server's own format has no escapes but for quotes and backslashes.
+    quoted = json.dumps(str(directory), ensure_ascii=False)
     return f"""# Written by broker_jetstream at each start.
 listen: "127.0.0.1:{port}"
 server_name: {json.dumps("embedded-" + token[:8])}
 ports_file_dir: {quoted}
-log_file: {json.dumps(str(directory / "nats-server.log"))}
+log_file: {json.dumps(str(directory / "nats-server.log"), ensure_ascii=False)}
 log_size_limit: 10485760
 max_payload: 1MB
 authorization {{ token: {json.dumps(token)} }}
 jetstream {{
-  store_dir: {json.dumps(str(directory / "jetstream"))}
+  store_dir: {json.dumps(str(directory / "jetstream"), ensure_ascii=False)}
   sync_interval: "10s"
 }}
 """
@@ -284,41 +285,18 @@ def _dying_with_us() -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _ASK_AND_RUN, str(os.getpid())]
 
 
-def _try_lock(path: Path) -> int | None:
-    """The lock, or None if somebody has it.
-
-    :raises FileNotFoundError: the directory is gone.
-    """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A file that was removed since it was opened locks nothing.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-
-
-def _make_temporary() -> tuple[Path, int]:
+def _make_temporary() -> tuple[Path, DirectoryLock]:
     """A new directory and its lock, which was taken before the directory got the name that sweeps look for."""
     staged = Path(tempfile.mkdtemp(prefix=_STAGED))
-    lock: int | None = None
+    lock: DirectoryLock | None = None
     try:
-        lock = _try_lock(staged / "lock")
+        lock = DirectoryLock.take(staged / "lock")
         assert lock is not None  # nobody knows the directory
         return staged.rename(staged.with_name(staged.name.removeprefix("."))), lock
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         if lock is not None:
-            os.close(lock)
+            lock.release()
         raise
 
 
@@ -332,7 +310,7 @@ def _read_text(path: Path) -> str:
 def _write_private(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     beside.replace(path)
 
@@ -376,7 +354,7 @@ def _sweep() -> None:
         with contextlib.suppress(OSError):
             if path.stat().st_uid != os.getuid() or not (path / "lock").exists():
                 continue
-            lock = _try_lock(path / "lock")
+            lock = DirectoryLock.take(path / "lock")
             if lock is not None:
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+                lock.release()

@@ -15,7 +15,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from broker.errors import InvalidSetting
 from broker.settings import BackendSettings
-from broker.urls import UrlParts
+from broker.urls import UrlParts, mask_url
 
 __all__ = ["TEMPORARY", "JetStreamSettings"]
 
@@ -160,7 +160,7 @@ class JetStreamSettings(BackendSettings):
             raise ValueError("pull_heartbeat is more than half of pull_expires")
         for server in self.servers:
             if not server.startswith(("nats://", "tls://")):
-                raise ValueError(f"server {server!r} does not begin with nats:// or tls://")
+                raise ValueError(f"server {mask_url(server)!r} does not begin with nats:// or tls://")
         return self
 
     @property

@@ -11,6 +11,7 @@ its own. Hooks, and callbacks of futures, run on the bus's loop: they return at 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
@@ -29,11 +30,13 @@ from broker.blocking.record_consumer import RecordConsumer
 from broker.blocking.topic import Topic
 from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
+from broker.checks import check_callable
 from broker.consuming.options import MessageOptions
-from broker.errors import PublishError
+from broker.errors import ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
+from broker.publishing.topic import codec_key
 from broker.settings import BackendSettings
 from broker.spi import Start, TopicPartition
 
@@ -81,7 +84,7 @@ class Bus:
         self._bus = bus
         self._portal = Portal()
         self._lock = threading.Lock()
-        self._topics: dict[tuple[str, int], tuple[Topic[Any], Any]] = {}
+        self._topics: dict[tuple[str, object], Topic[Any]] = {}
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class Bus:
         finally:
             self._portal.stop()
         failures: list[PublishError] = []
-        for topic, _ in self._topics.values():
+        for topic in self._topics.values():
             try:
                 topic.raise_failures()
             except PublishError as error:
@@ -163,18 +166,19 @@ class Bus:
     def topic(self, name: str, codec: Codec[Any] | None = None) -> Topic[Any]:
         """A topic to publish to, without I/O; a missing one shows at the first publish.
 
-        The same object for the same name and codec, closed with the bus.
+        The same object for the same name and an equal codec until it is closed, at the latest with the bus.
 
         :raises InvalidName: the name is not portable.
         :raises Closed: the bus is not open.
         """
-        entry = self._topics.get((name, id(codec)))
-        if entry is None:
+        key = (name, codec_key(codec))
+        topic = self._topics.get(key)
+        if topic is None or topic.closed:
             with self._lock:
-                topic: Topic[Any] = Topic(self._made("topic", name, codec), self._portal)
-                # The codec is kept with its topic, so that its id is not given to another one.
-                entry = self._topics.setdefault((name, id(codec)), (topic, codec))
-        return entry[0]
+                topic = self._topics.get(key)
+                if topic is None or topic.closed:
+                    topic = self._topics[key] = Topic(self._made("topic", name, codec), self._portal)
+        return topic
 
     def transactional_publisher(self, transactional_id: str) -> TransactionalPublisher:
         """A publisher whose transactions carry this id; opening it fences an older one of the same id.
@@ -251,6 +255,11 @@ class Bus:
         """
         inner: dict[str, Any] = {**options}
         if (on_revoking := options.get("on_revoking")) is not None:
+            check_callable("on_revoking", on_revoking)
+            if inspect.iscoroutinefunction(on_revoking):
+                raise ConfigurationError(
+                    "on_revoking is a coroutine function", advice="Use a plain function here, or broker.connect"
+                )
             inner["on_revoking"] = in_thread(on_revoking)
         consumer = self._made("records", topics, group=group, codec=codec, **inner)
         return RecordConsumer(consumer, self._portal, self.hooks)

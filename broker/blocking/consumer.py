@@ -244,7 +244,7 @@ async def _finish_late(messages: Sequence[Message[Any]], results: Sequence[BaseE
     """Settle by the outcome of a handler that ended after its `receive` was interrupted."""
     for message, error in zip(messages, results, strict=False):
         message.in_use = False
-        if message.owner is not None and message.state is SettleState.OPEN:
+        if message.owner is not None:
             try:
                 await message.owner.finish(message, error)
             except SettleError as refused:

@@ -60,6 +60,11 @@ class Topic(Generic[T]):
         self._failed: deque[tuple[ReceiptFuture, BrokerError]] = deque(maxlen=_KEPT_FAILURES)
         self.name = topic.name
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; `bus.topic` gives a new one then."""
+        return self._topic.closed
+
     def publish(
         self,
         payload: T | OutboundMessage,

@@ -10,6 +10,7 @@ the options, the connection and the errors of the built-in ones.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,10 @@ NEEDED = ("typer", "rich")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` are those after the program's name."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # A daemon may have closed them; what nobody can read is written to nobody.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - it lives as long as the process
     try:
         from broker.cli.app import run
     except ModuleNotFoundError as error:

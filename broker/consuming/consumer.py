@@ -8,21 +8,25 @@ cure are handled inside and reported to the hooks; a fatal one stops the consume
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
+from broker.checks import check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine, intake_of
-from broker.consuming.handling import check_handler, conclude, within
-from broker.errors import Closed, ConfigurationError
+from broker.consuming.handling import check_handler, conclude, is_being_cancelled, within
+from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
 
 __all__ = ["Closable", "MessageConsumer", "Service"]
 
 T = TypeVar("T", default=bytes)
+
+logger = logging.getLogger("broker")
 
 _LAST_CHANCE = 1.0
 """Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""
@@ -54,6 +58,9 @@ class MessageConsumer(Generic[T]):
         self._name = name
         self._max_outstanding = max_outstanding
         self._engine: Engine | None = None
+        self._one_open = asyncio.Lock()
+        self._opening: asyncio.Task[Engine] | None = None
+        self._stopped = False
         self._closed = False
 
     @property
@@ -68,17 +75,37 @@ class MessageConsumer(Generic[T]):
 
         :raises NotFound: the topic, or the subscription with `create=False`, does not exist.
         :raises Unsupported: the backend cannot honour an option.
+        :raises Closed: it was closed, perhaps while it opened.
         """
-        if self._closed:
-            raise Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")
-        if self._engine is None:
-            self._engine = await self._make_engine()
+        async with self._one_open:
+            if self._closed:
+                raise self._is_closed()
+            if self._engine is not None:
+                return
+            self._opening = opening = asyncio.ensure_future(self._make_engine())
+            try:
+                engine = await opening
+            except asyncio.CancelledError:
+                if not opening.cancelled() and opening.exception() is None:
+                    await opening.result().close()
+                if self._closed and not is_being_cancelled():
+                    raise self._is_closed() from None
+                raise
+            finally:
+                self._opening = None
+            self._engine = engine
+            if self._stopped:
+                engine.end()
+            if self._closed:
+                await engine.close()
+                raise self._is_closed()
 
     def stop(self) -> None:
         """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits.
 
-        What was not handed over is given back at once.
+        What was not handed over is given back at once. It may come before the consumer is open.
         """
+        self._stopped = True
         if self._engine is not None:
             self._engine.end()
 
@@ -86,9 +113,12 @@ class MessageConsumer(Generic[T]):
         """Wait for running handlers, at most `close_timeout` seconds; give everything else back at once.
 
         Never deletes a subscription. May be called twice; cancelling the caller does not stop it.
-        A handler that calls it does not wait for itself.
+        A handler that calls it does not wait for itself. It ends an opening that is under way.
         """
         self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening}, timeout=_LAST_CHANCE)
         if self._engine is not None:
             if self.runs_in(asyncio.current_task()):
                 self._engine.end()
@@ -117,6 +147,8 @@ class MessageConsumer(Generic[T]):
         :raises BrokerError: a fatal error, once.
         """
         engine = self._opened()
+        if timeout is not None:
+            check_patience("timeout", timeout)
         message = engine.take()
         if message is not None:
             return message
@@ -144,6 +176,7 @@ class MessageConsumer(Generic[T]):
         """
         engine = self._opened()
         self._check_batch(max_messages)
+        check_patience("timeout", timeout)
         batch = engine.take_batch(max_messages)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         while not batch and engine.check():
@@ -189,16 +222,12 @@ class MessageConsumer(Generic[T]):
         """This consumer and its handler, for `broker.run`."""
         return Service(self, handler, concurrency)
 
-    async def _work(self, concurrency: int, work: Callable[[], Awaitable[None]]) -> None:
-        if type(concurrency) is not int or concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency!r}", advice="It takes an int of 1 or more")
+    async def _work(self, concurrency: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        check_count("concurrency", concurrency)
         engine = self._opened()
         engine.check()
-
-        async def run() -> None:
-            await work()
-
-        workers = {asyncio.create_task(run(), name=f"broker-worker-{self._name}") for _ in range(concurrency)}
+        cancelled = True
+        workers = {asyncio.create_task(work(), name=f"broker-worker-{self._name}") for _ in range(concurrency)}
         engine.workers |= workers
         ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{self._name}")
         try:
@@ -209,6 +238,7 @@ class MessageConsumer(Generic[T]):
             if running:
                 engine.end()
                 await asyncio.wait(running, timeout=engine.options.close_timeout)
+            cancelled = False
         finally:
             ended.cancel()
             late = [worker for worker in workers if not worker.done()]
@@ -217,7 +247,9 @@ class MessageConsumer(Generic[T]):
             if late:
                 await asyncio.wait(late, timeout=_LAST_CHANCE)
             engine.workers -= workers
-        error = _first_error(workers)
+            error = _first_error(workers)
+            if error is not None and cancelled:
+                logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
         if error is not None:
             raise error
 
@@ -276,6 +308,9 @@ class MessageConsumer(Generic[T]):
             ]
             _raise(next((end for end in ends if end is not None), None))
 
+    def _is_closed(self) -> Closed:
+        return Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")
+
     def _opened(self) -> Engine:
         if self._engine is None:
             raise Closed(
@@ -284,10 +319,9 @@ class MessageConsumer(Generic[T]):
         return self._engine
 
     def _check_batch(self, max_messages: int) -> None:
-        if not 1 <= max_messages <= self._max_outstanding:
-            raise ConfigurationError(
-                f"max_messages is {max_messages}",
-                advice=f"It takes 1 to max_outstanding, which is {self._max_outstanding}",
+        if not is_whole(max_messages) or not 1 <= max_messages <= self._max_outstanding:
+            raise refused(
+                "max_messages", max_messages, f"an int from 1 to max_outstanding, which is {self._max_outstanding}"
             )
 
 
@@ -353,8 +387,9 @@ def _still(engine: Engine) -> bool:
 
 
 def _first_error(workers: set[asyncio.Task[None]]) -> BaseException | None:
-    ended = (worker for worker in workers if worker.done() and not worker.cancelled())
-    return next((error for worker in ended if (error := worker.exception()) is not None), None)
+    # All are asked, since asyncio complains of those that nobody asked.
+    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
+    return next((error for error in errors if error is not None), None)
 
 
 def _raise(error: BaseException | None) -> None:

@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import Limits
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BackendError, BrokerError
+from broker.errors import BackendError, BrokerError, InvalidMessage, PublishError
 from broker.hooks import DeadLetterFailed, Hooks
 from broker.messages import Message
 from broker.outbound import OutboundMessage
@@ -36,15 +37,19 @@ def make_dead_letter(
     attempts: int | None,
     subscription: str,
     limits: Limits,
+    refused: BrokerError | None = None,
 ) -> OutboundMessage:
     """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time.
 
     What the broker's limits leave no room for is cut, the least important first; key, body and the
-    original's own attributes are never touched. The letter has an id of its own, because a broker that
-    deduplicates would drop the letters of a second subscription, or of a second failure after a redrive.
+    original's own attributes are never touched, unless the letter was refused with them: what a foreign
+    producer wrote may be more than we can write, and `dead-letter-cut` tells why they are missing. The letter has an
+    id of its own, because a broker that deduplicates would drop the letters of a second subscription, or of a second
+    failure after a redrive.
     """
     told = {
         "topic": original.topic,
+        "cut": "" if refused is None else f"The attributes, with which it was refused: {refused.message}",
         "reason": reason,
         "error": "" if error is None else describe(error),
         "attempts": "" if attempts is None else str(attempts),
@@ -53,14 +58,14 @@ def make_dead_letter(
         "time": datetime.now(UTC).isoformat(),
     }
     added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
-    kept = {name: text for name, text in original.attributes.items() if name not in added}
+    kept = {} if refused else {name: text for name, text in original.attributes.items() if name not in added}
     return OutboundMessage(
         original.data,
         original.key,
         {**kept, **_cut(added, kept, original, limits)},
         id=f"{id[:100]}-{uuid.uuid4().hex}",
         publish_time=original.publish_time,
-        native=original.native,
+        native=None if refused else original.native,
     )
 
 
@@ -97,7 +102,8 @@ class DeadLetterWriter:
 
         :raises BrokerError: the write failed, and the writer is closed.
         """
-        letter = make_dead_letter(
+        make = partial(
+            make_dead_letter,
             message,
             id=message.id,
             reason=reason,
@@ -106,11 +112,16 @@ class DeadLetterWriter:
             subscription=subscription,
             limits=self._limits,
         )
+        letter, whole = make(), True
         pause = _FIRST_PAUSE
         while True:
             try:
                 await self._publish(letter)
             except Exception as raised:
+                refused = _refusal(raised)
+                if refused is not None and whole:
+                    letter, whole = make(refused=refused), False
+                    continue
                 failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
                 if self._closing.is_set():
                     raise failure from None
@@ -127,12 +138,12 @@ def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, 
     longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
     cut = {name: _shorten(text, longest) for name, text in added.items()}
     if limits.attributes is not None:
-        for name in list(reversed(cut))[: max(0, len(cut) + len(kept) - limits.attributes)]:
+        excess = len(cut) + len(kept) - limits.attributes - limits.letter_attributes
+        for name in list(reversed(cut))[: max(0, excess)]:
             del cut[name]
     if limits.message is not None:
         used = len(original.data or b"") + len(original.key or b"") + sum(_size(pair) for pair in kept.items())
-        # The letter's own id and the backend's headers need some of the room as well.
-        room = limits.message - used - 512
+        room = limits.message + limits.letter_bytes - used
         for name in reversed(list(cut)):
             excess = sum(_size(pair) for pair in cut.items()) - room
             if excess <= 0:
@@ -143,6 +154,13 @@ def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, 
             else:
                 del cut[name]
     return cut
+
+
+def _refusal(raised: Exception) -> InvalidMessage | None:
+    """Why the letter itself cannot be written, whenever it is tried."""
+    if isinstance(raised, PublishError):
+        return next((outcome for outcome in raised.outcomes if isinstance(outcome, InvalidMessage)), None)
+    return raised if isinstance(raised, InvalidMessage) else None
 
 
 def describe(error: BaseException) -> str:

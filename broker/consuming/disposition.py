@@ -11,10 +11,10 @@ import logging
 from typing import Any
 
 from broker.capabilities import LeaseMode
+from broker.checks import check_seconds
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
-from broker.consuming.options import check_seconds
 from broker.consuming.retry import Drop, Retry
 from broker.errors import Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
@@ -42,8 +42,14 @@ class Disposition:
         self._stopped = False
 
     def handler_failed(self, intake: Intake, message: Message[Any], error: Exception) -> None:
-        """Settle a message whose handler raised, by the policy; returns at once."""
-        failures = self._engine.attempts.failed(message.id)
+        """Settle a message whose handler raised, by the policy; returns at once.
+
+        Where the handler had settled it, or its lease was lost, there is only to tell of the failure.
+        """
+        if message.state is not SettleState.OPEN:
+            self._failed_late(message, error)
+            return
+        failures = self._engine.attempts.failed(message)
         retried = self.retry.retries(error)
         again = retried and failures < self.retry.max_attempts
         delay = self.retry.delay(failures) if again else None
@@ -57,13 +63,31 @@ class Disposition:
         )
         if self._engine.hooks.listening:
             self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=delay))
-        if not message.begin_settling(Outcome.NACK if again else Outcome.REJECT):
-            return
+        message.begin_settling(Outcome.NACK if again else Outcome.REJECT)
         if delay is not None:
             self._bring_back(intake, message, delay)
             return
         reason = f"failed {failures} times" if retried else f"{type(error).__name__} is not retried"
         self._give_up_soon(intake, message, reason, error, failures)
+
+    def _failed_late(self, message: Message[Any], error: Exception) -> None:
+        attempts = self._engine.attempts
+        done = message.outcome is Outcome.ACK or message.outcome is Outcome.REJECT
+        if done and message.state is not SettleState.LOST:
+            # Nothing is to be remembered of a message that does not come again.
+            failures = attempts.failures(message) + 1
+        else:
+            failures = attempts.failed(message)
+        logger.warning(
+            "Handling message %r of %r failed (failure %d, after %s)",
+            message.id,
+            message.topic,
+            failures,
+            "it was lost" if message.outcome is None else f"its {message.outcome.name.lower()}",
+            exc_info=error,
+        )
+        if self._engine.hooks.listening:
+            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
 
     async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None:
         """Bring it back after the delay; the policy's first step without one."""
@@ -79,13 +103,13 @@ class Disposition:
     async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when that is done."""
         if message.begin_settling(Outcome.REJECT):
-            attempts = self._engine.attempts.failures(message.id) or message.delivery_attempt
+            attempts = self._engine.attempts.failures(message) or message.delivery_attempt
             await asyncio.shield(self._give_up_soon(intake, message, reason, None, attempts))
 
     def give_up_soon(self, intake: Intake, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
         if message.begin_settling(Outcome.REJECT):
-            attempts = self._engine.attempts.failures(message.id) or message.delivery_attempt
+            attempts = self._engine.attempts.failures(message) or message.delivery_attempt
             self._give_up_soon(intake, message, reason, error, attempts)
 
     def stop(self) -> None:
@@ -130,7 +154,7 @@ class Disposition:
         :raises ConfigurationError: it is not a number of seconds.
         :raises Unsupported: neither the broker nor this process can keep it.
         """
-        check_seconds("delay", delay)
+        check_seconds("delay", delay, zero=True)
         longest = max(intake.capabilities.native_delay, self._engine.options.max_lease)
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(

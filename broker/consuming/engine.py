@@ -57,15 +57,13 @@ class Engine:
         self.options = options
         self.attempts = Attempts()
         self.capabilities = capabilities
-        self.lanes = self._make_lanes()
-        self.ready: Ready = ArrivalOrder() if self.lanes is None else self.lanes
         self.disposition = Disposition(self, retry, dead_letter, subscription)
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode
-        self._delivery_bound = retry.delivery_bound(give_backs_count=not capabilities.release_keeps_attempt)
+        self._delivery_bound = retry.delivery_bound
         self._sources = sources
-        self._intakes: list[Intake] = []
+        self._intakes: deque[Intake] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._ended = False
         self._idle = False
@@ -86,7 +84,7 @@ class Engine:
         opened: list[tuple[Intake, MessageSource]] = []
         try:
             for topic, open_source in self._sources:
-                intake = Intake(self, topic, share, byte_share, prefetch)
+                intake = Intake(self, topic, share, byte_share, prefetch, self._make_ready(share))
                 opened.append((intake, await open_source(intake)))
         except BaseException:
             for _, source in opened:
@@ -94,7 +92,7 @@ class Engine:
             raise
         for intake, source in opened:
             self._intakes.append(intake)
-            intake.start(source, self.capabilities, confirm=self.options.confirm_acks)
+            intake.start(source, self.capabilities, confirm=bool(self.options.confirm_acks))
         self._active_at = self._loop.time()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
@@ -107,36 +105,32 @@ class Engine:
 
     @property
     def concurrency(self) -> int:
-        return max(1, len(self.workers))
-
-    @property
-    def single(self) -> Intake | None:
-        """The only intake, where there is one."""
-        return self._intakes[0] if len(self._intakes) == 1 else None
+        return len(self.workers) or 1
 
     def take(self) -> Message[Any] | None:
-        """The next message, if one is there."""
-        while not self._ended and (message := self.ready.take()) is not None:
-            if message.state is _OPEN and self._admit(message):
-                message.lease_ends = self._loop.time() + self.options.max_lease
-                intake_of(message).handed_over(1)
-                return message
+        """The next message, if one is there; sources take turns."""
+        for _ in range(len(self._intakes)):
+            intake = self._intakes[0]
+            self._intakes.rotate(-1)
+            while not self._ended and (message := intake.ready.take()) is not None:
+                if self._admitted((message,)):
+                    intake.handed_over(1)
+                    return message
         return None
 
     def take_batch(self, most: int) -> list[Message[Any]]:
-        """Up to `most` of the messages that are there."""
+        """Up to `most` of the messages that are there; sources take turns to be first."""
         batch: list[Message[Any]] = []
-        if self._ended:
-            return batch
-        lease_ends = self._loop.time() + self.options.max_lease
-        ready_take = self.ready.take
-        while len(batch) < most and (message := ready_take()) is not None:
-            if message.state is _OPEN and self._admit(message):
-                message.lease_ends = lease_ends
-                batch.append(message)
-        if batch:
-            for intake in self._intakes:
-                intake.handed_over(len(batch))
+        for _ in range(len(self._intakes)):
+            if len(batch) == most:
+                break
+            intake = self._intakes[0]
+            self._intakes.rotate(-1)
+            before = len(batch)
+            while not self._ended and len(batch) < most and (taken := intake.ready.take_some(most - len(batch))):
+                batch += self._admitted(taken)
+            if len(batch) > before:
+                intake.handed_over(len(batch) - before)
         return batch
 
     async def wait(self, wanted: int, timeout: float | None) -> bool:
@@ -182,7 +176,7 @@ class Engine:
     def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None:
         """Take in what an intake fetched."""
         self._active_at = self._loop.time()
-        refused = self.ready.put_all(messages)
+        refused = intake.ready.put_all(messages)
         for message, delay in refused:
             intake.release((message,), min(delay, self.capabilities.native_delay))
         if self._waiters:
@@ -190,32 +184,34 @@ class Engine:
 
     def deliver_again(self, message: Message[Any]) -> None:
         """Hand a held message over once more."""
-        self.ready.put_again(message)
+        intake_of(message).ready.put_again(message)
         self._wake(1)
 
     def settled(self) -> None:
         """Something was settled or lost: lanes may have opened, handlers may have ended."""
         self._active_at = self._loop.time()
-        if self._waiters and len(self.ready):
-            self._wake(len(self.ready))
+        if self._waiters:
+            self._wake(sum(len(intake.ready) for intake in self._intakes))
         if self._quiet is not None and not self._quiet.done():
             self._quiet.set_result(None)
 
     async def settle_batch(self, messages: Sequence[Message[Any]], outcome: Outcome, delay: float | None) -> None:
         """Settle the open messages of a batch, then raise the first failure (`BatchOwner`)."""
+        open_ones = [message for message in messages if message.state is _OPEN]
         if outcome is not Outcome.ACK:
-            await _settle_each(messages, lambda message: message.nack(delay))
+            await _all([message.nack(delay) for message in open_ones])
             return
-        single = self.single
-        if single is not None:
-            answer = single.ack_all(messages)
-            if answer is not None:
-                await answer
+        parts: dict[Intake, list[Message[Any]]] = {}
+        if len(self._intakes) == 1:
+            parts[self._intakes[0]] = open_ones
         else:
-            await _settle_each(messages, lambda message: message.ack())
-        lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
-        if lost is not None:
-            lost.begin_settling(Outcome.ACK)
+            for message in open_ones:
+                parts.setdefault(intake_of(message), []).append(message)
+        await _all([answer for intake, part in parts.items() if (answer := intake.ack_all(part)) is not None])
+        if len(open_ones) < len(messages):
+            lost = next((m for m in messages if m.outcome is None and m.state is SettleState.LOST), None)
+            if lost is not None:
+                lost.begin_settling(Outcome.ACK)
 
     # -- ending ------------------------------------------------------------------------------------------
 
@@ -274,34 +270,40 @@ class Engine:
     async def _wind_down(self) -> None:
         await asyncio.gather(*(intake.fetching_stopped(self.options.close_timeout) for intake in self._intakes))
         self.disposition.stop()
-        self.ready.drain()
         for intake in self._intakes:
+            intake.ready.drain()
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
             intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
-    def _admit(self, message: Message[Any]) -> bool:
-        """Whether a handler may see it; poison goes to the dead letters instead."""
-        attempt = message.view.delivery_attempt(message.raw)
-        bound = self._delivery_bound
-        if attempt is not None and attempt > bound and attempt - self.attempts.releases(message.id) > bound:
-            reason = f"delivered {attempt - 1} times without being settled"
-            self.disposition.give_up_soon(intake_of(message), message, reason)
-            return False
-        if self._decode is not None:
-            try:
-                message.decoded = self._decode(message.data)
-            except Exception as error:
-                told = error.message if isinstance(error, DecodeError) else describe(error)
-                reason = f"cannot be decoded: {told}"
-                self.disposition.give_up_soon(intake_of(message), message, reason, error)
-                return False
-        return True
+    def _admitted(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+        """The open ones that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
+        admitted: list[Message[Any]] = []
+        lease_ends = self._loop.time() + self.options.max_lease
+        bound, decode = self._delivery_bound, self._decode
+        for message in messages:
+            if message.state is not _OPEN:
+                continue
+            attempt = message.view.delivery_attempt(message.raw)
+            if attempt is not None and attempt > bound and attempt - self.attempts.releases(message) > bound:
+                reason = f"delivered {attempt - 1} times without being settled"
+                self.disposition.give_up_soon(intake_of(message), message, reason)
+                continue
+            if decode is not None:
+                try:
+                    message.decoded = decode(message.data)
+                except Exception as error:
+                    told = error.message if isinstance(error, DecodeError) else describe(error)
+                    reason = f"cannot be decoded: {told}"
+                    self.disposition.give_up_soon(intake_of(message), message, reason, error)
+                    continue
+            message.lease_ends = lease_ends
+            admitted.append(message)
+        return admitted
 
-    def _make_lanes(self) -> Lanes | None:
+    def _make_ready(self, most: int) -> Ready:
         if not self.options.ordered_by_key:
-            return None
-        share = max(1, self.options.max_outstanding // 4)
-        return Lanes(share if self.capabilities.native_delay > 0 else None, self._loop.time)
+            return ArrivalOrder()
+        return Lanes(max(1, most // 4) if self.capabilities.native_delay > 0 else None, self._loop.time)
 
     def _wake(self, count: int) -> None:
         waiters = self._waiters
@@ -340,9 +342,8 @@ def _resolve(waiter: asyncio.Future[None], error: Exception) -> None:
         waiter.set_exception(error)
 
 
-async def _settle_each(messages: Sequence[Message[Any]], settle: Callable[[Message[Any]], Awaitable[None]]) -> None:
-    open_ones = [message for message in messages if message.state is _OPEN]
-    results = await asyncio.gather(*(settle(message) for message in open_ones), return_exceptions=True)
-    for result in results:
+async def _all(settlements: Sequence[Awaitable[None]]) -> None:
+    """Wait for all, then raise the first failure."""
+    for result in await asyncio.gather(*settlements, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

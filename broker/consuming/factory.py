@@ -5,14 +5,15 @@ One per bus, on the loop of the bus. Making a consumer does no I/O; a cancelled 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from broker.capabilities import ConfirmedAck, MessageCapabilities
+from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.engine import Engine, OpenSource
-from broker.consuming.options import ConsumerOptions, check_options
+from broker.consuming.options import ConsumerOptions, check_options, check_policies
 from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Hooks
@@ -50,7 +51,6 @@ class ConsumerFactory:
         dead_letter: str | Drop | None,
         start: Start,
         create: bool,
-        confirm_acks: bool | None,
         options: ConsumerOptions,
     ) -> MessageConsumer[Any]:
         """A consumer of the subscription of each topic.
@@ -58,21 +58,24 @@ class ConsumerFactory:
         :raises ConfigurationError: a name or an option cannot be used.
         :raises Unsupported: the backend cannot honour an option.
         """
-        _check_types(retry, dead_letter, codec)
-        family = self._family(subscription, check_start(start), confirm_acks)
+        check_flag("create", create)
+        family = self._family(subscription, check_start(start), options.confirm_acks)
 
         def opener(topic: str) -> OpenSource:
-            wanted = MessageSubscription(
-                topic=topic,
-                subscription=subscription,
-                start=start,
-                create=create,
-                ordered_by_key=options.ordered_by_key,
-                confirm_acks=options.confirm_acks,
-                max_outstanding=max(1, options.max_outstanding // len(topics)),
-                max_deliveries=retry.delivery_bound(give_backs_count=not family.release_keeps_attempt),
+            # The options are checked before this is called.
+            return lambda listener: self._backend.subscribe(
+                MessageSubscription(
+                    topic=topic,
+                    subscription=subscription,
+                    start=start,
+                    create=create,
+                    ordered_by_key=options.ordered_by_key,
+                    confirm_acks=bool(options.confirm_acks),
+                    max_outstanding=max(1, options.max_outstanding // len(topics)),
+                    max_deliveries=retry.delivery_bound,
+                ),
+                listener,
             )
-            return lambda listener: self._backend.subscribe(wanted, listener)
 
         return self.make_over(
             [(topic, opener(topic)) for topic in topics],
@@ -100,7 +103,7 @@ class ConsumerFactory:
         :raises ConfigurationError: the options contradict each other.
         """
         topics = [topic for topic, _ in sources]
-        _check_types(retry, dead_letter, codec)
+        check_policies(retry, dead_letter, codec)
         check_options(options, len(topics), retry, family)
         if isinstance(dead_letter, str):
             check_name(dead_letter, "topic")
@@ -153,15 +156,6 @@ class ConsumerFactory:
         return family
 
 
-def _check_types(retry: object, dead_letter: object, codec: object) -> None:
-    if not isinstance(retry, Retry):
-        raise ConfigurationError(f"retry is {retry!r}", advice="It takes a Retry(...)")
-    if dead_letter is not None and not isinstance(dead_letter, str | Drop):
-        raise ConfigurationError(f"dead_letter is {dead_letter!r}", advice="It takes a topic's name, DROP or None")
-    if codec is not None and not isinstance(codec, Codec):
-        raise ConfigurationError(f"codec is {codec!r}", advice="It takes an object with encode and decode, or None")
-
-
 def unsupported(backend: str, what: str, capability: str) -> Unsupported:
     """The error for a feature that the backend does not have."""
     return Unsupported(
@@ -174,9 +168,17 @@ def check_topics(topics: str | Sequence[str]) -> list[str]:
 
     :raises ConfigurationError: there is none, one is named twice, or a name is not portable.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
+    names = [check_name(name, "topic") for name in _several(topics)]
     if not names:
         raise ConfigurationError("No topic is named", advice="Name at least one topic")
     if len(set(names)) != len(names):
         raise ConfigurationError(f"A topic is named twice in {names!r}", advice="Name each topic once")
-    return [check_name(name, "topic") for name in names]
+    return names
+
+
+def _several(topics: object) -> list[Any]:
+    if isinstance(topics, str):
+        return [topics]
+    if not isinstance(topics, Iterable) or isinstance(topics, bytes | bytearray):
+        raise refused("topics", topics, "a topic's name, or a list of names")
+    return list(topics)  # pyright: ignore[reportUnknownArgumentType]

@@ -10,9 +10,9 @@ from broker.consuming import scopes
 from broker.consuming.engine import intake_of
 from broker.consuming.isolation import Isolated
 from broker.errors import BrokerError, ConfigurationError
-from broker.messages import Message, SettleState
+from broker.messages import Message
 
-__all__ = ["check_handler", "conclude", "within"]
+__all__ = ["check_handler", "conclude", "is_being_cancelled", "within"]
 
 
 class NotAsync(ConfigurationError):
@@ -48,19 +48,20 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
     intake = intake_of(message)
     message.in_use = False
     scopes.leave(message, error)
+    intake.returned(message)
     if error is None:
         intake.ack_soon(message)
         return None
-    if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
+    if isinstance(error, asyncio.CancelledError) and not is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
     if isinstance(error, Exception) and not isinstance(error, NotAsync):
-        if message.state is SettleState.OPEN:
-            intake.engine.disposition.handler_failed(intake, message, error)
+        intake.engine.disposition.handler_failed(intake, message, error)
         return None
     intake.release([message])
     return error
 
 
-def _is_being_cancelled() -> bool:
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels the current task, as against an error that looks the same."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import msgspec
 
 from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.checks import check_seconds
 from broker.consuming import scopes
 from broker.consuming.fetch_pump import FetchPump
 from broker.consuming.flow import Flow
 from broker.consuming.lanes import Lanes
 from broker.consuming.leases import LeaseKeeper
-from broker.consuming.options import ConsumerOptions, check_seconds
+from broker.consuming.options import ConsumerOptions
 from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
@@ -60,10 +61,6 @@ class Host(Protocol):
     @property
     def attempts(self) -> Attempts: ...
     @property
-    def ready(self) -> Ready: ...
-    @property
-    def lanes(self) -> Lanes | None: ...
-    @property
     def disposition(self) -> FailurePolicy: ...
     @property
     def wanted(self) -> int:
@@ -84,10 +81,15 @@ class Host(Protocol):
 class Intake:
     """Implements `MessageOwner` for the messages of one source, and `SourceListener` for the source."""
 
-    def __init__(self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int) -> None:
+    def __init__(
+        self, engine: Host, topic: str, max_messages: int, max_bytes: int, prefetch: int, ready: Ready
+    ) -> None:
         self.engine = engine
         self.topic = topic
-        self.held: dict[Message[Any], None] = {}
+        self.ready = ready
+        self._lanes = ready if isinstance(ready, Lanes) else None
+        self.held: dict[Message[Any], int] = {}
+        """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
         self._flow = Flow(max_messages, max_bytes)
         self._prefetch = Prefetch(min(prefetch, max_messages))
         self._loop = asyncio.get_running_loop()
@@ -134,7 +136,7 @@ class Intake:
             await self.carry_out(message, Settlement(message, outcome))
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
-        check_seconds("seconds", seconds)
+        check_seconds("seconds", seconds, zero=True)
         if message in self.held:
             message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
 
@@ -145,13 +147,13 @@ class Intake:
     async def finish(self, message: Message[Any], error: BaseException | None) -> bool:
         if message.scope is not None:
             scopes.leave(message, error)
+        self.returned(message)
         if error is None:
             # As after a handler: a refusal is an event, since the message comes again and the loop is to go on.
             self.ack_soon(message)
             return False
         if isinstance(error, Exception):
-            if message.state is _OPEN:
-                self.engine.disposition.handler_failed(self, message, error)
+            self.engine.disposition.handler_failed(self, message, error)
             return True
         if message.state is _OPEN:
             self.release([message])
@@ -170,23 +172,26 @@ class Intake:
         self._settle_pump.put(settlement)
 
     def ack_soon(self, message: Message[Any]) -> None:
-        """Ack what a handler left open; a refusal is an event, since nobody awaits it."""
+        """Ack what a handler that has returned left open; a refusal is an event, since nobody awaits it."""
         if message.state is _OPEN:
             message.state = _SETTLING
             message.outcome = _ACK
             self._settle_pump.put(Settlement(message, _ACK))
+        else:
+            self.returned(message)
+
+    def returned(self, message: Message[Any]) -> None:
+        """Nobody works on it any more: if it was settled before, the next of its key may follow."""
+        if self._lanes is not None and self._lanes.returned(message):
+            self.engine.settled()
 
     def ack_all(self, messages: Sequence[Message[Any]]) -> asyncio.Future[None] | None:
-        """Ack those that are open, as one batch; a future where the broker answers."""
-        settlements: list[Settlement] = []
+        """Ack these, which are open, as one batch; a future where the broker answers."""
         for message in messages:
-            if message.state is _OPEN:
-                message.state = _SETTLING
-                message.outcome = _ACK
-                settlements.append(Settlement(message, _ACK))
-        if not settlements:
-            return None
-        if self._awaits_acks:
+            message.state = _SETTLING
+            message.outcome = _ACK
+        settlements = [Settlement(message, _ACK) for message in messages]
+        if self._awaits_acks and settlements:
             return self._settle_pump.put_and_wait(settlements)
         self._settle_pump.put_all(settlements)
         return None
@@ -198,7 +203,7 @@ class Intake:
                 message.state = _SETTLING
                 message.outcome = _RELEASE
                 if not self.capabilities.release_keeps_attempt:
-                    self.engine.attempts.released(message.id)
+                    self.engine.attempts.released(message)
                 self._settle_pump.put(Settlement(message, _RELEASE, delay))
 
     def again(self, message: Message[Any]) -> Message[Any]:
@@ -207,9 +212,8 @@ class Intake:
             message, state=_OPEN, outcome=None, lease_ends=None, retries=message.retries + 1, in_use=False
         )
         if message in self.held:
-            del self.held[message]
-            self.held[copy] = None
-        self.engine.ready.replace(message, copy)
+            self.held[copy] = self.held.pop(message)
+        self.ready.replace(message, copy)
         message.state = _SETTLED
         return copy
 
@@ -217,13 +221,14 @@ class Intake:
         size = 0
         count = 0
         attempts = self.engine.attempts
-        lanes = self.engine.lanes
+        forgets = bool(attempts)
+        lanes = self._lanes
         held = self.held
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
-            if message in held:
-                del held[message]
-                size += message.size
+            bytes_held = held.pop(message, None)
+            if bytes_held is not None:
+                size += bytes_held
                 count += 1
             if error is not None:
                 self._refused(message, error)
@@ -234,8 +239,8 @@ class Intake:
                 message.state = _SETTLED
                 if lanes is not None:
                     lanes.done(message)
-                if attempts and settlement.outcome is not Outcome.NACK:
-                    attempts.forget(message.id)
+                if forgets and settlement.outcome is not Outcome.NACK:
+                    attempts.forget(message)
         self._flow.freed(count, size)
         if self._hooks.listening:
             self._hooks.emit(
@@ -276,20 +281,21 @@ class Intake:
                 message.lease_ends = None
         self._lose(expired, f"max_lease of {self.engine.options.max_lease:g} s passed")
         for message in expired:
-            self._settle_pump.put(Settlement(message, _RELEASE))
+            # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
+            self._settle_pump.put(Settlement(message, Outcome.NACK))
 
     def _lose(self, messages: Sequence[Message[Any]], reason: str) -> None:
         for message in messages:
-            if message in self.held:
-                del self.held[message]
-                self._flow.freed(1, message.size)
+            bytes_held = self.held.pop(message, None)
+            if bytes_held is not None:
+                self._flow.freed(1, bytes_held)
             if message.state is _SETTLED or message.state is _LOST:
                 continue
             message.state = _LOST
             self._give_back_followers(message)
             if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
-                self.engine.ready.forget(message)
+                self.ready.forget(message)
             level = logging.DEBUG if message.lease_ends is None else logging.WARNING
             logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
             if self._hooks.listening:
@@ -298,7 +304,7 @@ class Intake:
         self.engine.settled()
 
     def _give_back_followers(self, message: Message[Any]) -> None:
-        self.release(self.engine.ready.abandon(message))
+        self.release(self.ready.abandon(message))
 
     # -- fetching ----------------------------------------------------------------------------------------
 
@@ -312,7 +318,7 @@ class Intake:
         self._refill()
 
     def _refill(self) -> None:
-        if self._fetch_pump.waiting and 2 * len(self.engine.ready) <= self._prefetch.target:
+        if self._fetch_pump.waiting and 2 * len(self.ready) <= self._prefetch.target:
             self._fetch_pump.poke()
 
     def poke(self) -> None:
@@ -320,18 +326,16 @@ class Intake:
 
     def _demand(self) -> tuple[int, int]:
         target = self._prefetch.update(self._loop.time())
-        ready = len(self.engine.ready)
+        ready = len(self.ready)
         wanted = max(self.engine.wanted, target if 2 * ready <= target else 0) - ready
         return min(wanted, self._flow.room), self._flow.byte_room
 
     def _deliver(self, messages: Sequence[Message[Any]]) -> None:
-        size = 0
-        held = self.held
         for message in messages:
             message.owner = self
-            held[message] = None
-            size += message.size
-        self._flow.taken(len(messages), size)
+        sizes = [message.size for message in messages]
+        self.held.update(zip(messages, sizes, strict=True))
+        self._flow.taken(len(messages), sum(sizes))
         self.engine.deliver(self, messages)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:

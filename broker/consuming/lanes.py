@@ -1,6 +1,7 @@
 """Key-ordered hand-over: keys run in parallel, the messages of one key strictly one after the other.
 
-A key's lane is open while its head is handed over and unsettled; a failed head blocks its own lane only.
+A key's lane is taken while its head is handed over and unsettled, and as long as a handler works on what it has settled
+early; a failed head blocks its own lane only.
 No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
 comes for a full lane is given back, and later messages of that key with it, until those come again in
 their order. Messages without a key are unordered. What waits behind another of its key is handed over, once
@@ -36,11 +37,13 @@ class _Spilled:
 
 
 class _Lane:
-    __slots__ = ("arrival", "arrivals", "began", "head", "numbers", "pace", "spilled", "waiting")
+    __slots__ = ("arrival", "arrivals", "began", "head", "in_hand", "numbers", "pace", "spilled", "waiting")
 
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
         self.arrival = 0
+        self.in_hand: Message[Any] | None = None
+        """What was the head, and is settled, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.arrivals: deque[int] = deque()
         """Of each that waits, when it arrived; `arrival` is that of the head."""
@@ -52,6 +55,10 @@ class _Lane:
     @property
     def held(self) -> int:
         return len(self.waiting) + (self.head is not None)
+
+    @property
+    def free(self) -> bool:
+        return self.head is None and self.in_hand is None
 
     def spill(self, message_id: str, now: float) -> float:
         """Note it as given back; the seconds after which its turn should have come."""
@@ -101,7 +108,7 @@ class Lanes:
             return lane.spill(message.id, self._clock())
         lane.waiting.append(message)
         lane.arrivals.append(next(self._numbers))
-        if lane.head is None and len(lane.waiting) == 1:
+        if lane.free and len(lane.waiting) == 1:
             self._ready.append(lane)
         return None
 
@@ -113,12 +120,15 @@ class Lanes:
         lane.head = None
         lane.waiting.appendleft(message)
         lane.arrivals.appendleft(lane.arrival)
-        self._follow(lane)
+        if lane.free:
+            self._line_up(lane)
 
     def replace(self, message: Message[Any], copy: Message[Any]) -> None:
         lane = self._lane(message)
         if lane is not None and lane.head is message:
             lane.head = copy
+            if message.in_use:
+                lane.in_hand = message
 
     def take(self) -> Message[Any] | None:
         while self._ready or self._following:
@@ -127,22 +137,44 @@ class Lanes:
             entry = heappop(self._following)[-1] if following else self._ready.popleft()
             if not isinstance(entry, _Lane):
                 return entry
-            if entry.head is None and entry.waiting:
+            if entry.free and entry.waiting:
                 entry.head = entry.waiting.popleft()
                 entry.arrival = entry.arrivals.popleft()
                 entry.began = self._clock()
                 return entry.head
         return None
 
+    def take_some(self, most: int) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        while len(taken) < most and (message := self.take()) is not None:
+            taken.append(message)
+        return taken
+
     def done(self, message: Message[Any]) -> None:
         lane = self._lane(message)
         if lane is None or lane.head is not message:
             return
         lane.head = None
+        if message.in_use:
+            lane.in_hand = message
+        elif lane.free:
+            self._follow(message, lane)
+
+    def returned(self, message: Message[Any]) -> bool:
+        """Nobody works on it any more; whether that lets another be handed over."""
+        lane = self._lane(message)
+        if lane is None or lane.in_hand is not message:
+            return False
+        lane.in_hand = None
+        if lane.free:
+            self._follow(message, lane)
+        return lane.free and bool(lane.waiting)
+
+    def _follow(self, message: Message[Any], lane: _Lane) -> None:
         took = self._clock() - lane.began
         lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
         if lane.waiting:
-            self._follow(lane)
+            self._line_up(lane)
         else:
             self._forget_if_idle(message, lane)
 
@@ -185,7 +217,7 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._ready) + len(self._following)
 
-    def _follow(self, lane: _Lane) -> None:
+    def _line_up(self, lane: _Lane) -> None:
         heappush(self._following, (lane.arrivals[0], next(self._numbers), lane))
 
     def _lane(self, message: Message[Any]) -> _Lane | None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
-from broker.checks import is_finite, is_whole
+from broker.checks import check_codec, check_count, check_flag, check_seconds, refused
 from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError
 from broker.spi import Start
 
-__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_seconds"]
+__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_policies"]
 
 _MEBIBYTE = 1024 * 1024
 
@@ -44,7 +43,7 @@ class ConsumerOptions:
     prefetch: int | None = None
     max_lease: float = 3600.0
     ordered_by_key: bool = False
-    confirm_acks: bool = False
+    confirm_acks: bool | None = None
     stop_when_idle: float | None = None
     close_timeout: float = 30.0
     blocked_after: float = 30.0
@@ -55,12 +54,15 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
 
     :raises ConfigurationError: one has the wrong type, or they contradict each other or the backend.
     """
-    for name, value in (
-        ("max_outstanding", options.max_outstanding),
-        ("max_outstanding_bytes", options.max_outstanding_bytes),
-    ):
-        if not is_whole(value):
-            raise ConfigurationError(f"{name} is {value!r}", advice="It takes an int of 1 or more")
+    check_count("max_outstanding", options.max_outstanding)
+    check_count("max_outstanding_bytes", options.max_outstanding_bytes)
+    check_count("prefetch", options.prefetch, optional=True)
+    check_flag("ordered_by_key", options.ordered_by_key)
+    check_flag("confirm_acks", options.confirm_acks, optional=True)
+    check_seconds("max_lease", options.max_lease)
+    check_seconds("close_timeout", options.close_timeout)
+    check_seconds("blocked_after", options.blocked_after)
+    check_seconds("stop_when_idle", options.stop_when_idle, optional=True)
     if options.max_outstanding < sources:
         raise ConfigurationError(
             f"max_outstanding is {options.max_outstanding} for {sources} topics", advice="Allow one message per topic"
@@ -69,18 +71,6 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         raise ConfigurationError(
             f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
         )
-    if options.prefetch is not None and not (is_whole(options.prefetch) and options.prefetch >= 1):
-        raise ConfigurationError(f"prefetch is {options.prefetch!r}", advice="It takes an int of 1 or more, or None")
-    for name, value in (
-        ("max_lease", options.max_lease),
-        ("close_timeout", options.close_timeout),
-        ("blocked_after", options.blocked_after),
-    ):
-        if not (is_finite(value) and value > 0):
-            raise ConfigurationError(f"{name} is {value!r}", advice="It takes seconds above 0")
-    idle = options.stop_when_idle
-    if idle is not None and not (is_finite(idle) and idle > 0):
-        raise ConfigurationError(f"stop_when_idle is {idle!r}", advice="It takes seconds above 0, or None")
     kept = max(capabilities.native_delay, options.max_lease)
     if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
         raise ConfigurationError(
@@ -89,10 +79,10 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         )
 
 
-def check_seconds(name: str, value: float) -> None:
-    """A time to wait, given in a call.
-
-    :raises ConfigurationError: it is not a finite number of 0 or more.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigurationError(f"{name} is {value!r}", advice="It takes seconds, 0 or more")
+def check_policies(retry: object, dead_letter: object, codec: object) -> None:
+    """:raises ConfigurationError: one is of the wrong type."""
+    if not isinstance(retry, Retry):
+        raise refused("retry", retry, "a Retry(...), or None")
+    if dead_letter is not None and not isinstance(dead_letter, str | Drop):
+        raise refused("dead_letter", dead_letter, "a topic's name, DROP or None")
+    check_codec(codec)

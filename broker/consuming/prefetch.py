@@ -36,10 +36,12 @@ class Prefetch:
         """The consumer, which works on `workers` messages at once, was given so many."""
         if self._idle_workers is None:
             self._idle_workers = max(count, workers)
-        known = min(count, self._idle_workers)
-        self._idle_workers -= known
-        if count > known:
-            self._count += count - known
+        if self._idle_workers:
+            known = min(count, self._idle_workers)
+            self._idle_workers -= known
+            count -= known
+        if count:
+            self._count += count
             self._fresh = True
 
     def update(self, now: float) -> int:

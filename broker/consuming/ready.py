@@ -30,6 +30,10 @@ class Ready(Protocol):
         """The next message that may be handed over now."""
         ...
 
+    def take_some(self, most: int) -> list[Message[Any]]:
+        """The next `most`, or as many as may be handed over now."""
+        ...
+
     def done(self, message: Message[Any]) -> None:
         """It was settled for good: what waits behind it may follow."""
         ...
@@ -71,6 +75,12 @@ class ArrivalOrder:
 
     def take(self) -> Message[Any] | None:
         return self._messages.popleft() if self._messages else None
+
+    def take_some(self, most: int) -> list[Message[Any]]:
+        if most >= len(self._messages):
+            return self.drain()
+        popleft = self._messages.popleft
+        return [popleft() for _ in range(most)]
 
     def done(self, message: Message[Any]) -> None:
         return

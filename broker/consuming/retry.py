@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from broker.checks import is_finite, is_whole
 from broker.errors import InvalidSetting
+from broker.messages import Message
 
 __all__ = ["DROP", "Attempts", "Drop", "Retry"]
 
@@ -39,9 +40,9 @@ class Retry:
     :param on: the exceptions that are retried; others give up at once.
     :param never: exceptions that give up at once even if `on` names them.
     :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
-    :param max_deliveries: deliveries of any kind before giving up; catches the message that kills the
-        process. None is ten times `max_attempts`, and a hundred times where the broker counts what was given
-        back unhandled (`capabilities.messages.release_keeps_attempt` is False).
+    :param max_deliveries: deliveries before giving up, however they ended; catches the message that kills the
+        process. What was given back unhandled does not count, unless another process did so and the broker counts it
+        (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
     """
 
     max_attempts: int = 5
@@ -79,15 +80,10 @@ class Retry:
         for field, kinds in (("on", self.on), ("never", self.never)):
             _require(_are_exceptions(kinds), field, kinds, "a tuple of exception classes, such as (OSError,)")
 
-    def delivery_bound(self, *, give_backs_count: bool) -> int:
-        """After this many deliveries a message is given up, whatever became of them.
-
-        :param give_backs_count: the broker counts what was given back unhandled as well, so that orderly restarts
-            use up deliveries; the default is ten times as high then.
-        """
-        if self.max_deliveries is not None:
-            return self.max_deliveries
-        return (100 if give_backs_count else 10) * self.max_attempts
+    @property
+    def delivery_bound(self) -> int:
+        """After this many deliveries a message is given up, whatever became of them."""
+        return 10 * self.max_attempts if self.max_deliveries is None else self.max_deliveries
 
     @property
     def longest(self) -> float:
@@ -108,40 +104,48 @@ class Retry:
 
 
 class Attempts:
-    """Failures and give-backs per message id, as far as this consumer saw them; the oldest are forgotten first."""
+    """Failures and give-backs of each message, as far as this consumer saw them; the oldest are forgotten first.
+
+    A message is told by its topic and id: topics may use the same ids.
+    """
 
     __slots__ = ("_failures", "_releases")
 
     def __init__(self) -> None:
-        self._failures: OrderedDict[str, int] = OrderedDict()
-        self._releases: OrderedDict[str, int] = OrderedDict()
+        self._failures: _Counts = OrderedDict()
+        self._releases: _Counts = OrderedDict()
 
-    def failed(self, message_id: str) -> int:
+    def failed(self, message: Message[Any]) -> int:
         """Count a failure; how many there are now."""
-        return _count(self._failures, message_id)
+        return _count(self._failures, message)
 
-    def failures(self, message_id: str) -> int:
-        return self._failures.get(message_id, 0)
+    def failures(self, message: Message[Any]) -> int:
+        return self._failures.get((message.topic, message.id), 0)
 
-    def released(self, message_id: str) -> None:
+    def released(self, message: Message[Any]) -> None:
         """Count a give-back: the delivery that it used up was no attempt."""
-        _count(self._releases, message_id)
+        _count(self._releases, message)
 
-    def releases(self, message_id: str) -> int:
-        return self._releases.get(message_id, 0)
+    def releases(self, message: Message[Any]) -> int:
+        return self._releases.get((message.topic, message.id), 0)
 
-    def forget(self, message_id: str) -> None:
+    def forget(self, message: Message[Any]) -> None:
         """The message is done."""
-        self._failures.pop(message_id, None)
-        self._releases.pop(message_id, None)
+        name = message.topic, message.id
+        self._failures.pop(name, None)
+        self._releases.pop(name, None)
 
     def __bool__(self) -> bool:
         return bool(self._failures or self._releases)
 
 
-def _count(counts: OrderedDict[str, int], message_id: str) -> int:
-    count = counts.pop(message_id, 0) + 1
-    counts[message_id] = count
+_Counts = OrderedDict[tuple[str, str], int]
+
+
+def _count(counts: _Counts, message: Message[Any]) -> int:
+    name = message.topic, message.id
+    count = counts.pop(name, 0) + 1
+    counts[name] = count
     if len(counts) > _TRACKED:
         counts.popitem(last=False)
     return count

@@ -10,10 +10,12 @@ import asyncio
 import signal
 
 from broker.consuming.consumer import Service
+from broker.hooks import logger
 
 __all__ = ["run", "serve"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LAST_WAIT = 3.0
 
 
 async def serve(*services: Service) -> None:
@@ -50,9 +52,21 @@ async def serve(*services: Service) -> None:
 def run(*services: Service) -> None:
     """Serve in a new event loop: `broker.run(bus.messages(...).handled_by(handle, concurrency=8))`.
 
-    A bus that is not open yet is opened by its consumers, and closed at the end.
+    A bus that is not open yet is opened by its consumers, and closed at the end. A handler that goes on after it was
+    cancelled is left behind with a warning, `close_timeout` and a few seconds later: it does not keep the process.
+
+    :raises BrokerError: the first service that failed, after the others were stopped and closed.
     """
-    asyncio.run(_run(services))
+    loop = asyncio.new_event_loop()
+    try:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_run(services))
+    finally:
+        try:
+            _end(loop)
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
 
 async def _run(services: tuple[Service, ...]) -> None:
@@ -62,3 +76,15 @@ async def _run(services: tuple[Service, ...]) -> None:
     finally:
         for bus in buses.values():
             await bus.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    """What `asyncio.run` does at its end, in bounded time."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stubborn = loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_WAIT))
+        for task in stubborn:
+            logger.warning("%s goes on after it was cancelled, and is left behind", task.get_name())
+    loop.run_until_complete(loop.shutdown_asyncgens())

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker.capabilities import Capabilities
+from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
 
 __all__ = ["MessageLimits", "message_size", "utf8_length"]
 
+_LETTER: Final = f"{DEAD_LETTER_PREFIX}topic"
 _HARMLESS: Final = 1 << 30
 
 
@@ -24,12 +26,10 @@ def utf8_length(text: str) -> int:
 
 
 def message_size(message: OutboundMessage) -> int:
-    """Bytes of body, key, id and attributes together, as `Limits.message` and the pipeline count them."""
+    """Bytes of body, key and attributes together, as `Limits.message` and the pipeline count them."""
     size = len(message.data) if message.data is not None else 0
     if message.key is not None:
         size += len(message.key)
-    if message.id is not None:
-        size += utf8_length(message.id)
     if message.attributes:
         size += attributes_size(message.attributes)
     return size
@@ -38,6 +38,10 @@ def message_size(message: OutboundMessage) -> int:
 def attributes_size(attributes: Mapping[str, str]) -> int:
     """Bytes of all names and values together."""
     return sum(utf8_length(name) + utf8_length(value) for name, value in attributes.items())
+
+
+def _is_letter(attributes: Mapping[str, str]) -> bool:
+    return _LETTER in attributes
 
 
 class MessageLimits:
@@ -121,11 +125,12 @@ class MessageLimits:
             length = utf8_length(identity)
             if self._id is not None and length > self._id:
                 raise self._too_large("Id", length, self._id)
-            size += length
         if message.attributes:
             size += self._check_attributes(message.attributes)
         if self._message is not None and size > self._message:
-            raise self._too_large("Body, key, id and attributes together", size, self._message)
+            allowed = self._message + (self._limits.letter_bytes if _is_letter(message.attributes) else 0)
+            if size > allowed:
+                raise self._too_large("Body, key and attributes together", size, allowed)
         if message.deliver_at is not None or message.ttl is not None or message.partition is not None:
             self._check_abilities(message)
         return size
@@ -143,10 +148,12 @@ class MessageLimits:
             return attributes_size(attributes)
         limits = self._limits
         if limits.attributes is not None and len(attributes) > limits.attributes:
-            raise InvalidMessage(
-                f"Attributes number {len(attributes)}; {self._backend} takes {limits.attributes}",
-                advice="Put some of them together, or into the body",
-            )
+            allowed = limits.attributes + (limits.letter_attributes if _is_letter(attributes) else 0)
+            if len(attributes) > allowed:
+                raise InvalidMessage(
+                    f"Attributes number {len(attributes)}; {self._backend} takes {allowed}",
+                    advice="Put some of them together, or into the body",
+                )
         size = 0
         for name, value in attributes.items():
             length = utf8_length(name)

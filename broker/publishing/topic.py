@@ -34,7 +34,8 @@ from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt
 from broker.spi import PublishTarget
 
-__all__ = ["TopicFacade"]
+__all__ = ["TopicFacade", "codec_key"]
+
 
 T = TypeVar("T", default=bytes)
 
@@ -43,6 +44,15 @@ logger = logging.getLogger("broker")
 _DEFAULT_PIPELINE: Final = PipelineSettings()
 
 _Publish = Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | BrokerError | None]]]
+
+
+def codec_key(codec: object) -> object:
+    """What tells codecs apart: equal ones are one; one that cannot be compared is itself."""
+    try:
+        hash(codec)
+    except TypeError:
+        return id(codec)
+    return codec
 
 
 class TopicFacade(Generic[T]):
@@ -57,6 +67,7 @@ class TopicFacade(Generic[T]):
         "_calls",
         "_check",
         "_closed",
+        "_closing",
         "_deduplicates",
         "_encode",
         "_hooks",
@@ -94,6 +105,12 @@ class TopicFacade(Generic[T]):
         self._calls = 0
         self._idle: asyncio.Future[None] | None = None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; `bus.topic` gives a new one then."""
+        return self._closed
 
     async def publish(
         self,
@@ -182,14 +199,20 @@ class TopicFacade(Generic[T]):
             await self._pipeline.flush()
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Flush, let running calls end, and release the backend's side. May be called twice.
+        """Flush, let running calls end, and release the backend's side. May be called twice, also at the same time;
+        cancelling the caller does not stop it.
 
         :param timeout: seconds for the flush and the calls together; what is not sent by then fails.
         :raises PublishError: something enqueued failed, and nobody has looked at its future.
         """
-        if self._closed:
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close(timeout), name="broker-topic-close")
+        elif self._closing.done():
             return
-        self._closed = True
+        await asyncio.shield(self._closing)
+
+    async def _close(self, timeout: float) -> None:
         target, self._target = self._target, None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from broker.checks import is_whole, refused
 from broker.errors import LeaseLost
 from broker.records import Record
 from broker.spi import TopicPartition
 
-__all__ = ["Assignments", "Held"]
+__all__ = ["Assignments", "Held", "as_positions"]
 
 
 class Held:
@@ -94,8 +95,15 @@ class Assignments:
         return [partition for partition, held in self._held.items() if not held.revoking]
 
     def named(self, partitions: Iterable[tuple[str, int]] | None) -> list[TopicPartition]:
-        """These partitions, ours or not; None means the current ones."""
-        return self.current() if partitions is None else [TopicPartition(*partition) for partition in partitions]
+        """These partitions, ours or not; None means the current ones.
+
+        :raises ConfigurationError: they are no partitions.
+        """
+        if partitions is None:
+            return self.current()
+        if not _is_iterable(partitions):
+            raise refused("partitions", partitions, "a list of (topic, number), or None")
+        return [_as_partition(partition) for partition in partitions]
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """These are ours from now on; one that is already keeps its generation."""
@@ -220,3 +228,40 @@ def taken_away(partition: TopicPartition) -> LeaseLost:
         f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
         advice="Its new owner reads from the last commit on; make the work repeatable",
     )
+
+
+def as_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:
+    """The positions by partition, whatever pairs name them.
+
+    :raises ConfigurationError: it is no mapping of partitions to offsets.
+    """
+    if not _is_mapping(positions):
+        raise refused("positions", positions, "a mapping of (topic, number) to an offset or None")
+    for position in positions.values():
+        if position is not None and not is_whole(position):
+            raise refused("position", position, "an offset, or None")
+    return {_as_partition(partition): position for partition, position in positions.items()}
+
+
+def _as_partition(partition: tuple[str, int]) -> TopicPartition:
+    if not _is_partition(partition):
+        raise refused("partition", partition, "a TopicPartition, or (topic, number)")
+    return TopicPartition(*partition)
+
+
+# For values of any type, since callers need not have a type checker.
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_partition(value: Any) -> bool:
+    if not isinstance(value, tuple | list):
+        return False
+    parts: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+    return len(parts) == 2 and isinstance(parts[0], str) and is_whole(parts[1])

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from broker.capabilities import RecordCapabilities
+from broker.checks import check_count, check_time, is_whole, refused
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
 from broker.records import Record, RecordBatch
@@ -47,13 +48,10 @@ class LogReaderFacade:
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
         """The first position of each partition whose broker time is not before `time`; the end if there is none.
 
-        :raises ConfigurationError: the time has no timezone.
+        :raises ConfigurationError: it is no time, or has no timezone.
         :raises Unsupported: the backend cannot search by time.
         """
-        if time.tzinfo is None:
-            raise ConfigurationError(
-                f"Time {time.isoformat()} has no timezone", advice="Use datetime.now(UTC) or alike"
-            )
+        check_time("time", time)
         if self._capabilities is not None and not self._capabilities.position_at:
             raise Unsupported("This backend cannot search its log by time", advice="Search by broker_time in read(...)")
         return await self._reader.position_at(check_name(topic, "topic"), time)
@@ -71,8 +69,12 @@ class LogReaderFacade:
         :raises ConfigurationError: the arguments contradict each other.
         """
         check_name(topic, "topic")
-        if max_records < 1:
-            raise ConfigurationError(f"max_records is {max_records}", advice="Ask for 1 or more")
+        if not is_whole(partition):
+            raise refused("partition", partition, "a number that partitions(topic) names")
+        for name, offset in (("start", start), ("stop", stop)):
+            if offset is not None and not is_whole(offset):
+                raise refused(name, offset, "an offset, or None")
+        check_count("max_records", max_records)
         if start is not None and start < 0:
             raise OffsetOutOfRange(f"Position {start} lies before the first")
         if start is not None and stop is not None and stop < start:

@@ -1,13 +1,16 @@
-"""The options of a record consumer."""
+"""The options of a record consumer, and what each takes. Pure."""
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
+from broker.checks import check_callable, check_choice, check_codec, check_count, check_seconds, refused
+from broker.errors import ConfigurationError
+from broker.names import check_name
 from broker.reading.group_member import OnRevoking
-from broker.spi import Start
+from broker.spi import RecordSubscription, Start
 
-__all__ = ["RecordOptions"]
+__all__ = ["RecordOptions", "check_record_options"]
 
 
 class RecordOptions(TypedDict, total=False):
@@ -20,3 +23,32 @@ class RecordOptions(TypedDict, total=False):
     max_buffered: int
     stop_when_idle: float | None
     close_timeout: float
+
+
+def check_record_options(
+    subscription: RecordSubscription,
+    *,
+    codec: object,
+    on_decode_error: object,
+    on_revoking: object,
+    max_buffered: object,
+    max_buffered_bytes: object,
+    stop_when_idle: object,
+    close_timeout: object,
+) -> None:
+    """:raises ConfigurationError: one has the wrong type or value, or they contradict each other."""
+    check_codec(codec)
+    check_choice("isolation", subscription.isolation, ("read_committed", "read_uncommitted"))
+    check_callable("on_revoking", on_revoking, optional=True)
+    check_count("max_buffered", max_buffered)
+    check_count("max_buffered_bytes", max_buffered_bytes)
+    check_seconds("stop_when_idle", stop_when_idle, optional=True)
+    check_seconds("close_timeout", close_timeout)
+    if not isinstance(on_decode_error, str):
+        raise refused("on_decode_error", on_decode_error, '"raise", or the name of a topic')
+    if on_decode_error != "raise":
+        check_name(on_decode_error, "topic")
+    if on_decode_error in subscription.topics:
+        raise ConfigurationError(
+            f"on_decode_error {on_decode_error!r} is one of the consumed topics", advice="Name another topic"
+        )

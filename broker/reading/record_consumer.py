@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import is_whole
+from broker.checks import check_count, check_patience
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry import Drop, Retry
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.reading.assignments import Assignments
+from broker.reading.assignments import Assignments, as_positions
 from broker.reading.group_member import GroupMember, OnRevoking
+from broker.reading.options import check_record_options
 from broker.reading.record_decoding import RecordDecoder, open_decoder
 from broker.reading.record_pump import RecordPump
 from broker.reading.record_reading import RecordReading
@@ -86,13 +87,16 @@ class RecordConsumer(Generic[T]):
         on_revoking: OnRevoking | None = None,
         make_messages: MakeMessages | None = None,
     ) -> None:
-        for name, value in (("max_buffered", max_buffered), ("max_buffered_bytes", max_buffered_bytes)):
-            if not is_whole(value) or value < 1:
-                raise ConfigurationError(f"{name} is {value!r}", advice="It takes an int of 1 or more")
-        if on_decode_error in subscription.topics:
-            raise ConfigurationError(
-                f"on_decode_error {on_decode_error!r} is one of the consumed topics", advice="Name another topic"
-            )
+        check_record_options(
+            subscription,
+            codec=codec,
+            on_decode_error=on_decode_error,
+            on_revoking=on_revoking,
+            max_buffered=max_buffered,
+            max_buffered_bytes=max_buffered_bytes,
+            stop_when_idle=stop_when_idle,
+            close_timeout=close_timeout,
+        )
         self._backend = backend
         self._subscription = subscription
         self._hooks = hooks
@@ -244,14 +248,7 @@ class RecordConsumer(Generic[T]):
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
         if self._make_messages is None:
             raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
-        open_source = opener(
-            self._backend,
-            self._subscription,
-            self._hooks,
-            max_gap=max_gap,
-            commit_every=commit_every,
-            commit_interval=commit_interval,
-        )
+        open_source = opener(self._backend, self._subscription, self._hooks, max_gap, commit_every, commit_interval)
         consumer = self._make_messages(
             [(", ".join(self._subscription.topics), open_source)],
             message_capabilities(self._backend.capabilities),
@@ -263,7 +260,7 @@ class RecordConsumer(Generic[T]):
                 stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
                 close_timeout=self._close_timeout if close_timeout is None else close_timeout,
             ),
-            retry=retry or Retry(),
+            retry=Retry() if retry is None else retry,
             dead_letter=dead_letter,
             codec=self._codec,
             subscription=str(self._subscription.group),
@@ -289,6 +286,8 @@ class RecordConsumer(Generic[T]):
         :raises DecodeError: its payload cannot be read (only with `on_decode_error='raise'`).
         :raises Closed: the consumer was closed.
         """
+        if timeout is not None:
+            check_patience("timeout", timeout)
         return await self._open_reading().one(timeout)
 
     async def next_batch(self, max_records: int = 1000, timeout: float | None = None) -> RecordBatch[T]:
@@ -297,8 +296,8 @@ class RecordConsumer(Generic[T]):
         :raises DecodeError: the next payload cannot be read (only with `on_decode_error='raise'`).
         :raises Closed: the consumer was closed.
         """
-        if max_records < 1:
-            raise ConfigurationError(f"max_records is {max_records}", advice="Ask for 1 or more")
+        check_count("max_records", max_records)
+        check_patience("timeout", timeout)
         return RecordBatch(await self._open_reading().some(max_records, timeout), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
@@ -311,6 +310,7 @@ class RecordConsumer(Generic[T]):
         """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
         none.
         """
+        check_count("max_records", max_records)
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 
     def _open_reading(self) -> RecordReading:
@@ -369,8 +369,9 @@ class RecordConsumer(Generic[T]):
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
         :raises Unsupported: the backend cannot seek.
+        :raises ConfigurationError: it is no mapping of partitions to offsets.
         """
-        await self.member.seek({TopicPartition(*partition): position for partition, position in positions.items()})
+        await self.member.seek(as_positions(positions))
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""

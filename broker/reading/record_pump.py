@@ -89,11 +89,9 @@ class RecordPump:
         self._task = self._loop.create_task(self._run(source), name="broker-record-pump")
 
     def joined(self) -> None:
-        """The group has answered: from now on, no records means idle."""
-        now = self._loop.time()
-        if now < self._idle_since:
-            self._idle_since = now
-            self.wake()
+        """The group has given us partitions: from now on, no records means idle."""
+        self._idle_since = self._loop.time()
+        self.wake()
 
     def pop(self, limit: int) -> list[Record[Any]]:
         """Take out the next records, at most `limit`; none if there are none."""

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.checks import check_count, check_seconds
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry import Drop, Retry
-from broker.errors import ConfigurationError, Unsupported
+from broker.errors import Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
 from broker.reading.as_messages import RecordsAsMessages
@@ -68,17 +69,17 @@ def opener(
     backend: Backend,
     subscription: RecordSubscription,
     hooks: Hooks,
-    *,
     max_gap: int,
     commit_every: int,
     commit_interval: float,
 ) -> OpenSource:
     """What opens the source of the messages when the message consumer is entered.
 
-    :raises ConfigurationError: a bound is not above 0.
+    :raises ConfigurationError: a bound is no number above 0.
     """
-    if max_gap < 1 or commit_every < 1 or not commit_interval > 0:
-        raise ConfigurationError("max_gap, commit_every and commit_interval must be above 0")
+    check_count("max_gap", max_gap)
+    check_count("commit_every", commit_every)
+    check_seconds("commit_interval", commit_interval)
 
     async def open_source(listener: SourceListener) -> RecordsAsMessages:
         source = RecordsAsMessages(

@@ -11,10 +11,11 @@ from broker.testing.areas.commits import Commits
 from broker.testing.areas.dead_letters import DeadLetters
 from broker.testing.areas.delivery import Delivery
 from broker.testing.areas.errors import Errors
-from broker.testing.areas.fidelity import Codecs, Fidelity, Limits
+from broker.testing.areas.fidelity import Codecs, Fidelity
 from broker.testing.areas.flow import Flow
 from broker.testing.areas.groups import Groups
 from broker.testing.areas.leases import Leases
+from broker.testing.areas.limits import Limits
 from broker.testing.areas.log_reader import LogReading
 from broker.testing.areas.observing import Observing
 from broker.testing.areas.order import Order

@@ -105,7 +105,11 @@ ORIGINS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "outcomes.closed-is-closed",
             "outcomes.cancelled-is-cancelled",
         ),
-        "restarts that burn attempts": ("retry.restarts-burn-no-attempts", "retry.give-back-is-no-attempt"),
+        "restarts that burn attempts": (
+            "retry.restarts-burn-no-attempts",
+            "retry.restarts-use-up-no-deliveries",
+            "retry.give-back-is-no-attempt",
+        ),
         "a hot key that starves the rest": ("order.hot-key-starves-nobody",),
         "a slow consumer that hoards": ("flow.slow-consumer-hoards-nothing",),
         "an ack cancelled half-way": ("cancel.ack-is-carried-out",),

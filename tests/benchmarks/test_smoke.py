@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.measure import Sample, Series, Spread
+from benchmarks.measure import Sample, Series, Spread, Variant, in_pairs
 from benchmarks.report import Finding, Section, write
 
 EXPECTED = {
@@ -42,6 +44,28 @@ def test_ratios_and_differences_are_taken_within_a_round() -> None:
     theirs = Series([Sample(8, 2.0, 1.0), Sample(8, 4.0, 2.0), Sample(8, 8.0, 3.0)])
     assert ours.times_rate_of(theirs) == Spread(2.0, 2.0, 2.0)
     assert ours.cost_above(theirs) == Spread(250_000.0, 125_000.0, 375_000.0)
+
+
+async def test_a_pair_is_neighbours_in_an_order_that_changes_every_round() -> None:
+    ran: list[str] = []
+
+    def variant(name: str) -> Variant:
+        @asynccontextmanager
+        async def prepared() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+            async def run() -> None:
+                ran.append(name)
+
+            yield run
+
+        return prepared
+
+    others = {"one": variant("one"), "two": variant("two")}
+    pairs = await in_pairs(variant("base"), others, count=10, rounds=2)
+    assert ran == ["base", "one", "base", "two", "one", "base", "two", "base"]
+    assert {name: [len(series.samples) for series in pair] for name, pair in pairs.items()} == {
+        "one": [2, 2],
+        "two": [2, 2],
+    }
 
 
 def test_a_missed_bar_is_told(tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ class RestartsBurnAttempts(BrokenSource):
         return settlement
 
 
+@breaks("retry.restarts-use-up-no-deliveries")
+class SuccessorsInheritGiveBacks(BrokenSource):
+    """What a connection gave back before it closes counts as delivered for the next one."""
+
+    def change(self, settlement: Settlement) -> Settlement:
+        if settlement.outcome is Outcome.RELEASE and settlement.message.lease_ends is not None:
+            return replace(settlement, outcome=Outcome.NACK, delay=0.0)
+        return settlement
+
+
 @breaks("leases.refused-ack-raises")
 class SwallowsRefusedAcks(BrokenBackend):
     """Refused acks are reported as done, and lost leases are not told."""

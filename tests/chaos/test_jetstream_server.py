@@ -84,10 +84,12 @@ async def harm(server: NatsServer, fault: str, seconds: float = 0.3) -> None:
     await asyncio.to_thread(server.start)
 
 
-async def publish_all(backend: JetStreamBackend, topic: str, batches: int, size: int) -> list[Receipt]:
-    """Publish 0, 1, 2, … in batches, two calls at a time."""
+async def publish_all(
+    backend: JetStreamBackend, topic: str, batches: int, size: int, receipts: list[Receipt] | None = None
+) -> list[Receipt]:
+    """Publish 0, 1, 2, … in batches, two calls at a time; `receipts` grows meanwhile."""
     target = backend.publish_target(topic)
-    receipts: list[Receipt] = []
+    receipts = [] if receipts is None else receipts
     for first in range(0, batches, 2):
         calls = [
             target.publish(
@@ -171,14 +173,15 @@ async def test_publishing_through_a_fault_of_the_server(
 ) -> None:
     backend = await open_backend(server.url)
     await make_topic(backend, topic)
-    publishing = asyncio.create_task(publish_all(backend, topic, 60, 100))
-    await asyncio.sleep(0.15)
+    receipts: list[Receipt] = []
+    publishing = asyncio.create_task(publish_all(backend, topic, 60, 100, receipts))
     for number in (1, 2):
+        # It is in the middle each time: a third, then two thirds of the 6000 are on the server.
+        await until(lambda: len(receipts) >= number * 2000, 20)  # noqa: B023
         await harm(server, fault)
         if fault != "freeze":
             await until(lambda: sum(isinstance(event, Connected) and event.again for event in events) >= number)  # noqa: B023
-        await asyncio.sleep(0.1)
-    receipts = await publishing
+    await publishing
     check_log(await log_of(backend, topic), 6000)
     assert len({receipt.offset for receipt in receipts}) == 6000
     if fault != "freeze":

@@ -14,7 +14,7 @@ import pytest
 
 import broker.cli.app
 from broker.cli import main
-from tests.cli.conftest import ProcessCli
+from tests.cli.conftest import BROKER, ProcessCli
 from tests.servers.nats import NatsServer
 
 
@@ -274,3 +274,13 @@ def test_a_server_that_is_killed_meanwhile_costs_no_message():
         assert child.returncode == 130
         assert set(seen) == set("abcdef")
         assert rest(process, topic) == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_error(process, closed):
+    topic = process.topic()
+    command = f'exec "$0" publish {topic} hello {closed}'
+    done = subprocess.run(["sh", "-c", command, BROKER], env=process.environment, capture_output=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert rest(process, topic) == ["hello"]

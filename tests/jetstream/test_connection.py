@@ -142,3 +142,17 @@ async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic:
     for _ in range(4):
         assert await source.fetch(100, 1 << 20, 0.5) == []
     assert time.process_time() - before < 0.02 * 2
+
+
+async def test_the_native_client_is_there_while_the_backend_is_open(nats_server: NatsServer, topic: str) -> None:
+    backend = JetStreamBackend(JetStreamSettings(servers=(nats_server.url,)), Hooks())
+    with pytest.raises(Closed):
+        _ = backend.client
+    await backend.open()
+    await make_topic(backend, topic)
+    await publish(backend, topic, OutboundMessage(b"x"))
+    info = await backend.client.jetstream().stream_info(topic.replace(".", "="))
+    assert info.state.messages == 1
+    await backend.close()
+    with pytest.raises(Closed):
+        _ = backend.client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,15 +14,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
+from broker.errors import ConnectionFailed, InvalidSetting, MissingClient, Unsupported
 from broker.hooks import Connected, Event, Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker_jetstream import server as server_module
 from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.locking import DirectoryLock
 from broker_jetstream.server import EmbeddedServer
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe, until
@@ -259,7 +262,7 @@ async def test_leftovers_of_killed_processes_are_swept(open_url: Open) -> None:
 
 
 async def test_a_sweep_spares_a_directory_that_is_being_made(monkeypatch: pytest.MonkeyPatch, open_url: Open) -> None:
-    lock, swept = server_module.fcntl.flock, 0
+    lock, swept = fcntl.flock, 0
 
     def sweep_first(descriptor: int, operation: int) -> None:
         nonlocal swept
@@ -268,7 +271,7 @@ async def test_a_sweep_spares_a_directory_that_is_being_made(monkeypatch: pytest
             server_module._sweep()  # what another process that starts does, between the file's making and its locking
         lock(descriptor, operation)
 
-    monkeypatch.setattr(server_module.fcntl, "flock", sweep_first)
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
     backend = await open_url("embedded:")
     assert swept == 1
     assert Path(command_of(process_of(backend))[2]).parent.exists()
@@ -295,7 +298,7 @@ async def test_a_temporary_directory_stays_locked_while_its_server_is_down() -> 
 
 
 def test_the_lock_of_a_removed_file_is_no_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, lock, calls = tmp_path / "lock", server_module.fcntl.flock, 0
+    path, lock, calls = tmp_path / "lock", fcntl.flock, 0
 
     def remove_first(descriptor: int, operation: int) -> None:
         nonlocal calls
@@ -304,11 +307,51 @@ def test_the_lock_of_a_removed_file_is_no_lock(monkeypatch: pytest.MonkeyPatch, 
             path.unlink()
         lock(descriptor, operation)
 
-    monkeypatch.setattr(server_module.fcntl, "flock", remove_first)
-    descriptor = server_module._try_lock(path)
-    assert descriptor is not None and calls == 2
-    assert server_module._try_lock(path) is None
-    os.close(descriptor)
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    held = DirectoryLock.take(path)
+    assert held is not None and calls == 2
+    assert DirectoryLock.take(path) is None
+    held.release()
+    again = DirectoryLock.take(path)
+    assert again is not None
+    again.release()
+
+
+async def test_a_forked_child_keeps_no_lock(open_url: Open, topic: str, tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}"
+    backend = await open_url(url)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        await backend.close()
+        async with asyncio.timeout(10):
+            assert (await open_url(url)).capabilities.durable
+    finally:
+        os.close(writer)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        os.close(reader)
+
+
+async def test_a_directory_may_have_any_name(open_url: Open, topic: str, tmp_path: Path) -> None:
+    directory = tmp_path / 'déjà vu "日本"'
+    directory.mkdir()
+    backend = await open_url(f"embedded://{quote(str(directory))}")
+    await make_topic(backend, topic)
+    await publish(backend, topic, OutboundMessage(b"kept"))
+    await backend.close()
+    assert (directory / "jetstream").is_dir()
+
+
+def test_a_system_without_file_locks_can_use_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    backend = JetStreamBackend(JetStreamSettings.from_url("nats://127.0.0.1:1"), Hooks())
+    assert backend.capabilities.backend == "jetstream"
+    with pytest.raises(Unsupported, match="nats://host:port"):
+        DirectoryLock.take(tmp_path / "lock")
 
 
 async def test_a_temporary_directory_that_cannot_be_made_is_told(

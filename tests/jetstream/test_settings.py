@@ -31,6 +31,25 @@ HANDLED_ELSEWHERE = {
 }
 
 
+def test_credentials_of_servers_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = JetStreamSettings(servers=("nats://ann:s3cr3t@one:4222", "nats://s3cr3t@two"))
+    assert settings.servers[0] == "nats://ann:s3cr3t@one:4222"
+    shown = {info.name: info.value for info in settings.explain()}["servers"]
+    assert shown == "nats://ann:***@one:4222,nats://***@two"
+    assert "s3cr3t" not in f"{settings!r} {settings}"
+    assert "nats://ann:***@one:4222" in repr(settings)
+    with pytest.raises(InvalidSetting) as twice:
+        JetStreamSettings.from_url("nats://one?servers=nats://ann:s3cr3t@two")
+    with pytest.raises(InvalidSetting) as split:
+        JetStreamSettings.from_url("nats:?servers=nats://ann:a,s3cr3t@two")
+    monkeypatch.setenv("BROKER_NATS_SERVERS", '["nats://ann:s3cr3t@one:4222"]')
+    with pytest.raises(InvalidSetting) as listed:
+        JetStreamSettings()
+    for refused in (twice, split, listed):
+        assert "s3cr3t" not in f"{refused.value} {refused.value!r}"
+        assert "***" in str(refused.value)
+
+
 def test_urls() -> None:
     settings = JetStreamSettings.from_url("nats://one,two:5000?lease_seconds=12.5&fast_path=false&storage=memory")
     assert settings.servers == ("nats://one:4222", "nats://two:5000")

@@ -12,7 +12,7 @@ from typing import Any
 from broker.capabilities import ConfirmedAck, LeaseMode, Limits, MessageCapabilities
 from broker.consuming.consumer import MessageConsumer
 from broker.consuming.dead_letter import DeadLetterWriter
-from broker.consuming.engine import Engine
+from broker.consuming.engine import Engine, OpenSource
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry import DROP, Drop, Retry
 from broker.errors import BrokerError, LeaseLost
@@ -66,6 +66,7 @@ class ScriptedSource:
         self.redelivers = redelivers
         self.waiting: list[Message[Any]] = []
         self.settled: list[Settlement] = []
+        self.settle_calls = 0
         self.extended: list[str] = []
         self.errors: list[BrokerError] = []
         self.refuse: dict[str, BrokerError] = {}
@@ -121,6 +122,7 @@ class ScriptedSource:
         self._arrived.set()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self.settle_calls += 1
         await self.settle_gate.wait()
         results: list[BrokerError | None] = []
         for settlement in settlements:
@@ -179,8 +181,7 @@ class Letters:
 
 @asynccontextmanager
 async def consuming(
-    source: ScriptedSource,
-    *,
+    *sources: ScriptedSource,
     retry: Retry | None = None,
     letters: Letters | None = None,
     drop: bool = False,
@@ -193,7 +194,7 @@ async def consuming(
     hooks: Hooks | None = None,
     **options: Any,
 ) -> AsyncGenerator[MessageConsumer[Any]]:
-    """A consumer over the source; closed at the end."""
+    """A consumer over the source, or over several; closed at the end."""
     hooks = hooks or Hooks()
     if events is not None:
         hooks.listen(events.append)
@@ -214,12 +215,15 @@ async def consuming(
         dead_letter = DROP
 
     async def make_engine() -> Engine:
-        async def open_source(listener: SourceListener) -> ScriptedSource:
-            source.listener = listener
-            return source
+        def opener(source: ScriptedSource) -> OpenSource:
+            async def open_source(listener: SourceListener) -> ScriptedSource:
+                source.listener = listener
+                return source
+
+            return open_source
 
         engine = Engine(
-            [("orders", open_source)],
+            [("orders", opener(source)) for source in sources],
             capabilities,
             chosen,
             retry=retry or Retry(initial=0.001, maximum=0.01),

@@ -137,7 +137,7 @@ def test_as_messages_takes_the_place_of_a_consumer_that_is_not_open() -> None:
     with pytest.raises(Unsupported, match="without a bus"):
         RecordConsumer(backend, subscription, hooks=Hooks()).as_messages()
     consumer = scripted(FakeSource(), Hooks())
-    with pytest.raises(ConfigurationError, match="above 0"):
+    with pytest.raises(ConfigurationError, match="max_gap is 0"):
         consumer.as_messages(max_gap=0)
     consumer.as_messages()
     with pytest.raises(Closed, match="before"):

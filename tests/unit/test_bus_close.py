@@ -112,6 +112,8 @@ async def test_a_handler_may_close_the_bus(bus: broker.Bus) -> None:
     async with asyncio.timeout(5):
         await inbox.receive(handle)
         await bus.close()
+    with pytest.raises(broker.Closed):
+        await bus.topic("orders").publish(b"2")
 
 
 @pytest.mark.parametrize("start", ["middle", 5, None])

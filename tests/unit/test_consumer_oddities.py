@@ -112,4 +112,5 @@ async def test_stop_ends_receive_at_the_deadline_whatever_the_handler_does() -> 
         await until(lambda: source.outcomes(Outcome.RELEASE) == ["2"])
         async with asyncio.timeout(5):
             await receiving
+        assert not released.is_set()
         released.set()

@@ -22,9 +22,21 @@ def check(sources: int = 1, **options: Any) -> None:
     check_options(ConsumerOptions(**options), sources, Retry(), ABLE)
 
 
-def test_what_the_options_take_passes() -> None:
-    check()
-    check(max_outstanding=1, max_outstanding_bytes=1, prefetch=1, max_lease=60, close_timeout=1, stop_when_idle=0.5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_outstanding": 1, "max_outstanding_bytes": 1, "prefetch": 1, "max_lease": 60},
+        {"close_timeout": 1, "stop_when_idle": 0.5},
+    ],
+)
+def test_what_the_options_take_is_not_refused(options: dict[str, Any]) -> None:
+    refused: ConfigurationError | None = None
+    try:
+        check(**options)
+    except ConfigurationError as error:
+        refused = error
+    assert refused is None
 
 
 @pytest.mark.parametrize("value", [10.0, math.nan, math.inf, "10", True, b"1"])

@@ -109,6 +109,7 @@ async def test_a_batch_acks_in_one_settle() -> None:
             if count == 100:
                 break
     assert len(source.outcomes(Outcome.ACK)) == 100
+    assert source.settle_calls == 1
 
 
 async def test_never_more_than_max_outstanding() -> None:
@@ -172,7 +173,7 @@ async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
         with pytest.raises(LeaseLost):
             await message.ack()
     assert [event for event in events if isinstance(event, LeaseExpired)]
-    assert source.outcomes(Outcome.RELEASE) == ["1"]
+    assert source.outcomes(Outcome.NACK) == ["1"]
 
 
 async def test_extend_raises_max_lease() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.consuming.lanes import Lanes
 from broker.consuming.retry import Retry
-from broker.messages import Message, Outcome
+from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 
@@ -29,6 +32,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.next = 0
         self.returned: dict[bytes, list[int]] = defaultdict(list)
         self.handed: dict[bytes, Message] = {}
+        self.worked_on: dict[bytes, Message] = {}
         self.done: dict[bytes, list[int]] = defaultdict(list)
         self.published: dict[bytes, list[int]] = defaultdict(list)
 
@@ -55,19 +59,40 @@ class LanesMachine(RuleBasedStateMachine):
         if message is not None:
             assert message.key is not None
             assert message.key not in self.handed, "two messages of one key at once"
+            assert message.key not in self.worked_on, "a message of a key beside the handler of another"
+            message.in_use = True
             self.handed[message.key] = message
 
     @rule(key=st.sampled_from([b"a", b"b"]))
     def finish(self, key: bytes) -> None:
         message = self.handed.pop(key, None)
         if message is not None:
+            message.in_use = False
             self.done[key].append(int(message.id))
             self.lanes.done(message)
 
     @rule(key=st.sampled_from([b"a", b"b"]))
-    def retry(self, key: bytes) -> None:
+    def settle_early(self, key: bytes) -> None:
         message = self.handed.pop(key, None)
         if message is not None:
+            self.done[key].append(int(message.id))
+            self.worked_on[key] = message
+            self.lanes.done(message)
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def return_late(self, key: bytes) -> None:
+        message = self.worked_on.pop(key, None)
+        if message is not None:
+            message.in_use = False
+            self.lanes.returned(message)
+
+    @rule(key=st.sampled_from([b"a", b"b"]), early=st.booleans())
+    def retry(self, key: bytes, early: bool) -> None:
+        message = self.handed.pop(key, None)
+        if message is not None:
+            message.in_use = early
+            if early:
+                self.worked_on[key] = message
             copy = make(message.id, key)
             self.lanes.replace(message, copy)
             self.lanes.put_again(copy)
@@ -88,6 +113,7 @@ class LanesMachine(RuleBasedStateMachine):
         for _ in range(4 * self.next + 4):
             for key in (b"a", b"b"):
                 self.redeliver(key)
+                self.return_late(key)
             self.take()
             self.take()
             for key in (b"a", b"b"):
@@ -206,6 +232,96 @@ async def test_a_failed_head_is_retried_in_process_and_blocks_only_its_key() -> 
     assert order.index("4") < order.index("2")
     assert source.outcomes(Outcome.NACK) == []
     assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("settle", "again"), [(Message.ack, []), (partial(Message.nack, delay=0.0), ["1"]), (Message.reject, [])]
+)
+async def test_a_handler_that_settles_early_keeps_its_key(
+    settle: Callable[[Message], Awaitable[None]], again: list[str]
+) -> None:
+    source = ScriptedSource()
+    source.add("1", "2", key=b"k")
+    source.add("3", key=b"other")
+    running: set[bytes | None] = set()
+    beside: list[str] = []
+    order: list[str] = []
+    async with consuming(source, ordered_by_key=True, drop=True, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            if message.key in running:
+                beside.append(message.id)
+            running.add(message.key)
+            if not order:
+                order.append(message.id)
+                await settle(message)
+                await until(lambda: "3" in order)
+                # Longer than anything else would need to begin.
+                for _ in range(100):
+                    await asyncio.sleep(0)
+            else:
+                order.append(message.id)
+            running.discard(message.key)
+
+        await consumer.receive(handle, concurrency=4)
+    assert beside == []
+    assert [one for one in order if one != "3"] == ["1", *again, "2"]
+
+
+async def test_a_batch_that_is_acked_early_keeps_its_keys() -> None:
+    source = ScriptedSource()
+    source.add("1", "2", key=b"k")
+    steps: list[str] = []
+    async with consuming(source, ordered_by_key=True, stop_when_idle=0.05) as consumer:
+
+        async def handle(batch: MessageBatch) -> None:
+            ids = " ".join(message.id for message in batch)
+            steps.append(f"{ids} begins")
+            await batch.ack()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            steps.append(f"{ids} ends")
+
+        await consumer.receive_batches(handle, concurrency=4)
+    assert steps == ["1 begins", "1 ends", "2 begins", "2 ends"]
+
+
+async def test_a_message_settled_by_hand_lets_the_next_of_its_key_follow_at_once() -> None:
+    source = ScriptedSource()
+    source.add("1", "2", "3", key=b"k")
+    async with consuming(source, ordered_by_key=True) as consumer:
+        first = await consumer.next_message(timeout=5)
+        assert first is not None
+        await first.ack()
+        second = await consumer.next_message(timeout=5)
+        assert second is not None
+        async with second:
+            await second.ack()
+            assert await consumer.next_message(timeout=0.02) is None
+        third = await consumer.next_message(timeout=5)
+        assert [first.id, second.id] == ["1", "2"]
+        assert third is not None
+        assert third.id == "3"
+
+
+async def test_a_receive_cancelled_after_an_early_ack_leaves_its_key_free() -> None:
+    source = ScriptedSource()
+    source.add("1", "2", key=b"k")
+    acked = asyncio.Event()
+    async with consuming(source, ordered_by_key=True) as consumer:
+
+        async def handle(message: Message) -> None:
+            await message.ack()
+            acked.set()
+            await asyncio.Event().wait()
+
+        receiving = asyncio.create_task(consumer.receive(handle))
+        await acked.wait()
+        receiving.cancel()
+        await asyncio.wait({receiving})
+        following = await consumer.next_message(timeout=5)
+        assert following is not None
+        assert following.id == "2"
 
 
 async def test_a_lost_head_gives_its_whole_lane_back() -> None:

@@ -12,7 +12,7 @@ from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsuppor
 from broker.outbound import OutboundMessage
 from broker.publishing.limits import MessageLimits, message_size
 
-LIMITS = Limits(body=10, key=4, id=5, attribute_key=6, attribute_value=7, attributes=2, message=24)
+LIMITS = Limits(body=10, key=4, id=5, attribute_key=6, attribute_value=7, attributes=2, message=19)
 
 
 def limits_of(limits: Limits = LIMITS, ability: str | None = None) -> MessageLimits:
@@ -45,7 +45,7 @@ def test_largest_message_passes_and_is_measured(message: OutboundMessage) -> Non
         (OutboundMessage(b"", attributes={"a" * 7: ""}), MessageTooLarge, "Attribute name 'aaaaaaa'", 7, 6),
         (OutboundMessage(b"", attributes={"trace": "ü" * 4}), MessageTooLarge, "Attribute 'trace'", 8, 7),
         (OutboundMessage(b"", attributes={"a": "", "b": "", "c": ""}), InvalidMessage, "Attributes", 3, 2),
-        (OutboundMessage(b"x" * 10, "kkkk", {"a": "55555"}, "iiiii"), MessageTooLarge, "together", 25, 24),
+        (OutboundMessage(b"x" * 10, "kkkk", {"a": "55555"}, "iiiii"), MessageTooLarge, "together", 20, 19),
     ],
 )
 def test_refusal_names_field_actual_and_allowed(

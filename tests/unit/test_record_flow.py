@@ -7,6 +7,7 @@ import time
 
 from broker.errors import ConnectionFailed
 from broker.hooks import FetchFailed
+from broker.spi import TopicPartition
 from tests.unit.record_bench import bench, drain, turns
 
 
@@ -44,6 +45,16 @@ async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
         await turns()
         b.source.listener.assigned([])
         assert await asyncio.wait_for(iterating, 5) == []
+
+
+async def test_idleness_begins_anew_with_partitions_that_come_later() -> None:
+    async with bench(stop_when_idle=0.05) as b:
+        pump, now = b.consumer._pump, asyncio.get_running_loop().time
+        b.source.listener.assigned([TopicPartition("orders", 0)])
+        pump._idle_since = now() - 0.04
+        b.source.listener.assigned([TopicPartition("orders", 1)])
+        assert pump.idle_since is not None
+        assert now() - pump.idle_since < 0.04
 
 
 async def test_a_broken_connection_is_not_idleness() -> None:

@@ -96,6 +96,41 @@ def test_a_handler_that_never_returns_does_not_keep_the_process(surface: str) ->
         assert process.wait(20) == 0
 
 
+STUBBORN = """
+import asyncio, broker
+
+async def handle(message):
+    print("started", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            pass
+
+async def prepare():
+    async with broker.connect("inmem:stubborn") as bus:
+        await bus.admin.ensure_topic("orders")
+        await bus.topic("orders").publish(b"1")
+
+asyncio.run(prepare())
+bus = broker.connect("inmem:stubborn")
+broker.run(bus.messages("orders", subscription="billing", close_timeout=0.5).handled_by(handle))
+print("returned", flush=True)
+"""
+
+
+def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == "returned\n"
+        assert "is left behind" in process.stderr.read()
+        assert process.wait(20) == 0
+
+
 async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
     bad, good = ScriptedSource(), ScriptedSource()
     good.add("1")

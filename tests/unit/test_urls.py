@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,8 @@ def test_a_malformed_url_is_refused_with_the_mend(url: str, says: str):
         ("nats://h?token=abc&servers=a:1,b:2", "nats://h?token=***&servers=a:1,b:2"),
         ("kafka://h?sasl_password=abc", "kafka://h?sasl_password=***"),
         ("inmem:", "inmem:"),
+        ("nats://h?servers=nats://me:pw@b", "nats://h?servers=nats://me:***@b"),
+        ("nats://h?proxy=http://h/?token=abc", "nats://h?proxy=http://h/%3Ftoken%3D***"),
     ],
 )
 def test_secrets_are_masked_and_the_rest_is_kept(url: str, masked: str):
@@ -106,6 +110,12 @@ def test_a_secret_parameter_is_never_shown(name: str, value: str, tail: str):
     url = f"nats://host?x=1&{name}={SECRET}{value}&{tail}"
     assert SECRET not in mask_url(url)
     assert SECRET not in refusal(url)
+
+
+@given(before=CHARACTERS, after=CHARACTERS, tail=CHARACTERS)
+def test_a_password_within_a_parameter_is_never_shown(before: str, after: str, tail: str):
+    inner = quote(f"nats://user:{before}{SECRET}{after}@host,nats://u:{SECRET}@h/{tail}", safe="")
+    assert SECRET not in mask_url(f"nats://host?x=1&servers={inner}")
 
 
 def test_the_repr_of_the_parts_shows_no_password():

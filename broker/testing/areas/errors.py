@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import pytest
 
@@ -143,14 +146,14 @@ class Errors(ConformanceCase):
     )
     async def test_bad_options(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
-        with pytest.raises(ConfigurationError):
-            bus.messages(topic, subscription="readers", max_outstanding=0)
-        with pytest.raises(ConfigurationError):
-            bus.messages(topic, subscription="readers", prefetch=0)
-        with pytest.raises(ConfigurationError):
-            bus.messages(topic, subscription="readers", max_lease=0)
-        with pytest.raises(ConfigurationError):
-            bus.messages(topic, subscription="readers", dead_letter=topic)
+        for option, value in [*_BAD, *_BAD_FOR_MESSAGES, ("dead_letter", topic)]:
+            options: dict[str, Any] = {"subscription": "readers", option: value}
+            _refuses(partial(bus.messages, topic, **options), option)
+        if bus.capabilities.records is not None:
+            for option, value in [*_BAD, *_BAD_FOR_RECORDS, ("on_decode_error", topic)]:
+                options = {"group": "readers", option: value}
+                _refuses(partial(bus.records, topic, **options), option)
+        assert await bus.admin.subscriptions(topic) == []
         with pytest.raises(ConfigurationError):
             bus.messages([], subscription="readers")
         with pytest.raises(ConfigurationError):
@@ -248,6 +251,37 @@ class Errors(ConformanceCase):
         assert error.advice
         assert error.advice in str(error)
         assert missing in str(error)
+
+
+_BAD: Final[tuple[tuple[str, Any], ...]] = (
+    ("codec", 5),
+    ("codec", broker.Text),
+    ("start", "sometime"),
+    ("stop_when_idle", -1),
+    ("close_timeout", "5"),
+)
+_BAD_FOR_MESSAGES: Final[tuple[tuple[str, Any], ...]] = (
+    ("max_outstanding", 0),
+    ("max_outstanding", "5"),
+    ("prefetch", 0),
+    ("max_lease", 0),
+    ("ordered_by_key", "yes"),
+    ("confirm_acks", "no"),
+    ("create", None),
+    ("retry", 5),
+)
+_BAD_FOR_RECORDS: Final[tuple[tuple[str, Any], ...]] = (
+    ("isolation", "x"),
+    ("on_decode_error", None),
+    ("on_revoking", 5),
+    ("max_buffered", "5"),
+)
+
+
+def _refuses(make: Callable[[], object], option: str) -> None:
+    with pytest.raises(ConfigurationError, match=option) as raised:
+        make()
+    assert raised.value.advice
 
 
 def _as_url(harness: Harness) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from broker.codecs import Json, Text
 from broker.envelopes import RESERVED_PREFIX
-from broker.errors import InvalidMessage, InvalidName, MessageTooLarge
+from broker.errors import InvalidMessage, InvalidName
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.testing.case import ConformanceCase
@@ -19,7 +19,7 @@ from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
 from broker.testing.waiting import nothing_more, take
 
-__all__ = ["HOSTILE", "Codecs", "Fidelity", "Limits"]
+__all__ = ["HOSTILE", "Codecs", "Fidelity"]
 
 HOSTILE = (
     "a/b/c",
@@ -183,122 +183,6 @@ class Fidelity(ConformanceCase):
                 bus.messages(topic, subscription=name)
 
 
-class Limits(ConformanceCase):
-    """The largest that is taken, and one byte more."""
-
-    @requires("publish.limits.body")
-    @promise(
-        "limits.largest-body",
-        "The largest body arrives whole; one byte more raises MessageTooLarge, and nothing is sent.",
-    )
-    async def test_largest_body(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.body
-        assert limit is not None
-        body = bytes(range(256)) * (limit // 256) + bytes(limit % 256)
-        await _largest_and_more(harness, OutboundMessage(body), OutboundMessage(body + b"x"))
-
-    @requires("publish.limits.message")
-    @promise(
-        "limits.largest-message",
-        "The largest message, all told, arrives; one byte more raises MessageTooLarge.",
-    )
-    async def test_largest_message(self, harness: Harness) -> None:
-        limits = (await harness.bus()).capabilities.publish.limits
-        assert limits.message is not None
-        attributes = {"name": "value" * 20}
-        rest = len("key") + len("id-1") + len("name") + 100
-        size = limits.message - rest
-        largest = OutboundMessage(bytes(size), key="key", attributes=attributes, id="id-1")
-        more = OutboundMessage(bytes(size + 1), key="key", attributes=attributes, id="id-2")
-        await _largest_and_more(harness, largest, more)
-
-    @requires("publish.limits.key")
-    @promise("limits.largest-key", "The longest key arrives; one byte more raises MessageTooLarge.")
-    async def test_largest_key(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.key
-        assert limit is not None
-        await _largest_and_more(harness, OutboundMessage(b"x", b"k" * limit), OutboundMessage(b"x", b"k" * (limit + 1)))
-
-    @requires("publish.limits.id")
-    @promise("limits.largest-id", "The longest id arrives; one character more raises MessageTooLarge.")
-    async def test_largest_id(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.id
-        assert limit is not None
-        await _largest_and_more(
-            harness, OutboundMessage(b"x", id="i" * limit), OutboundMessage(b"x", id="i" * (limit + 1))
-        )
-
-    @requires("publish.limits.attribute_key")
-    @promise(
-        "limits.largest-attribute-name",
-        "The longest attribute name arrives, also in UTF-8; one byte more raises MessageTooLarge.",
-    )
-    async def test_largest_attribute_name(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.attribute_key
-        assert limit is not None
-        name = "ä" * (limit // 2) + "x" * (limit % 2)
-        await _largest_and_more(
-            harness, OutboundMessage(b"x", attributes={name: ""}), OutboundMessage(b"x", attributes={name + "x": ""})
-        )
-
-    @requires("publish.limits.attribute_value")
-    @promise(
-        "limits.largest-attribute-value",
-        "The longest attribute value arrives, also in UTF-8; one byte more raises MessageTooLarge.",
-    )
-    async def test_largest_attribute_value(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.attribute_value
-        assert limit is not None
-        value = "ä" * (limit // 2) + "x" * (limit % 2)
-        await _largest_and_more(
-            harness,
-            OutboundMessage(b"x", attributes={"a": value}),
-            OutboundMessage(b"x", attributes={"a": value + "x"}),
-        )
-
-    @requires("publish.limits.attributes")
-    @promise("limits.most-attributes", "The greatest number of attributes arrives; one more raises InvalidMessage.")
-    async def test_most_attributes(self, harness: Harness) -> None:
-        limit = (await harness.bus()).capabilities.publish.limits.attributes
-        assert limit is not None
-        most = {f"a{number}": str(number) for number in range(limit)}
-        await _largest_and_more(
-            harness, OutboundMessage(b"x", attributes=most), OutboundMessage(b"x", attributes={**most, "b": ""})
-        )
-
-    @promise(
-        "limits.wrong-types-are-refused",
-        "A field of a wrong type, a reserved or empty name, and text that is not UTF-8 are refused when the "
-        "message is made.",
-    )
-    async def test_wrong_types_are_refused(self, harness: Harness) -> None:
-        bus, topic = await harness.bus(), await harness.topic()
-        wrong: list[dict[str, Any]] = [
-            {"attributes": {"a": 1}},
-            {"attributes": {"a": None}},
-            {"attributes": {"a": b"bytes"}},
-            {"attributes": {1: "a"}},
-            {"attributes": {"": "a"}},
-            {"attributes": {"a": "\ud800"}},
-            {"attributes": {"\udfff": "a"}},
-            {"attributes": {f"{RESERVED_PREFIX}x": "a"}},
-            {"key": 1},
-            {"id": ""},
-            {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001
-            {"ttl": 0},
-            {"partition": -1},
-        ]
-        for fields in wrong:
-            with pytest.raises(InvalidMessage):
-                OutboundMessage(b"x", **fields)
-        untyped: Any = bus.topic(topic)
-        async with bus.messages(topic, subscription="readers") as inbox:
-            for body in ("text", 1, ["list"], {"a": "dict"}):
-                with pytest.raises(InvalidMessage):
-                    await untyped.publish(body)
-            await nothing_more(inbox, harness.quiet)
-
-
 @dataclass
 class _Order:
     number: int
@@ -361,19 +245,3 @@ async def _round_trip(harness: Harness, sent: list[OutboundMessage]) -> list[Mes
         for message in messages:
             await message.ack()
         return messages
-
-
-async def _largest_and_more(harness: Harness, largest: OutboundMessage, more: OutboundMessage) -> None:
-    bus, topic = await harness.bus(), await harness.topic()
-    async with bus.messages(topic, subscription="readers") as inbox:
-        with pytest.raises(InvalidMessage) as refused:
-            await bus.topic(topic).publish(more)
-        assert isinstance(refused.value, MessageTooLarge) or len(more.attributes) > len(largest.attributes)
-        await bus.topic(topic).publish(largest)
-        (message,) = await take(inbox, 1, harness.patience)
-        assert (message.data, message.key) == (largest.data, largest.key)
-        assert dict(message.attributes) == dict(largest.attributes)
-        if largest.id is not None:
-            assert message.id == largest.id
-        await message.ack()
-        await nothing_more(inbox, harness.quiet)

@@ -202,6 +202,24 @@ class Groups(ConformanceCase):
                 assert record is not None, f"{len(rest - seen)} records never came"
                 seen.add(record.data)
 
+    @requires("records.rebalance", "harness.crash")
+    @promise(
+        "groups.after-a-crash-is-not-idle",
+        "A consumer that follows a crashed member is idle only when it has read what that one left behind.",
+        seconds=90,
+    )
+    async def test_after_a_crash_is_not_idle(self, harness: Harness) -> None:
+        doomed, topic = await harness.connect(short_lease=True), await harness.topic(partitions=2)
+        await doomed.topic(topic).publish_batch(_keyed(20))
+        log = doomed.records(topic, group="readers")
+        await log.__aenter__()
+        await read(log, 20, harness.patience)
+        await harness.crash(doomed)
+        successor = await harness.connect(short_lease=True)
+        async with successor.records(topic, group="readers", stop_when_idle=harness.quiet) as other:
+            seen = {record.data async for record in other}
+        assert seen == set(numbered(20))
+
 
 def _is_shared(one: Any, two: Any) -> bool:
     first, second = one.assignment(), two.assignment()

@@ -22,6 +22,7 @@ from broker.testing.waiting import bodies, nothing_more, numbered, once, take, u
 __all__ = ["QUICK", "Retrying", "handling"]
 
 QUICK = Retry(max_attempts=3, initial=0.05, multiplier=2.0, maximum=0.2, jitter=0.0)
+RESTARTS = 55
 
 
 class Retrying(ConformanceCase):
@@ -210,6 +211,39 @@ class Retrying(ConformanceCase):
         ):
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
             await nothing_more(letters, harness.quiet)
+
+    @promise(
+        "retry.restarts-use-up-no-deliveries",
+        "However many consumers, each on its own connection, take a message and close without handling it, it is not "
+        "given up.",
+    )
+    async def test_restarts_use_up_no_deliveries(self, harness: Harness) -> None:
+        bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()
+        async with bus.messages(topic, subscription="readers"):
+            pass
+        await bus.topic(topic).publish_batch(numbered(3))
+        # Each is a process that is stopped orderly, as far as the broker can tell; one attempt makes the bound low.
+        policy = Retry(max_attempts=1, initial=0.05, jitter=0.0)
+        for _ in range(RESTARTS):
+            successor = await harness.connect()
+            async with successor.messages(topic, subscription="readers", retry=policy, dead_letter=dead) as inbox:
+                await take(inbox, 1, harness.patience)
+            await successor.close()
+        attempts: list[int | None] = []
+
+        async def handle(message: Message[bytes]) -> None:
+            attempts.append(message.delivery_attempt)
+
+        async with (
+            bus.messages(topic, subscription="readers", retry=policy, dead_letter=dead) as inbox,
+            bus.messages(dead, subscription="readers", start="earliest") as letters,
+        ):
+            await handling(inbox.receive(handle), lambda: len(attempts) >= 3, inbox, harness.patience)
+            await nothing_more(letters, harness.quiet)
+        assert len(attempts) == 3
+        messages = bus.capabilities.messages
+        if messages is not None and messages.delivery_attempt and messages.release_keeps_attempt:
+            assert attempts == [1, 1, 1], "A handler sees deliveries that nobody handled"
 
     @requires("messages.release_keeps_attempt", "messages.delivery_attempt")
     @promise(

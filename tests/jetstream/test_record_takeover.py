@@ -1,0 +1,115 @@
+"""Joining a group whose former members died, or left before anything came."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import broker
+from broker.spi import RecordSource, RecordSubscription, TopicPartition
+from broker_jetstream.backend import JetStreamBackend
+from tests.jetstream.conftest import Open
+from tests.jetstream.support import GroupListener, make_topic, publish, read
+from tests.servers.nats import NatsServer
+from tests.servers.proxy import Proxy
+
+
+async def join(
+    backend: JetStreamBackend, topics: tuple[str, ...], listener: GroupListener | None = None
+) -> RecordSource:
+    return await backend.join(RecordSubscription(topics=topics, group="audit"), listener or GroupListener())
+
+
+def messages(number: int) -> list[broker.OutboundMessage]:
+    return [broker.OutboundMessage(b"%d" % n, partition=0) for n in range(number)]
+
+
+async def die(open_backend: Open, server: NatsServer, *topics: str, read_first: int) -> Proxy:
+    """A member reads some records, and then is never heard of again, though its wire stays."""
+    proxy = Proxy(server.port).__enter__()
+    doomed = await open_backend(servers=(proxy.url,), owner_timeout=1.0)
+    source = await join(doomed, topics)
+    assert len(await read(source, read_first)) == read_first
+    proxy.hold()
+    return proxy
+
+
+async def test_a_job_reads_what_a_dead_member_held_before_it_is_idle(
+    open_backend: Open, nats_server: NatsServer, topic: str
+) -> None:
+    backend = await open_backend()
+    await make_topic(backend, topic)
+    await publish(backend, topic, *messages(6))
+    proxy = await die(open_backend, nats_server, topic, read_first=6)
+    try:
+        async with (
+            broker.connect(f"{nats_server.url}?owner_timeout=1") as bus,
+            bus.records(topic, group="audit", stop_when_idle=0.1) as log,
+        ):
+            assert [record.data async for record in log] == [b"%d" % n for n in range(6)]
+    finally:
+        proxy.__exit__()
+
+
+async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
+    open_backend: Open, nats_server: NatsServer, topic: str
+) -> None:
+    backend = await open_backend(owner_timeout=1.0)
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *messages(3))
+    proxy = await die(open_backend, nats_server, topic, read_first=3)
+    try:
+        listener = GroupListener()
+        source = await join(backend, (topic,), listener)
+        assert source.assignment() == listener.given == []
+        found = await read(source, 3)
+        # Partition 1 was free, and is told with the one that was not: who is told of it alone would count as idle.
+        assert listener.given == source.assignment() == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+        assert [record.data for record in found] == [b"0", b"1", b"2"]
+    finally:
+        proxy.__exit__()
+
+
+async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_a_while_only(
+    open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server that forbids members to hear each other."""
+    from broker_jetstream import membership
+
+    async def deaf(self: membership.Membership) -> None: ...
+
+    backend, other = await open_backend(owner_timeout=0.5), await open_backend(owner_timeout=0.5)
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *messages(3))
+    owner = await join(backend, (topic,))
+    assert len(await read(owner, 3)) == 3
+    monkeypatch.setattr(membership.Membership, "join", deaf)
+    listener = GroupListener()
+    source = await join(other, (topic,), listener)
+    assert listener.given == []
+    assert await read(source, 1, 1.5) == []
+    assert listener.given == [TopicPartition(topic, 1)]
+    assert listener.gone == []
+
+
+async def test_a_member_that_leaves_at_once_leaves_no_pin(open_backend: Open, topic: str) -> None:
+    backend = await open_backend(owner_timeout=30.0)
+    await make_topic(backend, topic)
+    await publish(backend, topic, *messages(3))
+    for _ in range(20):
+        source = await join(backend, (topic,))
+        await source.close()
+    source = await join(backend, (topic,))
+    begun = time.monotonic()
+    assert len(await read(source, 3)) == 3
+    assert time.monotonic() - begun < 2
+
+
+async def test_partitions_are_assigned_when_the_consumer_is_open(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic, partitions=8)
+    await publish(both_ways, topic, *messages(10))
+    listener = GroupListener()
+    source = await join(both_ways, (topic,), listener)
+    assert sorted(listener.given) == source.assignment() == [TopicPartition(topic, n) for n in range(8)]
+    assert len(await read(source, 10)) == 10
