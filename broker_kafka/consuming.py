@@ -208,6 +208,9 @@ class ConsumerThread(OwnerThread[Consumer]):
         self.tell(commit)
         return await waiter
 
+    def _crashed(self, error: BrokerError) -> None:
+        self._host.failed(error)
+
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> Consumer:

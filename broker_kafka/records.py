@@ -16,18 +16,20 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, OperationTimeout
 from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
-from broker.spi import Bounds, RecordListener, RecordSubscription, TopicPartition
+from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
-from broker_kafka.errors import translate
+from broker_kafka.errors import kafka_error, translate
 from broker_kafka.names import group_id
+from broker_kafka.offset_map import LIMIT, decode, encode
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
@@ -98,6 +100,8 @@ class KafkaRecordSource:
         self._assignments = 0
         self._notes: dict[TopicPartition, StoredOffset] = {}
         """What was stored of each partition when it was assigned."""
+        self._fullness: dict[TopicPartition, float] = {}
+        self._note_limit = LIMIT
         self._batches: deque[_Batch] = deque()
         """What has arrived."""
         self._paused: set[TopicPartition] = set()
@@ -248,6 +252,7 @@ class KafkaRecordSource:
             if isinstance(found, BrokerError):
                 raise found
             self._notes.pop(partition, None)
+            self._fullness.pop(partition, None)
             if found is not None:
                 self._notes[partition] = found
                 positions[partition] = found.offset
@@ -318,6 +323,7 @@ class KafkaRecordSource:
             return
         to = bounds.first if policy == "earliest" else bounds.next
         self.resets[partition] += 1
+        self._notes.pop(partition, None)
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
         if partition in self._owned:
@@ -382,9 +388,29 @@ class KafkaRecordSource:
             late = OperationTimeout(f"The commit of group {self.group!r} got no answer in time")
             return dict.fromkeys(positions, late)
 
-    def note(self, partition: TopicPartition) -> tuple[int, str] | None:
-        """The position that was stored of a partition when it was assigned, and the text with it."""
-        return self._notes.get(partition)
+    # -- KeepsFinished -------------------------------------------------------------------------------------
+
+    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        note = self._notes.get(partition)
+        return [] if note is None else decode(note.offset, note.metadata)
+
+    async def commit_finished(
+        self, positions: Mapping[TopicPartition, Finished]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        texts: dict[TopicPartition, tuple[int, str]] = {}
+        for partition, (position, ranges) in positions.items():
+            text, self._fullness[partition] = encode(position, ranges, self._note_limit)
+            texts[partition] = (position, text)
+        results = await self.commit_noted(texts)
+        large = {each: positions[each] for each, error in results.items() if _is_too_large(error)}
+        if not large or not self._note_limit:
+            return results
+        # This broker takes less than others do.
+        self._note_limit //= 2
+        return {**results, **await self.commit_finished(large)}
+
+    def fullness(self, partition: TopicPartition) -> float:
+        return self._fullness.get(partition, 0.0)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         self._check_open()
@@ -490,6 +516,11 @@ class KafkaRecordSource:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The member of group {self.group!r} was closed")
+
+
+def _is_too_large(error: BrokerError | None) -> bool:
+    found = None if error is None or error.native is None else kafka_error(error.native)
+    return found is not None and found.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
 
 
 def _not_ours(partition: TopicPartition) -> LeaseLost:
