@@ -1,4 +1,4 @@
-"""What became of every record: published, on the broker, and read. Used on one event loop; looking at the broker blocks.
+"""What became of every record: published, on the broker, and read. For one event loop; looking at the broker blocks.
 
 Records are numbers, each published once. What the broker has is read past the SDK.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -99,19 +98,24 @@ class Account:
         assert not wrong, f"receipts name other places than the broker: {dict(list(wrong.items())[:5])}"
         return places
 
-    def repeats(self, reader: str) -> int:
-        """How often a record came again."""
-        return sum(count - 1 for count in Counter(self.read.get(reader, ())).values())
-
-    def say(self, capsys: pytest.CaptureFixture[str], what: str, written: dict[int, tuple[int, int]]) -> None:
-        """Print the balance."""
+    def say(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        what: str,
+        written: dict[int, tuple[int, int]],
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Print the balance; `shared` by readers that are members of one group."""
         told = f"{what}: {self._next} records tried, {len(self.receipts)} with a receipt, {len(self.failed)} refused"
         unknown = sum(number in written for number in self.failed)
         told += f" ({unknown} of these on the broker all the same), {len(written)} on the broker"
-        for reader, entries in self.read.items():
-            numbers = {number for _, _, number in entries}
-            missing = len(written.keys() - numbers)
-            told += f"; {reader} read {len(entries)}, missing {missing}, again {self.repeats(reader)}"
+        all_read = [entry for entries in self.read.values() for entry in entries]
+        if shared:
+            told += f"; {', '.join(f'{name} read {len(entries)}' for name, entries in self.read.items())}"
+        for reader, entries in {"all together": all_read}.items() if shared else self.read.items():
+            missing = len(written.keys() - {number for _, _, number in entries})
+            told += f"; {reader} read {len(entries)}, missing {missing}, again {len(entries) - len(set(entries))}"
         with capsys.disabled():
             sys.stdout.write(f"\n{told}\n")
 

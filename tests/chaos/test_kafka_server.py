@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -82,10 +82,7 @@ async def test_publishing_consuming_and_committing_go_on(
     account = Account(admin.make_topic(partitions=PARTITIONS), PARTITIONS)
     stopped = asyncio.Event()
     async with broker.connect(f"{server.url}?{OPTIONS}") as bus:
-        readers: dict[str, Callable[[broker.Bus, Account, str, str], Awaitable[None]]] = {
-            "records": read_records,
-            "messages": read_messages,
-        }
+        readers = {"records": read_records, "messages": read_messages}
         reading = [
             asyncio.create_task(read(bus, account, f"{account.topic}-{name}", name)) for name, read in readers.items()
         ]
