@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from broker.errors import BrokerError
 from broker.hooks import Hooks
@@ -19,7 +19,7 @@ from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake
 from broker_kafka.group.member import Member
-from broker_kafka.group.options import COMMIT_SECONDS, GroupOptions
+from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
 from broker_kafka.offsets.kafka import MemberOffsetStore
@@ -27,8 +27,8 @@ from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
 
-_MARGIN = 1.0
-_STOP_SECONDS = 5.0
+_MARGIN: Final = 0.5
+_STOP_SECONDS: Final = 5.0
 
 
 class _Thread(ConsumerThread):
@@ -67,7 +67,7 @@ class Membership:
             config,
             member,
             name=f"broker-kafka-{options.group}",
-            revoke_seconds=options.flush_timeout + COMMIT_SECONDS + _MARGIN,
+            revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
         )
         self.store = options.store or MemberOffsetStore(self.thread, timeout=settings.request_timeout)
         self._starts = StartPositions(connection, options.start, committed=options.isolation == "read_committed")
