@@ -163,7 +163,8 @@ def _attributes(headers: Headers) -> Mapping[str, str]:
 def _read_hostile(value: bytes, shown: dict[str, str]) -> None:
     for item in value.decode("utf-8", "replace").split("&"):
         name, equals, text = item.partition("=")
-        if equals:
+        # A foreign producer may write anything there, and an attribute without a name cannot be forwarded.
+        if equals and name:
             shown[unquote(name)] = unquote(text)
 
 

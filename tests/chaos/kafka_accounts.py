@@ -52,6 +52,8 @@ class Account:
             outcomes: Any = await bus.topic(self.topic).publish_batch(messages)
         except PublishError as error:
             outcomes = error.outcomes
+        except BrokerError as error:
+            outcomes = [error] * size  # the same of all
         for number, outcome in enumerate(outcomes, first):
             if isinstance(outcome, Receipt):
                 self.receipts[number] = outcome.partition, outcome.offset
