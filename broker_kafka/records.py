@@ -24,6 +24,7 @@ from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
+from broker_kafka.arrivals import Arrivals
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
@@ -42,18 +43,6 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _RESOLVE_SECONDS: Final = 30.0
 _DELETE_SECONDS: Final = 2.0
-
-
-class _Batch:
-    """Records that have arrived, and their bytes."""
-
-    __slots__ = ("from_thread", "records", "size")
-
-    def __init__(self, records: list[Record[Any]], size: int, *, from_thread: bool = True) -> None:
-        self.records = records
-        self.size = size
-        self.from_thread = from_thread
-        """Whether the thread waits for it to be taken."""
 
 
 class KafkaRecordSource:
@@ -100,13 +89,11 @@ class KafkaRecordSource:
         self._assignments = 0
         self._notes: dict[TopicPartition, StoredOffset] = {}
         """What was stored of each partition when it was assigned."""
+        self._begun: dict[TopicPartition, int] = {}
+        """Where partitions began that had no position."""
         self._fullness: dict[TopicPartition, float] = {}
         self._note_limit = LIMIT
-        self._batches: deque[_Batch] = deque()
-        """What has arrived."""
-        self._paused: set[TopicPartition] = set()
-        self._held: dict[TopicPartition, list[Record[Any]]] = {}
-        """What arrived of paused partitions."""
+        self._arrivals = Arrivals(self.thread.taken)
         self._commits: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
@@ -140,8 +127,8 @@ class KafkaRecordSource:
         until = self._loop.time() + wait
         try:
             while True:
-                if self._batches:
-                    return self._take(max_records, max_bytes)
+                if self._arrivals:
+                    return self._arrivals.take(max_records, max_bytes)
                 if self._failures:
                     raise self._failures.popleft()
                 if self._interrupted:
@@ -161,24 +148,6 @@ class KafkaRecordSource:
         self._interrupted = self._fetching
         self._wake()
 
-    def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        batch = self._batches.popleft()
-        records, size = batch.records, batch.size
-        if len(records) > max_records or size > max_bytes:
-            count = taken = 0
-            for record in records:
-                if count == max_records or (count and taken + record.size > max_bytes):
-                    break
-                count += 1
-                taken += record.size
-            if count < len(records):
-                batch.records, batch.size = records[count:], size - taken
-                self._batches.appendleft(batch)
-                return records[:count]
-        if batch.from_thread:
-            self.thread.taken()
-        return records
-
     async def _wait(self, seconds: float) -> None:
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(seconds, self._wake)
@@ -192,41 +161,13 @@ class KafkaRecordSource:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what has arrived of these."""
-        self._take_out(partitions)
-        for partition in partitions:
-            self._held.pop(partition, None)
-
-    def _hold_back(self) -> None:
-        """Keep what has arrived of paused partitions until they are resumed."""
-        for record in self._take_out(self._paused):
-            self._held.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
-
-    def _take_out(self, partitions: Collection[TopicPartition]) -> list[Record[Any]]:
-        taken: list[Record[Any]] = []
-        kept: deque[_Batch] = deque()
-        for batch in self._batches:
-            rest: list[Record[Any]] = []
-            for record in batch.records:
-                (taken if (record.topic, record.partition) in partitions else rest).append(record)
-            if rest:
-                batch.records, batch.size = rest, sum([record.size for record in rest])
-                kept.append(batch)
-            elif batch.from_thread:
-                self.thread.taken()
-        self._batches = kept
-        return taken
-
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
     def arrived(self, records: list[Record[Any]], size: int) -> None:
         if self._closed:
             self.thread.taken()
             return
-        self._batches.append(_Batch(records, size))
-        if self._paused:
-            self._hold_back()
+        self._arrivals.add(records, size)
         self._wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -259,10 +200,12 @@ class KafkaRecordSource:
         missing = [partition for partition in partitions if partition not in positions]
         if not missing:
             return positions
-        if not self._starts.moves or isinstance(self._subscription.group, Ephemeral):
-            return positions | await self._starts.of(missing)
-        # Stored, because another member that gets the partition before the first commit begins here too.
+        # Numbers, because librdkafka takes half a second to look for "the beginning".
         begins = await self._starts.numbered(missing)
+        self._begun |= begins
+        if not self._starts.moves or isinstance(self._subscription.group, Ephemeral):
+            return positions | begins
+        # Stored, because another member that gets the partition before the first commit begins here too.
         results = await self._store.commit(owner, {each: StoredOffset(at) for each, at in begins.items()})
         self._committed_any = True
         for error in results.values():
@@ -280,7 +223,7 @@ class KafkaRecordSource:
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         going = [partition for partition in partitions if partition in self._owned]
-        self._drop(set(going))
+        self._arrivals.drop(set(going))
         try:
             async with asyncio.timeout_at(deadline):
                 await self._listener.revoking(going, deadline)
@@ -289,14 +232,14 @@ class KafkaRecordSource:
         finally:
             for partition in going:
                 self._owned.pop(partition, None)
-            self._drop(set(going))
+            self._arrivals.drop(set(going))
         if self._commits:
             await asyncio.wait(self._commits, timeout=max(0.0, deadline - self._loop.time()))
         self._look_for_deleted(going)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         gone = [partition for partition in partitions if self._owned.pop(partition, None) is not None]
-        self._drop(set(gone))
+        self._arrivals.drop(set(gone))
         if gone:
             self._listener.lost(gone)
             self._look_for_deleted(gone)
@@ -315,6 +258,9 @@ class KafkaRecordSource:
         """A position is not in the log: an error, or as configured."""
         policy = self._settings.offset_reset
         topic, number = partition
+        if self._begun.get(partition) == position:
+            # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
+            policy = "earliest"
         bounds = (await self._bounds([partition]))[partition]
         held = f"{topic}[{number}] of group {self.group!r}: position {position} is not in the log"
         held = f"{held}, which begins at {bounds.first} and ends before {bounds.next}"
@@ -327,7 +273,7 @@ class KafkaRecordSource:
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
         if partition in self._owned:
-            await self.thread.seek({partition: to}, lambda: self._drop({partition}))
+            await self.thread.seek({partition: to}, lambda: self._arrivals.drop({partition}))
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
@@ -440,21 +386,16 @@ class KafkaRecordSource:
             targets |= {partition: at for partition, at in committed.items() if at is not None}
             targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
         self._check_owned(positions)
-        await self.thread.seek(targets, lambda: self._drop(targets.keys()))
+        await self.thread.seek(targets, lambda: self._arrivals.drop(targets.keys()))
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._paused.update(map(TopicPartition._make, partitions))
-        self._hold_back()
+        self._arrivals.pause(map(TopicPartition._make, partitions))
         if not self._closed and self.thread.failure is None:
             self.thread.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        for partition in map(TopicPartition._make, partitions):
-            self._paused.discard(partition)
-            records = self._held.pop(partition, None)
-            if records:
-                self._batches.append(_Batch(records, sum([record.size for record in records]), from_thread=False))
-                self._wake()
+        self._arrivals.resume(map(TopicPartition._make, partitions))
+        self._wake()
         if not self._closed and self.thread.failure is None:
             self.thread.resume(partitions)
 
@@ -498,7 +439,7 @@ class KafkaRecordSource:
         if not await self.thread.stop(_CLOSE_SECONDS):
             logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
         self._owned.clear()
-        self._batches.clear()
+        self._arrivals.clear()
         if isinstance(self._subscription.group, Ephemeral) and self._committed_any:
             await self._delete_group()
 
