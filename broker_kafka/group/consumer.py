@@ -254,7 +254,7 @@ class GroupConsumer(Marking):
         held = self._open_parts().member.held
         return {place: held[place].marks.current for place in self.assignment()}
 
-    async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+    async def seek(self, positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
         """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.
 
         :raises LeaseLost: a partition is not assigned to this member.

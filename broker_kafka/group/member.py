@@ -119,8 +119,6 @@ class Member:
         self._intake.arrived(records)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        # A pause ends with the assignment that it was for.
-        self._thread.resume(partitions)
         self._claimed = await self._claims.claim(partitions)
         return {partition: claim.begin for partition, claim in self._claimed.items()}
 
@@ -132,6 +130,8 @@ class Member:
             held = Held(partition, self._generations, claim.stored, claim.begin)
             self.held[partition] = held
             new.append(held)
+        # A pause ends with the assignment that it was for; the client keeps it.
+        self._thread.resume(partitions)
         self._delivery.joined()
         current = self.current()
         if self._hooks.listening:

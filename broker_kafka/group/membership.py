@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError
@@ -91,7 +92,7 @@ class Membership:
             connection,
             options.subscription,
             interval=max(0.1, settings.topic_metadata_refresh_interval_ms / 1000),
-            subscribe=self.thread.subscribe,
+            subscribe=self._subscribe,
             failed=self.delivery.fail,
         )
         self.intake.connect(self.thread)
@@ -125,6 +126,12 @@ class Membership:
         """
         await self._watch.stop()
         await self.member.leave(timeout, caller)
+
+    async def _subscribe(self, topics: Sequence[str]) -> None:
+        if topics:
+            await self.thread.subscribe(topics)
+        else:
+            await self.thread.call(lambda client: client.unsubscribe())
 
     async def _metadata(self) -> Any:
         return await self.thread.call(lambda client: client.consumer_group_metadata())

@@ -21,7 +21,7 @@ from broker_kafka.settings import KafkaSettings
 
 __all__ = ["GroupOptions", "GroupStart", "with_options"]
 
-GroupStart = Start | Mapping[TopicPartition, int]
+GroupStart = Start | Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 """Where a group without a stored position begins; partitions that a mapping leaves out begin at their first record."""
 
 _COMMIT_SECONDS: Final = 5.0
@@ -76,8 +76,8 @@ class GroupOptions:
         longest = self.settings.max_poll_interval_ms / 2000
         if self.flush_timeout is not None and self.flush_timeout > longest:
             raise ConfigurationError(
-                f"flush_timeout is {self.flush_timeout:g}, and max_poll_interval_ms, in which a release has to be over, "
-                f"is {self.settings.max_poll_interval_ms}",
+                f"flush_timeout is {self.flush_timeout:g}, and a release has to be over within "
+                f"max_poll_interval_ms, {self.settings.max_poll_interval_ms}",
                 advice=f"Give half of that, {longest:g}, or less",
             )
 
@@ -117,7 +117,7 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
     return type(settings)(**{name: getattr(settings, name) for name in fields} | changed)
 
 
-def _check_start(start: GroupStart) -> GroupStart:
+def _check_start(start: GroupStart) -> Start | Mapping[TopicPartition, int]:
     if isinstance(start, (str, datetime)) or not isinstance(start, Mapping):
         return check_start(start)
     found: dict[TopicPartition, int] = {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of, values_of
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
+
+T = TypeVar("T")
 
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
@@ -130,8 +132,8 @@ async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, m
                 read += len(batch)
                 if read == 5000:
                     break
-            held = consumer._parts.member.held if consumer._parts is not None else {}  # pyright: ignore[reportPrivateUsage]
-            waiting = len(held[TopicPartition(topic, 0)].records)
+            assert consumer._parts is not None
+            waiting = len(consumer._parts.member.held[TopicPartition(topic, 0)].records)
             assert 500 <= waiting <= 5000
             again = 0
             async for batch in streams[0].batches(200):
@@ -142,7 +144,7 @@ async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, m
     assert (read, again) == (5000, 5000)
 
 
-async def first(items: Any, count: int) -> Any:
+async def first(items: AsyncIterable[T], count: int) -> AsyncGenerator[T]:
     async for item in items:
         yield item
         count -= 1
@@ -156,8 +158,8 @@ async def test_what_is_buffered_is_bounded(kafka: KafkaServer, make_topic: MakeT
     async with opened(kafka, topic, group, max_buffered=1000) as consumer:
         (record,) = [record async for record in first(consumer, 1)]
         await asyncio.sleep(0.5)
-        assert consumer._parts is not None  # pyright: ignore[reportPrivateUsage]
-        assert len(consumer._parts.intake) <= 5000  # pyright: ignore[reportPrivateUsage]
+        assert consumer._parts is not None
+        assert len(consumer._parts.intake) <= 5000
         assert record.offset == 0
         assert len(await take(consumer, 19_999)) == 19_999
 
