@@ -32,8 +32,8 @@ async def measure_kafka_groups(scale: float, rounds: int) -> Section:
     section = Section(
         "Kafka, groups",
         f"Seconds, with {_PARTITIONS} partitions: from opening a bus to the first record of a group; and, when a "
-        "second member joins a group of one, until it has its first record, the longest pause of a partition that stays, "
-        f"and of one that moves. A record is published to each partition every {_PARTITIONS * _PAUSE * 1e3:.0f} ms.",
+        "second member joins a group of one, until it has its first record, the longest pause of a partition that "
+        f"stays, and of one that moves. Each partition gets a record every {_PARTITIONS * _PAUSE * 1e3:.0f} ms.",
     )
     async with open_kafka() as stage:
         for name, options in _PROTOCOLS.items():
