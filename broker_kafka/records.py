@@ -13,11 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Final
-
-from confluent_kafka import KafkaError
-from confluent_kafka.admin import AdminClient
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, OperationTimeout
 from broker.hooks import PositionReset, logger
@@ -25,12 +21,14 @@ from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
 from broker_kafka.arrivals import Arrivals
+from broker_kafka.claiming import Claims
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
-from broker_kafka.errors import kafka_error, translate
+from broker_kafka.ephemeral import delete_group
+from broker_kafka.errors import translate
 from broker_kafka.names import group_id
-from broker_kafka.offset_map import LIMIT, decode, encode
+from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
@@ -42,7 +40,7 @@ _REVOKE_SECONDS: Final = 30.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _RESOLVE_SECONDS: Final = 30.0
-_DELETE_SECONDS: Final = 2.0
+_NEW_GENERATION_SECONDS: Final = 5.0
 
 
 class KafkaRecordSource:
@@ -81,18 +79,14 @@ class KafkaRecordSource:
         self._own_store = store is None
         self._given_store = store
         self._store: OffsetStore
+        self._claims: Claims
         self._starts = StartPositions(
             connection, subscription.start, committed=subscription.isolation == "read_committed"
         )
         self._owned: dict[TopicPartition, int] = {}
         """What is assigned, and the number of the assignment."""
         self._assignments = 0
-        self._notes: dict[TopicPartition, StoredOffset] = {}
-        """What was stored of each partition when it was assigned."""
-        self._begun: dict[TopicPartition, int] = {}
-        """Where partitions began that had no position."""
-        self._fullness: dict[TopicPartition, float] = {}
-        self._note_limit = LIMIT
+        self._notes = Notes()
         self._arrivals = Arrivals(self.thread.taken)
         self._commits: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -114,8 +108,10 @@ class KafkaRecordSource:
         await self.thread.start()
         timeout = self._settings.request_timeout
         self._store = self._given_store or ThreadOffsetStore(self.thread, timeout=timeout)
+        stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
+        self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
         await self._starts.capture(partitions)
-        if self._own_store and self._starts.moves and not isinstance(self._subscription.group, Ephemeral):
+        if self._own_store and stores_starts:
             await self._starts.found(self.group, partitions)
         await self.thread.subscribe(topics)
 
@@ -176,42 +172,13 @@ class KafkaRecordSource:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return await self._positions(partitions)
+                return await self._claims.positions(await self._owner(), partitions)
             except BrokerError as error:
                 if not error.retriable or self._loop.time() + pause > until or self._closed:
                     raise
                 logger.info("Group %r: positions are not known yet: %s", self.group, error)
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
-
-    async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        owner = await self._owner()
-        stored = await self._store.claim(owner, partitions)
-        positions: dict[TopicPartition, int] = {}
-        for partition in partitions:
-            found = stored[partition]
-            if isinstance(found, BrokerError):
-                raise found
-            self._notes.pop(partition, None)
-            self._fullness.pop(partition, None)
-            if found is not None:
-                self._notes[partition] = found
-                positions[partition] = found.offset
-        missing = [partition for partition in partitions if partition not in positions]
-        if not missing:
-            return positions
-        # Numbers, because librdkafka takes half a second to look for "the beginning".
-        begins = await self._starts.numbered(missing)
-        self._begun |= begins
-        if not self._starts.moves or isinstance(self._subscription.group, Ephemeral):
-            return positions | begins
-        # Stored, because another member that gets the partition before the first commit begins here too.
-        results = await self._store.commit(owner, {each: StoredOffset(at) for each, at in begins.items()})
-        self._committed_any = True
-        for error in results.values():
-            if error is not None:
-                raise error
-        return positions | begins
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         if self._closed:
@@ -258,7 +225,7 @@ class KafkaRecordSource:
         """A position is not in the log: an error, or as configured."""
         policy = self._settings.offset_reset
         topic, number = partition
-        if self._begun.get(partition) == position:
+        if self._claims.begun.get(partition) == position:
             # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
             policy = "earliest"
         bounds = (await self._bounds([partition]))[partition]
@@ -269,7 +236,7 @@ class KafkaRecordSource:
             return
         to = bounds.first if policy == "earliest" else bounds.next
         self.resets[partition] += 1
-        self._notes.pop(partition, None)
+        self._notes.begin(partition, None)
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
         if partition in self._owned:
@@ -277,17 +244,10 @@ class KafkaRecordSource:
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
-        topics = {partition.topic for partition in gone} - {partition.topic for partition in self._owned}
-        if topics and not self._closed:
-            self._spawn(self._check_topics(sorted(topics)))
-
-    async def _check_topics(self, topics: Sequence[str]) -> None:
-        for topic in topics:
-            try:
-                await partitions_of(self._connection, topic)
-            except BrokerError as error:
-                if not error.retriable:
-                    self.failed(error)
+        for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
+            if not self._closed:
+                # What it raises is the reader's to hear.
+                self._spawn(partitions_of(self._connection, topic))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
@@ -325,6 +285,24 @@ class KafkaRecordSource:
         self, positions: Mapping[TopicPartition, StoredOffset]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         self._committed_any = True
+        mine = {partition: self._owned[partition] for partition in positions}
+        until = self._loop.time() + _NEW_GENERATION_SECONDS
+        results = dict(await self._commit_once(positions))
+        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.
+        while again := {
+            partition: positions[partition]
+            for partition, error in results.items()
+            if isinstance(error, LeaseLost) and self._owned.get(partition) == mine[partition]
+        }:
+            if self.thread.calling_back or self._closed or self._loop.time() > until:
+                break
+            await asyncio.sleep(_FIRST_PAUSE)
+            results |= await self._commit_once(again)
+        return results
+
+    async def _commit_once(
+        self, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
             async with asyncio.timeout(self._settings.request_timeout):
                 return await self._store.commit(await self._owner(), positions)
@@ -337,26 +315,21 @@ class KafkaRecordSource:
     # -- KeepsFinished -------------------------------------------------------------------------------------
 
     def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
-        note = self._notes.get(partition)
-        return [] if note is None else decode(note.offset, note.metadata)
+        return self._notes.finished(partition)
 
     async def commit_finished(
         self, positions: Mapping[TopicPartition, Finished]
     ) -> Mapping[TopicPartition, BrokerError | None]:
-        texts: dict[TopicPartition, tuple[int, str]] = {}
-        for partition, (position, ranges) in positions.items():
-            text, self._fullness[partition] = encode(position, ranges, self._note_limit)
-            texts[partition] = (position, text)
-        results = await self.commit_noted(texts)
-        large = {each: positions[each] for each, error in results.items() if _is_too_large(error)}
-        if not large or not self._note_limit:
+        results = await self.commit_noted(self._notes.texts(positions))
+        large = {each: positions[each] for each, error in results.items() if self._notes.is_too_large(error)}
+        if not large:
             return results
         # This broker takes less than others do.
-        self._note_limit //= 2
+        self._notes.limit //= 2
         return {**results, **await self.commit_finished(large)}
 
     def fullness(self, partition: TopicPartition) -> float:
-        return self._fullness.get(partition, 0.0)
+        return self._notes.fullness(partition)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         self._check_open()
@@ -441,27 +414,11 @@ class KafkaRecordSource:
         self._owned.clear()
         self._arrivals.clear()
         if isinstance(self._subscription.group, Ephemeral) and self._committed_any:
-            await self._delete_group()
-
-    async def _delete_group(self) -> None:
-        def delete(client: AdminClient) -> dict[str, Future[Any]]:
-            return client.delete_consumer_groups([self.group], request_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-        try:
-            outcome = (await self._connection.outcomes(delete, f"Deleting group {self.group!r}"))[self.group]
-        except BrokerError as error:
-            outcome = error
-        if isinstance(outcome, BrokerError):
-            logger.debug("Group %r stays until its positions expire: %s", self.group, outcome)
+            await delete_group(self._connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The member of group {self.group!r} was closed")
-
-
-def _is_too_large(error: BrokerError | None) -> bool:
-    found = None if error is None or error.native is None else kafka_error(error.native)
-    return found is not None and found.code() == KafkaError.OFFSET_METADATA_TOO_LARGE
 
 
 def _not_ours(partition: TopicPartition) -> LeaseLost:
