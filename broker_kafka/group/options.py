@@ -58,7 +58,7 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         check_name(self.group, "group")
-        object.__setattr__(self, "start", _check_start(self.start))
+        _check_start(self.start)
         if self.isolation not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(
                 f"isolation is {self.isolation!r}", advice='It takes "read_committed" or "read_uncommitted"'
@@ -80,6 +80,14 @@ class GroupOptions:
                 f"max_poll_interval_ms, {self.settings.max_poll_interval_ms}",
                 advice=f"Give half of that, {longest:g}, or less",
             )
+
+    @property
+    def begin(self) -> Start | Mapping[TopicPartition, int]:
+        """`start`, with partitions as keys.
+
+        :raises ConfigurationError: it is none.
+        """
+        return _check_start(self.start)
 
     @property
     def flush_seconds(self) -> float:
