@@ -228,7 +228,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         try:
             if self._posted - self._taken < self._in_flight:
                 return
-            self._serve(client, _STALL_POLL)
+            # The answer to a commit comes by a poll too.
+            self._serve(client, _BUSY_WAIT if self._commits else _STALL_POLL)
             if self._posted - self._taken < self._in_flight:
                 return
         finally:
