@@ -29,8 +29,6 @@ _TIME: Final = "anybroker-time"
 _ATTRIBUTES: Final = "anybroker-attributes"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_EXACT: Final = 7_000_000_000_000
-"""Milliseconds up to which a float of seconds is exact to the microsecond, which is twice as quick as a timedelta."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
 """Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
@@ -83,7 +81,7 @@ class _RecordView:
     __slots__ = ("_last_time",)
 
     def __init__(self) -> None:
-        # Neighbours often have the same timestamp. Replaced as a whole, so that threads see a pair that belongs together.
+        # Neighbours often have the same timestamp. One object, so that every thread sees a pair that belongs together.
         self._last_time = (0, _EPOCH)
 
     def id(self, raw: Any, /) -> str:
@@ -155,10 +153,11 @@ class _RecordView:
             return time
         if 0 <= milliseconds < _EXACT_AS_FLOAT:
             time = datetime.fromtimestamp(milliseconds / 1000, UTC)
-        elif milliseconds <= _LATEST:
-            time = _EPOCH + timedelta(milliseconds=milliseconds)
         else:
-            return None
+            try:
+                time = _EPOCH + timedelta(milliseconds=milliseconds)
+            except OverflowError:
+                return None
         self._last_time = (milliseconds, time)
         return time
 
