@@ -20,6 +20,8 @@ from benchmarks import plot, report
 from benchmarks.facade_cost import measure_facade
 from benchmarks.faststream_beside import measure_faststream
 from benchmarks.jetstream_speed import measure_jetstream
+from benchmarks.kafka_groups import measure_kafka_groups
+from benchmarks.kafka_handling import measure_kafka_handling
 from benchmarks.kafka_speed import measure_kafka
 from benchmarks.report import Section
 from benchmarks.steadiness import measure_steadiness
@@ -31,6 +33,8 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "jetstream": measure_jetstream,
     "faststream": measure_faststream,
     "kafka": measure_kafka,
+    "kafka-handling": measure_kafka_handling,
+    "kafka-groups": measure_kafka_groups,
     "steadiness": measure_steadiness,
 }
 _DOCS = Path(__file__).parents[1] / "docs"

@@ -24,6 +24,7 @@ __all__ = ["measure_kafka"]
 _BATCH = 5000
 _PUBLISHED = 10_000
 _IN_TRANSACTION = 1000
+_COLUMNS = ["topic", "partition", "offset", "key", "data"]
 _SETTLE = 0.3
 """Seconds in which librdkafka fills its queue before the clock starts, for ours and the raw client alike."""
 
@@ -127,8 +128,8 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
     kinds: dict[str, tuple[float, Callable[..., None], Callable[[Any, int], Awaitable[None]]]] = {
         "key, data, offset": (0.85, raw_kafka.read, _read),
         "attributes and times too": (0.9, raw_kafka.read_with_attributes, _read_with_attributes),
-        "columns with headers": (0.85, partial(raw_kafka.read_columns, headers=True), _read_columns),
-        "columns": (0.85, partial(raw_kafka.read_columns, headers=False), _read_columns_without_headers),
+        "columns, headers and times too": (0.85, partial(raw_kafka.read_columns, headers=True), _read_columns),
+        "columns": (0.85, partial(raw_kafka.read_columns, headers=False), _read_some_columns),
     }
     variants: dict[str, Variant] = {}
     for name, (_, raw, ours) in kinds.items():
@@ -196,10 +197,10 @@ async def _read_columns(log: broker.RecordConsumer, count: int) -> None:
         count -= len(batch)
 
 
-async def _read_columns_without_headers(log: broker.RecordConsumer, count: int) -> None:
+async def _read_some_columns(log: broker.RecordConsumer, count: int) -> None:
     while count > 0:
         batch = await log.next_batch(_BATCH)
-        batch.to_arrow()
+        batch.to_arrow(_COLUMNS)
         count -= len(batch)
 
 

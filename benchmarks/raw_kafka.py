@@ -124,7 +124,7 @@ def read_with_attributes(consumer: Consumer, count: int) -> None:
 
 
 def read_columns(consumer: Consumer, count: int, headers: bool) -> None:
-    """Arrow columns, batch by batch."""
+    """Arrow columns, batch by batch; headers and timestamps only if asked for."""
     while count > 0:
         messages = consumer.consume(_MOST, 1.0)
         if not messages:
@@ -137,9 +137,11 @@ def read_columns(consumer: Consumer, count: int, headers: bool) -> None:
             "offset": pyarrow.array([message.offset() for message in messages], pyarrow.int64()),
             "key": pyarrow.array([message.key() for message in messages], pyarrow.binary()),
             "data": pyarrow.array([message.value() for message in messages], pyarrow.binary()),
-            "time": pyarrow.array([message.timestamp()[1] for message in messages], pyarrow.timestamp("ms", "UTC")),
         }
         if headers:
+            columns["time"] = pyarrow.array(
+                [message.timestamp()[1] for message in messages], pyarrow.timestamp("ms", "UTC")
+            )
             columns["headers"] = pyarrow.array(
                 [message.headers() or [] for message in messages], pyarrow.map_(pyarrow.string(), pyarrow.binary())
             )

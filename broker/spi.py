@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -54,6 +54,8 @@ __all__ = [
     "AdminSpi",
     "Backend",
     "Bounds",
+    "Finished",
+    "KeepsFinished",
     "Lag",
     "LogReaderSpi",
     "MessageSource",
@@ -205,6 +207,32 @@ class RecordSource(Protocol):
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
     def assignment(self) -> Sequence[TopicPartition]: ...
     async def close(self) -> None: ...
+
+
+class Finished(NamedTuple):
+    """How far a partition is done: all below `position`, and these ranges above it, half-open and rising."""
+
+    position: int
+    ranges: Sequence[tuple[int, int]]
+
+
+@runtime_checkable
+class KeepsFinished(Protocol):
+    """A record source that can store what is finished above a committed position; optional."""
+
+    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        """The ranges that were stored with the position from which the present assignment began."""
+        ...
+
+    async def commit_finished(
+        self, positions: Mapping[TopicPartition, Finished]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        """`commit`, and as much as there is room for of what is finished above; the lowest ranges first."""
+        ...
+
+    def fullness(self, partition: TopicPartition) -> float:
+        """How much of the room the last commit would have taken; above 1, something was left out."""
+        ...
 
 
 class PublishTarget(Protocol):

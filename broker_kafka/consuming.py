@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import Message as NativeRecord
@@ -24,11 +24,10 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BackendError, BrokerError
 from broker.hooks import logger
-from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.commits import Answer, Commits
+from broker_kafka.consumer_host import ConsumerHost, is_incremental, native_partitions, records_of, told_by
 from broker_kafka.errors import configuration_error, translate
-from broker_kafka.headers import RECORD_VIEW
 from broker_kafka.owner import OwnerThread
 
 __all__ = ["ConsumerHost", "ConsumerThread", "is_incremental"]
@@ -44,42 +43,8 @@ _LOST_SECONDS: Final = 5.0
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _REJOIN_PAUSE: Final = 1.0
 
-_TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
 
-
-class ConsumerHost(Protocol):
-    """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
-
-    def arrived(self, records: list[Record[Any]], size: int) -> None:
-        """A batch, with its bytes; to be answered by `ConsumerThread.taken` once it is no longer held here."""
-        ...
-
-    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """Where to begin with each of these; it is awaited before they are taken over.
-
-        What it raises goes to `failed`, and if it is retriable the group is joined again.
-        """
-        ...
-
-    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are ours, and their records may follow."""
-        ...
-
-    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
-        """These are given up when it returns, or at the loop time `deadline`; commits of them still work."""
-        ...
-
-    def lost(self, partitions: Sequence[TopicPartition]) -> None:
-        """These are gone already."""
-        ...
-
-    def out_of_range(self, partition: TopicPartition, position: int) -> None:
-        """The log does not hold this position; nothing more comes of the partition until it is moved."""
-        ...
-
-    def failed(self, error: BrokerError) -> None:
-        """The client reports an error; if it is retriable, it goes on by itself."""
-        ...
+_Rebalance = Callable[[Consumer, list[NativePartition]], None]
 
 
 class ConsumerThread(OwnerThread[Consumer]):
@@ -124,8 +89,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         """Taken one by one, and not handed over yet; callbacks may run before they are."""
         self._busy_until = 0.0
         self._rejoin_at: float | None = None
-        self._calling_back = False
-        """Whether the thread is within a callback that waits for the loop."""
+        self.calling_back = False
+        """Whether the thread is within a callback of the client, which waits for the loop."""
 
     # -- for the loop --------------------------------------------------------------------------------------
 
@@ -152,7 +117,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._paused.update(asked)
             mine = self._owned.intersection(asked)
             if mine:
-                client.pause(_native(mine))
+                client.pause(native_partitions(mine))
 
         self.tell(pause)
 
@@ -164,7 +129,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._paused.difference_update(asked)
             mine = self._owned.intersection(asked)
             if mine and not self._parked:
-                client.resume(_native(mine))
+                client.resume(native_partitions(mine))
             self._busy()
 
         self.tell(resume)
@@ -199,7 +164,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         waiter: asyncio.Future[Answer] = self._loop.create_future()
 
         def commit(client: Consumer) -> None:
-            if self._calling_back:
+            if self.calling_back:
                 self._commits.send_and_wait(client, offsets, waiter)
             else:
                 self._commits.send(client, offsets, waiter)
@@ -207,6 +172,9 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         self.tell(commit)
         return await waiter
+
+    def _crashed(self, error: BrokerError) -> None:
+        self._host.failed(error)
 
     # -- the thread ----------------------------------------------------------------------------------------
 
@@ -260,7 +228,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         try:
             if self._posted - self._taken < self._in_flight:
                 return
-            self._serve(client, _STALL_POLL)
+            # The answer to a commit comes by a poll too.
+            self._serve(client, _BUSY_WAIT if self._commits else _STALL_POLL)
             if self._posted - self._taken < self._in_flight:
                 return
         finally:
@@ -270,7 +239,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._stalled_since = now
         elif not self._parked and now - self._stalled_since >= _LONG_STALL:
             self._parked = True
-            client.pause(_native(self._owned))
+            client.pause(native_partitions(self._owned))
         # The next callback comes before the next record, so one record is all that this can bring.
         message = client.poll(0)
         if message is not None:
@@ -280,23 +249,10 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._parked = False
         going_on = self._owned - self._paused
         if going_on:
-            client.resume(_native(going_on))
+            client.resume(native_partitions(going_on))
 
     def _hand_over(self, messages: list[NativeRecord]) -> None:
-        records: list[Record[Any]] = [
-            Record(
-                message.topic(),  # pyright: ignore[reportArgumentType]
-                message.partition(),  # pyright: ignore[reportArgumentType]
-                message.offset(),  # pyright: ignore[reportArgumentType]
-                message.key(),
-                data := message.value(),
-                message,
-                RECORD_VIEW,
-                0 if data is None else len(data),
-            )
-            for message in messages
-            if message.error() is None
-        ]
+        records = records_of(messages)
         if records:
             size = sum([record.size for record in records])
             # A batch is bounded by its bytes as well, as far as the last one tells.
@@ -306,19 +262,11 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._busy()
         if len(records) < len(messages):
             for message in messages:
-                if (error := message.error()) is not None:
-                    self._report(message, error)
-
-    def _report(self, message: NativeRecord, error: KafkaError) -> None:
-        code = error.code()
-        topic, partition, offset = message.topic(), message.partition(), message.offset()
-        if code in _TOLD_OTHERWISE:
-            return
-        if code == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
-            self._post(self._host.out_of_range, TopicPartition(topic, partition), -1 if offset is None else offset)
-            return
-        where = f"Reading {topic!r}" if topic else f"Group {self._config['group.id']!r}"
-        self._post(self._host.failed, translate(error, where))
+                told = told_by(message)
+                if isinstance(told, BrokerError):
+                    self._post(self._host.failed, told)
+                elif told is not None:
+                    self._post(self._host.out_of_range, *told)
 
     def _busy(self) -> None:
         self._busy_until = monotonic() + _BUSY_SECONDS
@@ -339,7 +287,7 @@ class ConsumerThread(OwnerThread[Consumer]):
                 client.incremental_unassign([to])
                 client.incremental_assign([to])
             else:
-                rest = _native(self._owned - {partition})
+                rest = native_partitions(self._owned - {partition})
                 client.assign([to, *client.position(rest)])
             if self._parked or partition in self._paused:
                 client.pause([to])
@@ -347,15 +295,25 @@ class ConsumerThread(OwnerThread[Consumer]):
     # -- the group; in the thread --------------------------------------------------------------------------
 
     def _subscribe(self, client: Consumer) -> None:
-        client.subscribe(self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        client.subscribe(
+            self._topics,
+            on_assign=self._safely(self._assign),
+            on_revoke=self._safely(self._revoke),
+            on_lost=self._safely(self._lose),
+        )
         self._busy()
 
-    def _on_assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        try:
-            self._assign(client, partitions)
-        except BaseException as error:
-            logger.exception("%s could not take partitions over", self._name)
-            self._post(self._host.failed, translate(error, "Taking partitions over"))
+    def _safely(self, callback: _Rebalance) -> _Rebalance:
+        """An exception that reached the client would end the poll, or the process."""
+
+        def call(client: Consumer, partitions: list[NativePartition]) -> None:
+            try:
+                callback(client, partitions)
+            except BaseException as error:
+                logger.exception("%s failed in a rebalance", self._name)
+                self._post(self._host.failed, translate(error, "A rebalance"))
+
+        return call
 
     def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
         places = [TopicPartition(each.topic, each.partition) for each in partitions]
@@ -380,7 +338,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._owned.update(places)
         stopped = places if self._parked else self._paused.intersection(places)
         if stopped:
-            client.pause(_native(stopped))
+            client.pause(native_partitions(stopped))
         if places:
             self._post(self._host.assigned, places)
         self._busy()
@@ -391,43 +349,36 @@ class ConsumerThread(OwnerThread[Consumer]):
         else:
             client.assign(partitions)
 
-    def _on_revoke(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        try:
-            places = self._going(partitions)
-            if places and not self._stopping:
-                deadline = self._loop.time() + self._revoke_seconds
-                self._commits.settle(client)
-                outcome = self._ask_host(
-                    client, lambda: self._host.revoking(places, deadline), self._revoke_seconds + 1.0
-                )
-                if isinstance(outcome, BaseException):
-                    logger.warning("%s: giving partitions up failed: %s", self._name, outcome)
-            self._let_go(client, partitions, places)
-        except BaseException:
-            logger.exception("%s could not give partitions up", self._name)
+    def _revoke(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        places = self._going(partitions)
+        if places and not self._stopping:
+            self._commits.settle(client)
+            seconds = self._revoke_seconds
+            deadline = self._loop.time() + seconds
+            outcome = self._ask_host(client, lambda: self._host.revoking(places, deadline), seconds + 1.0)
+            if isinstance(outcome, BaseException):
+                logger.warning("%s: giving partitions up failed: %s", self._name, outcome)
+        self._let_go(client, partitions, places)
 
-    def _on_lost(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        try:
-            places = self._going(partitions)
+    def _lose(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        places = self._going(partitions)
 
-            async def lose() -> None:
-                self._host.lost(places)
+        async def lose() -> None:
+            self._host.lost(places)
 
-            if places and not self._stopping:
-                # Awaited, so that nothing is committed for them in the next generation.
-                self._ask_host(client, lose, _LOST_SECONDS)
-            self._let_go(client, partitions, places)
-        except BaseException:
-            logger.exception("%s could not give up lost partitions", self._name)
+        if places and not self._stopping:
+            # Awaited, so that nothing is committed for them in the next generation.
+            self._ask_host(client, lose, _LOST_SECONDS)
+        self._let_go(client, partitions, places)
 
     def _ask_host(
         self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
-        self._calling_back = True
+        self.calling_back = True
         try:
             return self._await_on_loop(client, work, timeout)
         finally:
-            self._calling_back = False
+            self.calling_back = False
 
     def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         try:
@@ -453,15 +404,3 @@ class ConsumerThread(OwnerThread[Consumer]):
 def _give(waiter: asyncio.Future[Answer], answer: Answer) -> None:
     if not waiter.done():
         waiter.set_result(answer)
-
-
-def is_incremental(config: Mapping[str, Any]) -> bool:
-    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
-    return (
-        config.get("group.protocol", "classic") == "consumer"
-        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
-    )
-
-
-def _native(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
-    return [NativePartition(*partition) for partition in partitions]

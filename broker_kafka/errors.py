@@ -219,7 +219,8 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
         return make(text, native=native)
     if found.fatal():
         return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
-    return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable())
+    advice = "The broker failed within; its log says why, a full disk perhaps" if code == KafkaError.UNKNOWN else ""
+    return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable(), advice=advice)
 
 
 def configuration_error(error: KafkaError | BaseException, what: str = "") -> BrokerError:

@@ -1,4 +1,4 @@
-"""Messages as Kafka records, and records as messages. Pure functions and one stateless view, safe from any thread.
+"""Messages as Kafka records, and records as messages. Pure functions and one view, safe from any thread.
 
 Attributes are headers as they are. Two things ride in headers of our own: `anybroker-id`, the id that a publisher gave,
 and `anybroker-time`, the producer's clock in microseconds since 1970 where the record's timestamp cannot tell it. A
@@ -30,6 +30,8 @@ _ATTRIBUTES: Final = "anybroker-attributes"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+_EXACT_AS_FLOAT: Final = 2**32 * 1000
+"""Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
 
 
 def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
@@ -76,7 +78,11 @@ def record_id(topic: str, partition: int, offset: int) -> str:
 class _RecordView:
     """How a record that confluent-kafka delivered is shown."""
 
-    __slots__ = ()
+    __slots__ = ("_last_time",)
+
+    def __init__(self) -> None:
+        # Neighbours often have the same timestamp. One object, so that every thread sees a pair that belongs together.
+        self._last_time = (0, _EPOCH)
 
     def id(self, raw: Any, /) -> str:
         for name, value in raw.headers() or ():
@@ -89,20 +95,36 @@ class _RecordView:
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
         headers: Headers | None = raw.headers()
-        return NO_ATTRIBUTES if headers is None else _attributes(headers)
+        if headers is None:
+            return NO_ATTRIBUTES
+        shown: dict[str, str] = {}
+        for name, value in headers:
+            if value is None or not name or name.startswith(RESERVED_PREFIX):
+                if name == _ATTRIBUTES and value is not None:
+                    _read_hostile(value, shown)
+                continue
+            try:
+                shown[name] = value.decode()
+            except UnicodeDecodeError:
+                continue
+        return MappingProxyType(shown) if shown else NO_ATTRIBUTES
 
     def publish_time(self, raw: Any, /) -> datetime | None:
-        for name, value in raw.headers() or ():
-            if name == _TIME and value is not None:
-                try:
-                    return _EPOCH + timedelta(microseconds=int(value))
-                except (ValueError, OverflowError):
-                    break
-        return _timestamp(raw, TIMESTAMP_CREATE_TIME)
+        headers: Headers | None = raw.headers()
+        if headers is not None:
+            for name, value in headers:
+                if name == _TIME and value is not None:
+                    try:
+                        return _EPOCH + timedelta(microseconds=int(value))
+                    except (ValueError, OverflowError):
+                        break
+        kind, milliseconds = raw.timestamp()
+        return self._time(milliseconds) if kind == TIMESTAMP_CREATE_TIME else None
 
     def broker_time(self, raw: Any, /) -> datetime | None:
         """Only topics with `message.timestamp.type=LogAppendTime` have it."""
-        return _timestamp(raw, TIMESTAMP_LOG_APPEND_TIME)
+        kind, milliseconds = raw.timestamp()
+        return self._time(milliseconds) if kind == TIMESTAMP_LOG_APPEND_TIME else None
 
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """Those of many, in microseconds since 1970, for columns."""
@@ -125,19 +147,23 @@ class _RecordView:
     def native(self, raw: Any, /) -> Any:
         return raw
 
+    def _time(self, milliseconds: int) -> datetime | None:
+        known, time = self._last_time
+        if milliseconds == known:
+            return time
+        if 0 <= milliseconds < _EXACT_AS_FLOAT:
+            time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+        else:
+            try:
+                time = _EPOCH + timedelta(milliseconds=milliseconds)
+            except OverflowError:
+                return None
+        self._last_time = (milliseconds, time)
+        return time
+
 
 RECORD_VIEW: Final = _RecordView()
 """The one view of all records."""
-
-
-def _timestamp(raw: NativeRecord, wanted: int) -> datetime | None:
-    kind, milliseconds = raw.timestamp()
-    if kind != wanted:
-        return None
-    try:
-        return _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
 
 
 def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
@@ -147,23 +173,11 @@ def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
     ]
 
 
-def _attributes(headers: Headers) -> Mapping[str, str]:
-    shown: dict[str, str] = {}
-    for name, value in headers:
-        if name.startswith(RESERVED_PREFIX):
-            if name == _ATTRIBUTES and value is not None:
-                _read_hostile(value, shown)
-            continue
-        text = _text(value)
-        if text is not None and name:
-            shown[name] = text
-    return MappingProxyType(shown) if shown else NO_ATTRIBUTES
-
-
 def _read_hostile(value: bytes, shown: dict[str, str]) -> None:
     for item in value.decode("utf-8", "replace").split("&"):
         name, equals, text = item.partition("=")
-        if equals:
+        # A foreign producer may write anything there, and an attribute without a name cannot be forwarded.
+        if equals and name:
             shown[unquote(name)] = unquote(text)
 
 

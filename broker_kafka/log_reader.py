@@ -127,35 +127,36 @@ class _ReaderThread(OwnerThread[Consumer]):
         self, messages: Sequence[NativeRecord], last: BrokerError | None
     ) -> tuple[list[Record[Any]], bool, BrokerError | None]:
         """The records of the range, whether it ended, and the last error that will pass."""
-        records: list[Record[Any]] = []
-        stop = self._stop_at
-        for message in messages:
-            error = message.error()
-            if error is not None:
+        topic, partition = self._place
+        found: list[Any] = [message for message in messages if message.error() is None]
+        done = False
+        if len(found) < len(messages):
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    continue
                 end = message.offset()
-                if error.code() == KafkaError._PARTITION_EOF:
-                    if end is not None and end >= stop:
-                        return records, True, last
-                else:
+                if error.code() != KafkaError._PARTITION_EOF:
                     last = self._explain(message, error) or last
-                continue
-            offset: int = message.offset()  # pyright: ignore[reportAssignmentType]
-            if offset >= stop:
-                return records, True, last
-            data = message.value()
-            records.append(
-                Record(
-                    self._place.topic,
-                    self._place.partition,
-                    offset,
-                    message.key(),
-                    data,
-                    message,
-                    RECORD_VIEW,
-                    0 if data is None else len(data),
-                )
+                elif end is not None and end >= self._stop_at:
+                    done = True
+        if found and found[-1].offset() >= self._stop_at - 1:
+            done = True
+            found = [message for message in found if message.offset() < self._stop_at]
+        records: list[Record[Any]] = [
+            Record(
+                topic,
+                partition,
+                message.offset(),
+                message.key(),
+                data := message.value(),
+                message,
+                RECORD_VIEW,
+                0 if data is None else len(data),
             )
-        return records, bool(records) and records[-1].offset + 1 >= stop, last
+            for message in found
+        ]
+        return records, done, last
 
     def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
         """An error that will pass, or None; any other is raised."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import IsolationLevel, KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
@@ -18,6 +18,7 @@ from broker.errors import BrokerError
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.admin_requests import describe, passing, settled
 from broker_kafka.connection import Connection
+from broker_kafka.errors import kafka_error
 
 __all__ = ["bounds_of", "partitions_of", "positions_at", "topic_bounds"]
 
@@ -76,7 +77,14 @@ async def _offsets(
         def start(client: Any) -> Any:
             return client.list_offsets(asked, isolation_level=level, request_timeout=timeout)
 
-        return await connection.outcomes(start, f"Positions of {', '.join(map(repr, topics))}")
+        what = f"Positions of {', '.join(map(repr, topics))}"
+        found = await connection.outcomes(start, what)
+        if any(map(_is_unknown, found.values())):
+            # The client knows topics as they were when it last looked, and does not look for new partitions by itself.
+            for topic in topics:
+                await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
+            found = await connection.outcomes(start, what)
+        return found
 
     results = await settled(timeout, attempt, lambda found: any(map(passing, found.values())))
     offsets: dict[TopicPartition, int] = {}
@@ -85,3 +93,8 @@ async def _offsets(
             raise result
         offsets[TopicPartition(partition.topic, partition.partition)] = result.offset
     return offsets
+
+
+def _is_unknown(result: object) -> bool:
+    found = kafka_error(result.native) if isinstance(result, BrokerError) and result.native is not None else None
+    return found is not None and found.code() == KafkaError._NOENT

@@ -41,7 +41,7 @@ class SharedProducer:
         starting = self._starting
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
             starting = self._starting = asyncio.ensure_future(self._start())
-        thread = await asyncio.shield(starting)
+        thread = starting.result() if starting.done() else await asyncio.shield(starting)
         if thread.failure is not None and self._starting is starting:
             # A defect ended it; its calls have their errors, and the next ones get a new thread.
             self._starting = None

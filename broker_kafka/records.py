@@ -13,21 +13,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Final
-
-from confluent_kafka.admin import AdminClient
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, OperationTimeout
 from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
-from broker.spi import Bounds, RecordListener, RecordSubscription, TopicPartition
+from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
+from broker_kafka.arrivals import Arrivals
+from broker_kafka.claiming import Claims
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
+from broker_kafka.ephemeral import delete_group
 from broker_kafka.errors import translate
 from broker_kafka.names import group_id
+from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
@@ -39,19 +40,7 @@ _REVOKE_SECONDS: Final = 30.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _RESOLVE_SECONDS: Final = 30.0
-_DELETE_SECONDS: Final = 2.0
-
-
-class _Batch:
-    """Records that have arrived, and their bytes."""
-
-    __slots__ = ("from_thread", "records", "size")
-
-    def __init__(self, records: list[Record[Any]], size: int, *, from_thread: bool = True) -> None:
-        self.records = records
-        self.size = size
-        self.from_thread = from_thread
-        """Whether the thread waits for it to be taken."""
+_NEW_GENERATION_SECONDS: Final = 5.0
 
 
 class KafkaRecordSource:
@@ -90,19 +79,15 @@ class KafkaRecordSource:
         self._own_store = store is None
         self._given_store = store
         self._store: OffsetStore
+        self._claims: Claims
         self._starts = StartPositions(
             connection, subscription.start, committed=subscription.isolation == "read_committed"
         )
         self._owned: dict[TopicPartition, int] = {}
         """What is assigned, and the number of the assignment."""
         self._assignments = 0
-        self._notes: dict[TopicPartition, StoredOffset] = {}
-        """What was stored of each partition when it was assigned."""
-        self._batches: deque[_Batch] = deque()
-        """What has arrived."""
-        self._paused: set[TopicPartition] = set()
-        self._held: dict[TopicPartition, list[Record[Any]]] = {}
-        """What arrived of paused partitions."""
+        self._notes = Notes()
+        self._arrivals = Arrivals(self.thread.taken)
         self._commits: set[asyncio.Task[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
@@ -123,8 +108,10 @@ class KafkaRecordSource:
         await self.thread.start()
         timeout = self._settings.request_timeout
         self._store = self._given_store or ThreadOffsetStore(self.thread, timeout=timeout)
+        stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
+        self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
         await self._starts.capture(partitions)
-        if self._own_store and self._starts.moves and not isinstance(self._subscription.group, Ephemeral):
+        if self._own_store and stores_starts:
             await self._starts.found(self.group, partitions)
         await self.thread.subscribe(topics)
 
@@ -136,8 +123,8 @@ class KafkaRecordSource:
         until = self._loop.time() + wait
         try:
             while True:
-                if self._batches:
-                    return self._take(max_records, max_bytes)
+                if self._arrivals:
+                    return self._arrivals.take(max_records, max_bytes)
                 if self._failures:
                     raise self._failures.popleft()
                 if self._interrupted:
@@ -157,24 +144,6 @@ class KafkaRecordSource:
         self._interrupted = self._fetching
         self._wake()
 
-    def _take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
-        batch = self._batches.popleft()
-        records, size = batch.records, batch.size
-        if len(records) > max_records or size > max_bytes:
-            count = taken = 0
-            for record in records:
-                if count == max_records or (count and taken + record.size > max_bytes):
-                    break
-                count += 1
-                taken += record.size
-            if count < len(records):
-                batch.records, batch.size = records[count:], size - taken
-                self._batches.appendleft(batch)
-                return records[:count]
-        if batch.from_thread:
-            self.thread.taken()
-        return records
-
     async def _wait(self, seconds: float) -> None:
         self._waiter = self._loop.create_future()
         timer = self._loop.call_later(seconds, self._wake)
@@ -188,41 +157,13 @@ class KafkaRecordSource:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what has arrived of these."""
-        self._take_out(partitions)
-        for partition in partitions:
-            self._held.pop(partition, None)
-
-    def _hold_back(self) -> None:
-        """Keep what has arrived of paused partitions until they are resumed."""
-        for record in self._take_out(self._paused):
-            self._held.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
-
-    def _take_out(self, partitions: Collection[TopicPartition]) -> list[Record[Any]]:
-        taken: list[Record[Any]] = []
-        kept: deque[_Batch] = deque()
-        for batch in self._batches:
-            rest: list[Record[Any]] = []
-            for record in batch.records:
-                (taken if (record.topic, record.partition) in partitions else rest).append(record)
-            if rest:
-                batch.records, batch.size = rest, sum([record.size for record in rest])
-                kept.append(batch)
-            elif batch.from_thread:
-                self.thread.taken()
-        self._batches = kept
-        return taken
-
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
     def arrived(self, records: list[Record[Any]], size: int) -> None:
         if self._closed:
             self.thread.taken()
             return
-        self._batches.append(_Batch(records, size))
-        if self._paused:
-            self._hold_back()
+        self._arrivals.add(records, size)
         self._wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -231,39 +172,13 @@ class KafkaRecordSource:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return await self._positions(partitions)
+                return await self._claims.positions(await self._owner(), partitions)
             except BrokerError as error:
                 if not error.retriable or self._loop.time() + pause > until or self._closed:
                     raise
                 logger.info("Group %r: positions are not known yet: %s", self.group, error)
             await asyncio.sleep(pause)
             pause = min(_LONGEST_PAUSE, 2 * pause)
-
-    async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        owner = await self._owner()
-        stored = await self._store.claim(owner, partitions)
-        positions: dict[TopicPartition, int] = {}
-        for partition in partitions:
-            found = stored[partition]
-            if isinstance(found, BrokerError):
-                raise found
-            self._notes.pop(partition, None)
-            if found is not None:
-                self._notes[partition] = found
-                positions[partition] = found.offset
-        missing = [partition for partition in partitions if partition not in positions]
-        if not missing:
-            return positions
-        if not self._starts.moves or isinstance(self._subscription.group, Ephemeral):
-            return positions | await self._starts.of(missing)
-        # Stored, because another member that gets the partition before the first commit begins here too.
-        begins = await self._starts.numbered(missing)
-        results = await self._store.commit(owner, {each: StoredOffset(at) for each, at in begins.items()})
-        self._committed_any = True
-        for error in results.values():
-            if error is not None:
-                raise error
-        return positions | begins
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         if self._closed:
@@ -275,7 +190,7 @@ class KafkaRecordSource:
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         going = [partition for partition in partitions if partition in self._owned]
-        self._drop(set(going))
+        self._arrivals.drop(set(going))
         try:
             async with asyncio.timeout_at(deadline):
                 await self._listener.revoking(going, deadline)
@@ -284,14 +199,14 @@ class KafkaRecordSource:
         finally:
             for partition in going:
                 self._owned.pop(partition, None)
-            self._drop(set(going))
+            self._arrivals.drop(set(going))
         if self._commits:
             await asyncio.wait(self._commits, timeout=max(0.0, deadline - self._loop.time()))
         self._look_for_deleted(going)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         gone = [partition for partition in partitions if self._owned.pop(partition, None) is not None]
-        self._drop(set(gone))
+        self._arrivals.drop(set(gone))
         if gone:
             self._listener.lost(gone)
             self._look_for_deleted(gone)
@@ -310,6 +225,9 @@ class KafkaRecordSource:
         """A position is not in the log: an error, or as configured."""
         policy = self._settings.offset_reset
         topic, number = partition
+        if self._claims.begun.get(partition) == position:
+            # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
+            policy = "earliest"
         bounds = (await self._bounds([partition]))[partition]
         held = f"{topic}[{number}] of group {self.group!r}: position {position} is not in the log"
         held = f"{held}, which begins at {bounds.first} and ends before {bounds.next}"
@@ -318,24 +236,18 @@ class KafkaRecordSource:
             return
         to = bounds.first if policy == "earliest" else bounds.next
         self.resets[partition] += 1
+        self._notes.begin(partition, None)
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
         if partition in self._owned:
-            await self.thread.seek({partition: to}, lambda: self._drop({partition}))
+            await self.thread.seek({partition: to}, lambda: self._arrivals.drop({partition}))
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
-        topics = {partition.topic for partition in gone} - {partition.topic for partition in self._owned}
-        if topics and not self._closed:
-            self._spawn(self._check_topics(sorted(topics)))
-
-    async def _check_topics(self, topics: Sequence[str]) -> None:
-        for topic in topics:
-            try:
-                await partitions_of(self._connection, topic)
-            except BrokerError as error:
-                if not error.retriable:
-                    self.failed(error)
+        for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
+            if not self._closed:
+                # What it raises is the reader's to hear.
+                self._spawn(partitions_of(self._connection, topic))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
@@ -373,6 +285,24 @@ class KafkaRecordSource:
         self, positions: Mapping[TopicPartition, StoredOffset]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         self._committed_any = True
+        mine = {partition: self._owned[partition] for partition in positions}
+        until = self._loop.time() + _NEW_GENERATION_SECONDS
+        results = dict(await self._commit_once(positions))
+        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.
+        while again := {
+            partition: positions[partition]
+            for partition, error in results.items()
+            if isinstance(error, LeaseLost) and self._owned.get(partition) == mine[partition]
+        }:
+            if self.thread.calling_back or self._closed or self._loop.time() > until:
+                break
+            await asyncio.sleep(_FIRST_PAUSE)
+            results |= await self._commit_once(again)
+        return results
+
+    async def _commit_once(
+        self, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
             async with asyncio.timeout(self._settings.request_timeout):
                 return await self._store.commit(await self._owner(), positions)
@@ -382,9 +312,24 @@ class KafkaRecordSource:
             late = OperationTimeout(f"The commit of group {self.group!r} got no answer in time")
             return dict.fromkeys(positions, late)
 
-    def note(self, partition: TopicPartition) -> tuple[int, str] | None:
-        """The position that was stored of a partition when it was assigned, and the text with it."""
-        return self._notes.get(partition)
+    # -- KeepsFinished -------------------------------------------------------------------------------------
+
+    def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
+        return self._notes.finished(partition)
+
+    async def commit_finished(
+        self, positions: Mapping[TopicPartition, Finished]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        results = await self.commit_noted(self._notes.texts(positions))
+        large = {each: positions[each] for each, error in results.items() if self._notes.is_too_large(error)}
+        if not large:
+            return results
+        # This broker takes less than others do.
+        self._notes.limit //= 2
+        return {**results, **await self.commit_finished(large)}
+
+    def fullness(self, partition: TopicPartition) -> float:
+        return self._notes.fullness(partition)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
         self._check_open()
@@ -414,21 +359,16 @@ class KafkaRecordSource:
             targets |= {partition: at for partition, at in committed.items() if at is not None}
             targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
         self._check_owned(positions)
-        await self.thread.seek(targets, lambda: self._drop(targets.keys()))
+        await self.thread.seek(targets, lambda: self._arrivals.drop(targets.keys()))
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        self._paused.update(map(TopicPartition._make, partitions))
-        self._hold_back()
+        self._arrivals.pause(map(TopicPartition._make, partitions))
         if not self._closed and self.thread.failure is None:
             self.thread.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        for partition in map(TopicPartition._make, partitions):
-            self._paused.discard(partition)
-            records = self._held.pop(partition, None)
-            if records:
-                self._batches.append(_Batch(records, sum([record.size for record in records]), from_thread=False))
-                self._wake()
+        self._arrivals.resume(map(TopicPartition._make, partitions))
+        self._wake()
         if not self._closed and self.thread.failure is None:
             self.thread.resume(partitions)
 
@@ -472,20 +412,9 @@ class KafkaRecordSource:
         if not await self.thread.stop(_CLOSE_SECONDS):
             logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
         self._owned.clear()
-        self._batches.clear()
+        self._arrivals.clear()
         if isinstance(self._subscription.group, Ephemeral) and self._committed_any:
-            await self._delete_group()
-
-    async def _delete_group(self) -> None:
-        def delete(client: AdminClient) -> dict[str, Future[Any]]:
-            return client.delete_consumer_groups([self.group], request_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-
-        try:
-            outcome = (await self._connection.outcomes(delete, f"Deleting group {self.group!r}"))[self.group]
-        except BrokerError as error:
-            outcome = error
-        if isinstance(outcome, BrokerError):
-            logger.debug("Group %r stays until its positions expire: %s", self.group, outcome)
+            await delete_group(self._connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -88,14 +88,21 @@ class PublishCall:
         self.outcomes[index] = error
 
     def fail_like(self, key: bytes | None, data: bytes | None, error: KafkaError) -> None:
-        """A plain message of this key and body failed; of several the first that has not."""
+        """A plain message of this key and body failed; of several alike the first that has not."""
         places = self._places
         if places is None:
             places = self._places = {}
             for index, message in enumerate(self.messages):
                 if message.plain:
                     places.setdefault((message.key, message.data), deque()).append(index)
-        self.fail(places[key, data].popleft(), error)
+        alike = places.get((key, data))
+        if alike:
+            self.fail(alike.popleft(), error)
+            return
+        # It cannot be; but a failure must be told, if need be of more messages than have failed.
+        for index, outcome in enumerate(self.outcomes):
+            if outcome is None:
+                self.fail(index, error)
 
 
 class Page:

@@ -6,9 +6,9 @@ one; any other is raised by the next `fetch`.
 
 Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
-close. A nacked or released record is delivered again from memory. When more than `max_gap` records are finished or
-waiting above an unfinished one, the partition is paused until the gap has shrunk to the half, because a crash would
-repeat all of them.
+close. A source that `KeepsFinished` also stores what is finished above, and a restart repeats none of that. A nacked or
+released record is delivered again from memory. When more than `max_gap` records are finished or waiting above an
+unfinished one, or the source's room for them gets short, the partition is paused until there is less of that.
 """
 
 from __future__ import annotations
@@ -21,37 +21,28 @@ from typing import Any, Final
 from broker.errors import BrokerError, Closed, LeaseLost
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
-from broker.reading.assignments import Held, taken_away
-from broker.reading.offset_tracker import OffsetTracker
+from broker.reading.assignments import taken_away
+from broker.reading.message_partition import MessagePartition, done
 from broker.reading.record_commits import Committer
 from broker.reading.record_views import FIRST, Delivery, delivery_of, record_of
 from broker.records import Record
-from broker.spi import Backend, RecordSource, RecordSubscription, Settlement, SourceListener, TopicPartition
+from broker.spi import (
+    Backend,
+    KeepsFinished,
+    RecordSource,
+    RecordSubscription,
+    Settlement,
+    SourceListener,
+    TopicPartition,
+)
 
 __all__ = ["RecordsAsMessages"]
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 5.0
 _LONGEST_COMMIT: Final = 10.0
-
-
-class _Partition(Held):
-    """One assignment of one partition, and the work on it."""
-
-    __slots__ = ("out", "paused", "tracker", "waiting")
-
-    def __init__(self, partition: TopicPartition, generation: int) -> None:
-        super().__init__(partition, generation)
-        self.tracker = OffsetTracker()
-        self.out: dict[int, Message[Any]] = {}
-        """What was given to the consumer and is not settled, by offset."""
-        self.waiting = 0
-        """How many records wait to be delivered again."""
-        self.paused = False
-
-    @property
-    def gap(self) -> int:
-        return self.tracker.gap + self.waiting
+_FULL: Final = 0.75
+"""How full the source's room for finished records may be before nothing more is taken of their partition."""
 
 
 class RecordsAsMessages:
@@ -78,10 +69,10 @@ class RecordsAsMessages:
         self._commit_every = commit_every
         self._commit_interval = commit_interval
         self._loop = asyncio.get_running_loop()
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, MessagePartition] = {}
         self._paused: set[TopicPartition] = set()
         self._generation = 0
-        self._again: list[tuple[float, int, int, Delivery, _Partition]] = []
+        self._again: list[tuple[float, int, int, Delivery, MessagePartition]] = []
         """A heap of what is to be delivered again: due time, offset, a number that breaks ties."""
         self._numbers = 0
         self._again_timer: asyncio.TimerHandle | None = None
@@ -98,7 +89,8 @@ class RecordsAsMessages:
         :raises BrokerError: as `Backend.join` does.
         """
         self._source: RecordSource = await backend.join(subscription, self)
-        self._committer = Committer(self._source, self._hooks)
+        self._keeper = self._source if isinstance(self._source, KeepsFinished) else None
+        self._committer = Committer(self._source, self._hooks, done)
         if not self._partitions:
             self._adopt(self._source.assignment())
         return self
@@ -123,7 +115,7 @@ class RecordsAsMessages:
         if self._closing:
             raise Closed("The source is closed")
         results: list[BrokerError | None] = []
-        touched: set[_Partition] = set()
+        touched: set[MessagePartition] = set()
         part: Any = None
         for settlement in settlements:
             message = settlement.message
@@ -140,7 +132,7 @@ class RecordsAsMessages:
                 continue
             outcome = settlement.outcome
             if outcome is Outcome.ACK or outcome is Outcome.REJECT:
-                part.tracker.finished(offset)
+                part.unsaved = not part.tracker.finished(offset) or part.unsaved
                 self._finished += 1
             elif not part.revoking:
                 self._deliver_again(message, part, outcome, settlement.delay or 0.0)
@@ -177,24 +169,32 @@ class RecordsAsMessages:
 
     def _as_messages(self, records: Sequence[Record[Any]]) -> list[Message[Any]]:
         messages: list[Message[Any]] = []
-        part: _Partition | None = None
-        topic, partition, last = "", -1, -1
+        part: MessagePartition | None = None
+        topic, partition, last, before = "", -1, -1, self._finished
         for record in records:
             if record.partition != partition or record.topic != topic:
                 topic, partition = record.topic, record.partition
                 part = self._partitions.get(TopicPartition(topic, partition))
                 last = -1 if part is None else part.tracker.last_started
+                if part is not None and part.restored is None:
+                    part.restored = [] if self._keeper is None else list(self._keeper.finished(part.partition))
             offset = record.offset
             # A record that this assignment has had before is being worked on, or is done.
             if part is None or part.revoking or offset <= last:
                 continue
             part.tracker.started(offset)
+            if part.restored and part.was_finished(offset):
+                part.tracker.finished(offset)
+                self._finished += 1
+                continue
             message: Message[Any] = Message(topic, record.data, record, FIRST, part, record.size)
             part.out[offset] = message
             messages.append(message)
+        if self._finished > before:
+            self._mind_the_commits()
         return messages
 
-    def _deliver_again(self, message: Message[Any], part: _Partition, outcome: Outcome, delay: float) -> None:
+    def _deliver_again(self, message: Message[Any], part: MessagePartition, outcome: Outcome, delay: float) -> None:
         record, attempt, returns = record_of(message)
         attempt += message.retries + (outcome is Outcome.NACK)
         if delay <= 0 and returns >= 2:
@@ -234,10 +234,11 @@ class RecordsAsMessages:
         self._await_due()
         return messages
 
-    def _mind_the_gap(self, part: _Partition) -> None:
+    def _mind_the_gap(self, part: MessagePartition) -> None:
         if part.revoking:
             return
-        if not part.paused and part.gap > self._max_gap:
+        full = 0.0 if self._keeper is None else self._keeper.fullness(part.partition)
+        if not part.paused and (part.gap > self._max_gap or full > _FULL):
             part.paused = True
             self._paused.add(part.partition)
             self._source.pause((part.partition,))
@@ -246,7 +247,7 @@ class RecordsAsMessages:
                 f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
                 f"above offset {part.tracker.first_unfinished}, which is not settled"
             )
-        elif part.paused and 2 * part.gap <= self._max_gap:
+        elif part.paused and 2 * part.gap <= self._max_gap and 2 * full <= _FULL:
             part.paused = False
             self._paused.discard(part.partition)
             self._source.resume((part.partition,))
@@ -287,13 +288,20 @@ class RecordsAsMessages:
             if not self._closing:
                 self._mind_the_commits()
 
-    async def _commit(self, parts: Iterable[_Partition]) -> None:
-        positions = {part.partition: (part, at) for part in parts if (at := part.tracker.committable()) is not None}
+    async def _commit(self, parts: Iterable[MessagePartition]) -> None:
+        positions = {part.partition: (part, at) for part in parts if (at := self._position(part)) is not None}
         try:
             await self._committer.commit(positions)
         finally:
             for part, _ in positions.values():
                 part.tracker.committed(part.committed)
+                if self._keeper is not None:
+                    self._mind_the_gap(part)
+
+    def _position(self, part: MessagePartition) -> int | None:
+        """What there is to commit of a partition."""
+        at = part.tracker.committable()
+        return part.tracker.resume_at if at is None and part.unsaved and self._keeper is not None else at
 
     # -- RecordListener ------------------------------------------------------------------------------------
 
@@ -345,16 +353,16 @@ class RecordsAsMessages:
             if part is not None:
                 self._lose([part])
             self._generation += 1
-            self._partitions[partition] = _Partition(partition, self._generation)
+            self._partitions[partition] = MessagePartition(partition, self._generation)
 
-    def _lose(self, parts: Sequence[_Partition]) -> None:
+    def _lose(self, parts: Sequence[MessagePartition]) -> None:
         """These are not ours any more, and neither is what the consumer holds of them."""
         unsettled = [message for part in parts for message in part.out.values()]
         self._give_up(parts)
         if unsettled:
             self._listener.lost(unsettled)
 
-    def _take_back_unused(self, parts: Sequence[_Partition]) -> None:
+    def _take_back_unused(self, parts: Sequence[MessagePartition]) -> None:
         """What was not handed over yet is left to the next owner, so that nobody waits for it here."""
         unused: list[Message[Any]] = []
         for part in parts:
@@ -365,7 +373,7 @@ class RecordsAsMessages:
         if unused:
             self._listener.lost(unused)
 
-    def _give_up(self, parts: Sequence[_Partition]) -> None:
+    def _give_up(self, parts: Sequence[MessagePartition]) -> None:
         for part in parts:
             part.revoking = part.gone = True
             part.out = {}
@@ -379,7 +387,7 @@ class RecordsAsMessages:
             self._again[:] = kept
             heapify(self._again)
 
-    def _parts(self, partitions: Iterable[TopicPartition]) -> list[_Partition]:
+    def _parts(self, partitions: Iterable[TopicPartition]) -> list[MessagePartition]:
         return [part for partition in partitions if (part := self._partitions.get(partition)) is not None]
 
     def _current(self) -> tuple[TopicPartition, ...]:

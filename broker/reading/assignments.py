@@ -24,9 +24,20 @@ class Held:
     :ivar committed: the highest position that the broker has confirmed to this member, -1 if none.
     :ivar revoking: it is about to be given up: nothing more is handed over, commits still count.
     :ivar gone: it belongs to somebody else by now: commits are refused.
+    :ivar unsaved: something above the committed position was finished since the last commit, and can be stored.
     """
 
-    __slots__ = ("committed", "generation", "gone", "handed", "partition", "revoking", "skipped_after", "skipped_to")
+    __slots__ = (
+        "committed",
+        "generation",
+        "gone",
+        "handed",
+        "partition",
+        "revoking",
+        "skipped_after",
+        "skipped_to",
+        "unsaved",
+    )
 
     def __init__(self, partition: TopicPartition, generation: int) -> None:
         self.partition = partition
@@ -35,6 +46,7 @@ class Held:
         self.committed = -1
         self.revoking = False
         self.gone = False
+        self.unsaved = False
         self.skipped_after = -1
         self.skipped_to = -1
 

@@ -82,6 +82,30 @@ class OffsetTracker:
         return self._window[0] if self._window else None
 
     @property
+    def resume_at(self) -> int | None:
+        """The lowest position from which nothing unfinished is left out; None before the first record."""
+        return self._window[0] if self._window else self._position
+
+    def finished_ranges(self) -> list[tuple[int, int]]:
+        """What is finished above the first unfinished record, half-open and rising.
+
+        A range may contain offsets at which there is no record.
+        """
+        ranges: list[tuple[int, int]] = []
+        start: int | None = None
+        last = -1
+        for offset in self._window if self._finished else ():
+            if offset in self._finished:
+                start = offset if start is None else start
+            elif start is not None:
+                ranges.append((start, last + 1))
+                start = None
+            last = offset
+        if start is not None:
+            ranges.append((start, last + 1))
+        return ranges
+
+    @property
     def gap(self) -> int:
         """How many finished records wait above the first unfinished one: what a crash now would repeat for nothing."""
         return len(self._finished)

@@ -9,13 +9,13 @@ repeated here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, Warned, logger
 from broker.reading.assignments import Held, taken_away
-from broker.spi import RecordSource, TopicPartition
+from broker.spi import Finished, KeepsFinished, RecordSource, TopicPartition
 
 __all__ = ["Committer", "Positions"]
 
@@ -34,10 +34,18 @@ class _Round:
 
 
 class Committer:
-    """The commits of one record source."""
+    """The commits of one record source.
 
-    def __init__(self, source: RecordSource, hooks: Hooks) -> None:
+    :param finished: how far an assignment is done when its commit of a position is sent, for a source that can store
+        what is finished above.
+    """
+
+    def __init__(
+        self, source: RecordSource, hooks: Hooks, finished: Callable[[Held, int], Finished] | None = None
+    ) -> None:
         self._source = source
+        self._finished = finished
+        self._keeper = source if finished is not None and isinstance(source, KeepsFinished) else None
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._next: _Round | None = None
@@ -49,7 +57,7 @@ class Committer:
         :raises LeaseLost: a partition is no longer ours; the others were carried out.
         :raises BrokerError: the broker did not take one; the others were carried out.
         """
-        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed}
+        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].unsaved}
         if not wanted:
             return
         answered = self._join(wanted)
@@ -98,25 +106,39 @@ class Committer:
         for partition, (held, position) in positions.items():
             if held.gone:
                 errors[partition] = taken_away(partition)
-            elif position > held.committed:
+            elif position > held.committed or held.unsaved:
                 asked[partition] = position
         if not asked:
             return errors
-        try:
-            results = await self._source.commit(asked)
-        except BrokerError as error:
-            return errors | dict.fromkeys(asked, error)
-        except Exception as error:
-            failed = BackendError(f"The backend failed to commit: {error}", native=error)
-            return errors | dict.fromkeys(asked, failed)
+        done: dict[TopicPartition, Finished] = {}
+        if self._finished is not None and self._keeper is not None:
+            for partition, position in asked.items():
+                held = positions[partition][0]
+                done[partition] = self._finished(held, position)
+                asked[partition] = done[partition].position
+                held.unsaved = False
+        results = await self._ask(asked, done)
         for partition, position in asked.items():
+            held = positions[partition][0]
             error = results.get(partition)
             if error is None:
-                held = positions[partition][0]
                 held.committed = max(held.committed, position)
             else:
                 errors[partition] = error
+                held.unsaved = partition in done
         return errors
+
+    async def _ask(
+        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Finished]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        try:
+            if self._keeper is not None and done:
+                return await self._keeper.commit_finished(done)
+            return await self._source.commit(asked)
+        except BrokerError as error:
+            return dict.fromkeys(asked, error)
+        except Exception as error:
+            return dict.fromkeys(asked, BackendError(f"The backend failed to commit: {error}", native=error))
 
     def _report(self, errors: _Errors, wanted: Positions) -> None:
         for partition in wanted:

@@ -94,14 +94,15 @@ class Claims:
     async def _begin(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Claim]:
         if not partitions:
             return {}
-        if not self._starts.moves:
-            return {partition: Claim(None, at) for partition, at in (await self._starts.of(partitions)).items()}
-        # Stored, because another member that gets the partition before the first commit begins here too.
+        # Numbers, because librdkafka takes half a second to look for "the beginning".
         begins = {place: StoredOffset(at) for place, at in (await self._starts.numbered(partitions)).items()}
+        if not self._starts.moves:
+            return {place: Claim(None, position.offset) for place, position in begins.items()}
+        # Stored, because another member that gets the partition before the first commit begins here too.
         for error in (await self._store.commit(self.owner, begins)).values():
             if error is not None:
                 raise error
-        return {partition: Claim(position, position.offset) for partition, position in begins.items()}
+        return {place: Claim(position, position.offset) for place, position in begins.items()}
 
     async def _claim_anew(self, partitions: Sequence[TopicPartition]) -> FetchResults:
         """The store knows a later generation: of a newer owner, or of a group that was forgotten since."""

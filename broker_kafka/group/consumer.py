@@ -52,7 +52,8 @@ class GroupConsumer(Marking):
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
     :param on_revoked: called before partitions are released; that it returns says that all is flushed.
     :param on_lost: called when partitions went to somebody else before they could be released.
-    :param flush_timeout: the seconds that `on_revoked`, and the work in hand, may delay a release.
+    :param flush_timeout: the seconds that `on_revoked`, and the work in hand, may delay a release; None is 10, or half
+        of `max_poll_interval_ms` if that is less.
     :param commit_interval: seconds after which what was marked is committed; None is never by time.
     :param commit_every: offsets after which it is; None is never by number. Releases commit in any case.
     :param max_buffered: the most records that wait here to be handed over.
@@ -77,7 +78,7 @@ class GroupConsumer(Marking):
         on_assigned: OnRebalance | None = None,
         on_revoked: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
-        flush_timeout: float = 10.0,
+        flush_timeout: float | None = None,
         commit_interval: float | None = 1.0,
         commit_every: int | None = None,
         max_buffered: int = 20_000,
@@ -253,7 +254,7 @@ class GroupConsumer(Marking):
         held = self._open_parts().member.held
         return {place: held[place].marks.current for place in self.assignment()}
 
-    async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
+    async def seek(self, positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
         """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.
 
         :raises LeaseLost: a partition is not assigned to this member.

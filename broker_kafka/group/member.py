@@ -35,7 +35,7 @@ from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake
-from broker_kafka.group.options import COMMIT_SECONDS, GroupOptions
+from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
 from broker_kafka.group.streams import Streams
 from broker_kafka.positions import bounds_of
@@ -77,6 +77,8 @@ class Member:
         self._claimed: dict[TopicPartition, Claim] = {}
         self._generations = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._clocks: set[asyncio.Timeout] = set()
+        """Of the releases that run."""
         self._until: float | None = None
         self._closer: asyncio.Task[Any] | None = None
         self.finishes = False
@@ -117,8 +119,6 @@ class Member:
         self._intake.arrived(records)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        # A pause ends with the assignment that it was for.
-        self._thread.resume(partitions)
         self._claimed = await self._claims.claim(partitions)
         return {partition: claim.begin for partition, claim in self._claimed.items()}
 
@@ -130,6 +130,8 @@ class Member:
             held = Held(partition, self._generations, claim.stored, claim.begin)
             self.held[partition] = held
             new.append(held)
+        # A pause ends with the assignment that it was for; the client keeps it.
+        self._thread.resume(partitions)
         self._delivery.joined()
         current = self.current()
         if self._hooks.listening:
@@ -175,11 +177,14 @@ class Member:
         self._until = self._loop.time() + timeout
         self._closer = caller
         self._delivery.end()
+        for clock in self._clocks:
+            if not clock.expired():
+                clock.reschedule(min(clock.when() or self._until, self._until))
         await self._release([held for held in self.held.values() if not held.revoking])
         self._commits.close()
         for task in self._tasks:
             task.cancel()
-        await self._thread.stop(max(1.0, self._until - self._loop.time()) + COMMIT_SECONDS)
+        await self._thread.stop(max(1.0, self._until - self._loop.time()) + self._options.commit_seconds)
         self._teller.cancel()
         self._let_go(list(self.held.values()))
 
@@ -199,15 +204,17 @@ class Member:
             held.revoking = True
         self._intake.drop(going)
         self._delivery.changed()
-        deadline = self._loop.time() + self._options.flush_timeout
+        deadline = self._loop.time() + self._options.flush_seconds
         if self._until is not None:
             deadline = min(deadline, self._until)
         revoked, current = tuple(sorted(held.partition for held in going)), self.current()
         if self._hooks.listening:
             self._hooks.emit(PartitionsRevoked(partitions=revoked, current=current))
         call = self._tell(self._options.on_revoked, Rebalance(revoked=revoked, current=current, deadline=deadline))
+        clock = asyncio.timeout_at(deadline)
+        self._clocks.add(clock)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with clock:
                 await self._delivery.settled(going, lambda: self._finished(going), self._closer)
                 if call is not None:
                     await asyncio.wait((call,))
@@ -215,7 +222,9 @@ class Member:
             self.warn(f"The work on {list(revoked)} was not over when they had to be given up")
             if call is not None:
                 call.cancel()
-        await self._commits.flush(going, self._loop.time() + COMMIT_SECONDS)
+        finally:
+            self._clocks.discard(clock)
+        await self._commits.flush(going, self._loop.time() + self._options.commit_seconds)
         self._let_go(going)
 
     def _finished(self, going: list[Held]) -> bool:

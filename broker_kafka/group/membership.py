@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from broker.errors import BrokerError
 from broker.hooks import Hooks
 from broker.spi import TopicPartition
+from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.group.claims import Claims
@@ -19,23 +20,15 @@ from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake
 from broker_kafka.group.member import Member
-from broker_kafka.group.options import COMMIT_SECONDS, GroupOptions
+from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
-from broker_kafka.offsets.kafka import MemberOffsetStore
 from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
 
-_MARGIN = 1.0
-_STOP_SECONDS = 5.0
-
-
-class _Thread(ConsumerThread):
-    """Tells the member if it fails."""
-
-    def _crashed(self, error: BrokerError) -> None:
-        self._host.failed(error)
+_MARGIN: Final = 0.5
+_STOP_SECONDS: Final = 5.0
 
 
 class Membership:
@@ -63,14 +56,14 @@ class Membership:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
         }
-        self.thread = _Thread(
+        self.thread = ConsumerThread(
             config,
             member,
             name=f"broker-kafka-{options.group}",
-            revoke_seconds=options.flush_timeout + COMMIT_SECONDS + _MARGIN,
+            revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
         )
-        self.store = options.store or MemberOffsetStore(self.thread, timeout=settings.request_timeout)
-        self._starts = StartPositions(connection, options.start, committed=options.isolation == "read_committed")
+        self.store = options.store or ThreadOffsetStore(self.thread, timeout=settings.request_timeout)
+        self._starts = StartPositions(connection, options.begin, committed=options.isolation == "read_committed")
         self.claims = Claims(
             connection,
             options.group,
@@ -91,7 +84,7 @@ class Membership:
             connection,
             options.subscription,
             interval=max(0.1, settings.topic_metadata_refresh_interval_ms / 1000),
-            subscribe=self.thread.subscribe,
+            subscribe=self._subscribe,
             failed=self.delivery.fail,
         )
         self.intake.connect(self.thread)
@@ -112,6 +105,8 @@ class Membership:
             partitions = await self._watch.open()
             await self.thread.start()
             await self._starts.capture(partitions)
+            if self._options.store is None and self._starts.moves:
+                await self._starts.found(self._options.group, partitions)
             await self._watch.start()
         except BaseException:
             await self._watch.stop()
@@ -125,6 +120,12 @@ class Membership:
         """
         await self._watch.stop()
         await self.member.leave(timeout, caller)
+
+    async def _subscribe(self, topics: Sequence[str]) -> None:
+        if topics:
+            await self.thread.subscribe(topics)
+        else:
+            await self.thread.call(lambda client: client.unsubscribe())
 
     async def _metadata(self) -> Any:
         return await self.thread.call(lambda client: client.consumer_group_metadata())

@@ -19,13 +19,13 @@ from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.property_names import CONSUMER_PROPERTIES
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["COMMIT_SECONDS", "GroupOptions", "GroupStart", "with_options"]
+__all__ = ["GroupOptions", "GroupStart", "with_options"]
 
-GroupStart = Start | Mapping[TopicPartition, int]
+GroupStart = Start | Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 """Where a group without a stored position begins; partitions that a mapping leaves out begin at their first record."""
 
-COMMIT_SECONDS: Final = 5.0
-"""What a release may take for its commit, after the flush deadline."""
+_COMMIT_SECONDS: Final = 5.0
+_FLUSH_SECONDS: Final = 10.0
 
 _OTHERS: Final = frozenset(
     {"client_id", "offset_reset", "properties", "request_timeout", "topic_metadata_refresh_interval_ms"}
@@ -47,7 +47,7 @@ class GroupOptions:
     on_assigned: OnRebalance | None
     on_revoked: OnRebalance | None
     on_lost: OnRebalance | None
-    flush_timeout: float
+    flush_timeout: float | None
     commit_interval: float | None
     commit_every: int | None
     max_buffered: int
@@ -58,7 +58,7 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         check_name(self.group, "group")
-        object.__setattr__(self, "start", _check_start(self.start))
+        _check_start(self.start)
         if self.isolation not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(
                 f"isolation is {self.isolation!r}", advice='It takes "read_committed" or "read_uncommitted"'
@@ -67,20 +67,39 @@ class GroupOptions:
             callback = getattr(self, name)
             if callback is not None and not callable(callback):
                 raise ConfigurationError(f"{name} is {callback!r}", advice="It takes a function of one Rebalance")
-        for name in ("flush_timeout", "close_timeout"):
-            _check_seconds(name, getattr(self, name), none=False)
-        for name in ("commit_interval", "stop_when_idle"):
+        _check_seconds("close_timeout", self.close_timeout, none=False)
+        for name in ("flush_timeout", "commit_interval", "stop_when_idle"):
             _check_seconds(name, getattr(self, name), none=True)
         _check_count("commit_every", self.commit_every, none=True)
         for name in ("max_buffered", "max_buffered_bytes"):
             _check_count(name, getattr(self, name), none=False)
-        longest = self.settings.max_poll_interval_ms / 1000 - 2 * COMMIT_SECONDS
-        if self.flush_timeout > longest:
+        longest = self.settings.max_poll_interval_ms / 2000
+        if self.flush_timeout is not None and self.flush_timeout > longest:
             raise ConfigurationError(
-                f"flush_timeout is {self.flush_timeout:g}, and a release waits for {longest:g} s at most, since "
-                f"max_poll_interval_ms is {self.settings.max_poll_interval_ms}",
-                advice=f"Give {longest:g} or less, or raise max_poll_interval_ms",
+                f"flush_timeout is {self.flush_timeout:g}, and a release has to be over within "
+                f"max_poll_interval_ms, {self.settings.max_poll_interval_ms}",
+                advice=f"Give half of that, {longest:g}, or less",
             )
+
+    @property
+    def begin(self) -> Start | Mapping[TopicPartition, int]:
+        """`start`, with partitions as keys.
+
+        :raises ConfigurationError: it is none.
+        """
+        return _check_start(self.start)
+
+    @property
+    def flush_seconds(self) -> float:
+        """How long callbacks and work in hand may delay a release."""
+        if self.flush_timeout is not None:
+            return self.flush_timeout
+        return min(_FLUSH_SECONDS, self.settings.max_poll_interval_ms / 2000)
+
+    @property
+    def commit_seconds(self) -> float:
+        """How long the commit of a release may take after that."""
+        return min(_COMMIT_SECONDS, self.settings.max_poll_interval_ms / 4000)
 
 
 def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSettings:
@@ -106,7 +125,7 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
     return type(settings)(**{name: getattr(settings, name) for name in fields} | changed)
 
 
-def _check_start(start: GroupStart) -> GroupStart:
+def _check_start(start: GroupStart) -> Start | Mapping[TopicPartition, int]:
     if isinstance(start, (str, datetime)) or not isinstance(start, Mapping):
         return check_start(start)
     found: dict[TopicPartition, int] = {}

@@ -12,6 +12,8 @@ do not block each other for good. With a synchronous engine each call runs in a 
 loop. *Cancellation.* A cancelled call of a synchronous engine goes on in its thread. *Failure.* A commit of several
 partitions is one transaction; those that are refused do not keep the others from being stored, except in `save`, which
 is all or nothing. A database that cannot be asked is an error of every partition, never "no position".
+A worker that is frozen within a transaction keeps its rows locked, and its successor waits: give the database a limit,
+such as PostgreSQL's idle_in_transaction_session_timeout.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ Nothing here begins or ends a transaction. Errors of the database are SQLAlchemy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +16,10 @@ from broker.spi import TopicPartition
 from broker_kafka.offsets.fencing import Entry
 
 __all__ = ["add_row", "place", "read_row", "read_rows"]
+
+
+_QUIET_INSERTS: Final[dict[str, Callable[[Table], Any]]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+"""Databases that can pass over a row that is there; the others do it with a savepoint."""
 
 
 def place(table: Table, group: str, partition: TopicPartition) -> ColumnElement[bool]:
@@ -42,11 +46,9 @@ def read_rows(tx: Connection, table: Table, group: str) -> dict[TopicPartition, 
 
 def add_row(tx: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert it; False, and nothing done, if there is one already. The transaction stays usable."""
-    dialect = tx.dialect.name
-    if dialect == "postgresql":
-        return tx.execute(postgresql.insert(table).values(row).on_conflict_do_nothing()).rowcount > 0
-    if dialect == "sqlite":
-        return tx.execute(sqlite.insert(table).values(row).on_conflict_do_nothing()).rowcount > 0
+    insert = _QUIET_INSERTS.get(tx.dialect.name)
+    if insert is not None:
+        return tx.execute(insert(table).values(row).on_conflict_do_nothing()).rowcount > 0
     try:
         with tx.begin_nested():
             tx.execute(table.insert().values(row))

@@ -141,7 +141,8 @@ def test_a_person_sees_progress_and_is_asked(process):
         ("inmem:?no_such=1", 2, "no_such"),
         ("nats://127.0.0.1:1", 4, "server"),
         ("nats://user:secret@127.0.0.1:1", 4, "server"),
-        ("kafka://localhost", 2, "not part of this version"),
+        ("kafka://127.0.0.1:1", 4, "No broker at 127.0.0.1:1"),
+        ("pulsar://localhost", 2, "not part of this version"),
     ],
 )
 def test_a_url_that_leads_nowhere(url, code, says, capsys, monkeypatch):

@@ -72,7 +72,7 @@ class Client:
 
     async def publish(
         self, messages: Iterable[OutboundMessage | bytes | str], topic: str = "orders"
-    ) -> Sequence[Receipt | BrokerError]:
+    ) -> Sequence[Receipt | BrokerError | None]:
         """A str is a body that is its own key."""
         return await self.backend.publish_target(topic).publish([_message(message) for message in messages])
 

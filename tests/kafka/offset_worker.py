@@ -8,7 +8,7 @@ import sys
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
-from sqlalchemy import create_engine, text
+from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine
 
 from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
@@ -20,6 +20,8 @@ FENCED = 3
 async def work(bootstrap: str, url: str, group: str, topic: str, generation: int, end: int) -> int:
     engine = create_engine(url)
     store = SqlOffsetStore(engine)
+    columns = [Column("place", Integer), Column("body", Text), Column("generation", Integer)]
+    results = Table(f"results-{group}", MetaData(), *columns)
     owner, partition = GroupMember(group, generation, f"member-{generation}"), TopicPartition(topic, 0)
     position = (await store.claim(owner, [partition]))[partition]
     if isinstance(position, BrokerError):
@@ -35,10 +37,8 @@ async def work(bootstrap: str, url: str, group: str, topic: str, generation: int
         try:
             with engine.begin() as tx:
                 for record, offset in zip(records, offsets, strict=True):
-                    row = {"at": offset, "body": (record.value() or b"").decode(), "by": generation}
-                    tx.execute(
-                        text(f'INSERT INTO "results-{group}" (place, body, generation) VALUES (:at, :body, :by)'), row
-                    )
+                    row = {"place": offset, "body": (record.value() or b"").decode(), "generation": generation}
+                    tx.execute(results.insert().values(row))
                 store.save(tx, owner, {partition: StoredOffset(offsets[-1] + 1)})
         except LeaseLost:
             return FENCED

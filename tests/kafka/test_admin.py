@@ -23,7 +23,7 @@ from broker.errors import (
 )
 from broker.group_admin import GroupAdminSpi, GroupReset
 from broker.hooks import Hooks
-from broker.spi import TopicPartition
+from broker.spi import Start, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
@@ -46,7 +46,7 @@ def name() -> str:
 
 
 async def ensure(spi: KafkaAdmin, name: str, **values: Any) -> Any:
-    given = {"partitions": None, "retention": None, "options": {}, **values}
+    given: dict[str, Any] = {"partitions": None, "retention": None, "options": {}, **values}
     return await spi.ensure_topic(name, **given)
 
 
@@ -202,7 +202,8 @@ async def test_a_subscription_is_there_before_its_first_member(
     moment = datetime.now(UTC) + timedelta(seconds=0.001)
     await asyncio.sleep(0.01)
     produce(kafka.bootstrap, topic, [b"x"] * 2, partition=0)
-    for start, position in (("earliest", 0), ("latest", 5), (moment, 3)):
+    starts: list[tuple[Start, int]] = [("earliest", 0), ("latest", 5), (moment, 3)]
+    for start, position in starts:
         name = f"{group}-{position}"
         info = await spi.ensure_subscription(topic, name, start=start, options={})
         assert (info.topic, info.name) == (topic, name)
@@ -373,3 +374,14 @@ async def test_the_first_group_of_a_new_cluster():
             assert await spi.list_subscriptions("orders") == ["billing"]
         assert await spi.list_topics() == ["orders"]
         await connection.close()
+
+
+async def test_a_cancelled_request_disturbs_nobody(spi: KafkaAdmin, topic: str, caplog: pytest.LogCaptureFixture):
+    for wait in (0.0, 0.001, 0.002, 0.003, 0.005):
+        tasks = [asyncio.create_task(spi.describe_topic(topic)) for _ in range(10)]
+        await asyncio.sleep(wait)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (await spi.describe_topic(topic)).name == topic
+    assert [record.getMessage() for record in caplog.records if record.name == "concurrent.futures"] == []

@@ -223,7 +223,7 @@ def test_a_pattern_of_nothing():
         ({"on_revoked": 7}, "on_revoked is 7"),
         ({"flush_timeout": 0}, "flush_timeout is 0"),
         ({"flush_timeout": float("nan")}, "flush_timeout is nan"),
-        ({"flush_timeout": 291}, "Give 290 or less, or raise max_poll_interval_ms"),
+        ({"flush_timeout": 151}, "Give half of that, 150, or less"),
         ({"commit_interval": -1}, "commit_interval is -1"),
         ({"commit_every": 0}, "commit_every is 0"),
         ({"commit_every": True}, "commit_every is True"),

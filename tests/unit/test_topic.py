@@ -170,6 +170,34 @@ async def test_bad_messages_do_not_take_the_rest_of_the_batch_with_them() -> Non
     assert not raised.value.retriable
 
 
+async def test_without_receipts_failures_are_told_all_the_same() -> None:
+    asked: list[bool] = []
+
+    class Terse(ScriptedTarget):
+        async def publish(self, messages: Sequence[OutboundMessage], *, receipts: bool = True) -> Sequence[Any]:
+            asked.append(receipts)
+            return [each if isinstance(each, Exception) else None for each in await super().publish(messages)]
+
+    target = Terse()
+    topic: TopicFacade[Any] = topic_of(target, able=capabilities(Limits(body=3)))
+    await topic.publish_all([b"0", b"1"])
+    await topic.publish_all([])
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
+    with pytest.raises(PublishError) as raised:
+        await topic.publish_all([b"0", b"xxxx", b"1", b"2", 5, b"3"])
+    kinds = [type(outcome) for outcome in raised.value.outcomes]
+    assert kinds == [type(None), MessageTooLarge, type(None), ConnectionFailed, InvalidMessage, type(None)]
+    assert asked == [False, False]
+
+
+async def test_a_backend_may_give_receipts_that_nobody_asked_for() -> None:
+    target = ScriptedTarget()
+    await topic_of(target).publish_all([b"0", b"1"])
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
+    with pytest.raises(PublishError, match="1 of 2"):
+        await topic_of(target).publish_all([b"1", b"2"])
+
+
 async def test_batch_of_bad_messages_only_sends_nothing() -> None:
     target = ScriptedTarget()
     with pytest.raises(PublishError, match="2 of 2"):

@@ -39,7 +39,7 @@ class AsMessages(ConformanceCase):
     @requires("records")
     @promise(
         "as-messages.commit-is-contiguous",
-        "Acks out of order commit the highest contiguous finished offset, and nothing beyond.",
+        "Acks out of order commit the highest contiguous finished offset; what is unfinished comes again.",
     )
     async def test_commit_is_contiguous(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic(partitions=1)
@@ -49,10 +49,15 @@ class AsMessages(ConformanceCase):
             for number in (9, 3, 1, 0):
                 await messages[numbered(10)[number]].ack()
         async with bus.records(topic, group="workers").as_messages() as inbox:
-            again = {message.data: message for message in await take(inbox, 8, harness.patience)}
-            assert set(again) == set(numbered(10)[2:])
+            # A backend may remember that 3 and 9 are finished, or deliver them again.
+            again: dict[bytes | None, Message[bytes]] = {}
+            while not again.keys() >= set(numbered(10)[4:9]) | {numbered(10)[2]}:
+                (message,) = await take(inbox, 1, harness.patience)
+                again[message.data] = message
+            assert again.keys() <= set(numbered(10)[2:])
             for number in (2, 5, 3):
-                await again[numbered(10)[number]].ack()
+                if numbered(10)[number] in again:
+                    await again[numbered(10)[number]].ack()
         async with bus.records(topic, group="workers") as log:
             assert [record.data for record in await read(log, 6, harness.patience)] == numbered(10)[4:]
 

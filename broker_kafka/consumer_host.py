@@ -1,0 +1,97 @@
+"""What a polling thread works for, and what its client's objects are to us. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from confluent_kafka import KafkaError
+from confluent_kafka import Message as NativeRecord
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BrokerError
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.errors import translate
+from broker_kafka.headers import RECORD_VIEW
+
+__all__ = ["ConsumerHost", "is_incremental", "native_partitions", "records_of", "told_by"]
+
+_TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
+
+
+class ConsumerHost(Protocol):
+    """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
+
+    def arrived(self, records: list[Record[Any]], size: int) -> None:
+        """A batch, with its bytes; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+        ...
+
+    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where to begin with each of these; it is awaited before they are taken over.
+
+        What it raises goes to `failed`, and if it is retriable the group is joined again.
+        """
+        ...
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are ours, and their records may follow."""
+        ...
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        """These are given up when it returns, or at the loop time `deadline`; commits of them still work."""
+        ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are gone already."""
+        ...
+
+    def out_of_range(self, partition: TopicPartition, position: int) -> None:
+        """The log does not hold this position; nothing more comes of the partition until it is moved."""
+        ...
+
+    def failed(self, error: BrokerError) -> None:
+        """The client reports an error; if it is retriable, it goes on by itself."""
+        ...
+
+
+def records_of(messages: Sequence[NativeRecord]) -> list[Record[Any]]:
+    """The records among what the client gave; the rest are errors."""
+    return [
+        Record(
+            message.topic(),  # pyright: ignore[reportArgumentType]
+            message.partition(),  # pyright: ignore[reportArgumentType]
+            message.offset(),  # pyright: ignore[reportArgumentType]
+            message.key(),
+            data := message.value(),
+            message,
+            RECORD_VIEW,
+            0 if data is None else len(data),
+        )
+        for message in messages
+        if message.error() is None
+    ]
+
+
+def told_by(message: NativeRecord) -> BrokerError | tuple[TopicPartition, int] | None:
+    """The error that a message stands for, or the position that is not in the log; None if that is told otherwise."""
+    error = message.error()
+    if error is None or error.code() in _TOLD_OTHERWISE:
+        return None
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    if error.code() == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
+        return TopicPartition(topic, partition), -1 if offset is None else offset
+    return translate(error, f"Reading {topic!r}" if topic else "Reading")
+
+
+def is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
+    return (
+        config.get("group.protocol", "classic") == "consumer"
+        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
+    )
+
+
+def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
+    """As the client library takes them."""
+    return [NativePartition(*partition) for partition in partitions]

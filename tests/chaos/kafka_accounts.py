@@ -1,0 +1,138 @@
+"""What became of every record: published, on the broker, and read. For one event loop; looking at the broker blocks.
+
+Records are numbers, each published once. What the broker has is read past the SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import broker
+from broker.errors import BrokerError, PublishError
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from tests.servers.kafka_client import read_all
+
+__all__ = ["Account"]
+
+KEYS = 17
+
+
+class Account:
+    """The books of one topic.
+
+    :ivar receipts: of each number that is said to be on the broker, its place.
+    :ivar failed: numbers of which the publisher told an error.
+    :ivar read: what a consumer was given, in that order: partition, offset, number.
+    """
+
+    def __init__(self, topic: str, partitions: int) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.receipts: dict[int, tuple[int | None, int | None]] = {}
+        self.failed: dict[int, BrokerError] = {}
+        self.read: dict[str, list[tuple[int, int, int]]] = {}
+        self._next = 0
+
+    def batch(self, size: int) -> tuple[int, list[OutboundMessage]]:
+        """New messages, and the number of the first."""
+        first = self._next
+        self._next += size
+        return first, [OutboundMessage(b"%d" % n, b"%d" % (n % KEYS)) for n in range(first, first + size)]
+
+    async def publish(self, bus: broker.Bus, size: int) -> None:
+        """Publish a batch, and book what is told of each of its messages."""
+        first, messages = self.batch(size)
+        try:
+            outcomes: Any = await bus.topic(self.topic).publish_batch(messages)
+        except PublishError as error:
+            outcomes = error.outcomes
+        except BrokerError as error:
+            outcomes = [error] * size  # the same of all
+        for number, outcome in enumerate(outcomes, first):
+            if isinstance(outcome, Receipt):
+                self.receipts[number] = outcome.partition, outcome.offset
+            else:
+                self.failed[number] = outcome
+
+    async def publish_until(self, bus: broker.Bus, stopped: asyncio.Event, size: int = 50, pause: float = 0.02) -> None:
+        """Publish batch after batch."""
+        while not stopped.is_set():
+            await self.publish(bus, size)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), pause)
+
+    def book(self, reader: str, record: broker.Record[Any] | broker.Message[Any]) -> None:
+        """A consumer was given this record, or a message made of one."""
+        if isinstance(record, broker.Record):
+            partition, offset = record.partition, record.offset
+        else:
+            partition, offset = record.native.partition(), record.native.offset()
+        self.read.setdefault(reader, []).append((partition, offset, int(record.data or b"-1")))
+
+    def seen_all(self, reader: str, written: dict[int, tuple[int, int]]) -> bool:
+        return {number for _, _, number in self.read.get(reader, ())} >= written.keys()
+
+    def written(self, bootstrap: str) -> dict[int, tuple[int, int]]:
+        """Where the broker has each number.
+
+        :raises AssertionError: it has one twice, or keys out of order, or not where a receipt says.
+        """
+        places: dict[int, tuple[int, int]] = {}
+        twice: list[int] = []
+        for partition in range(self.partitions):
+            last: dict[bytes | str | None, int] = {}
+            for message in read_all(bootstrap, self.topic, partition):
+                number = int(message.value() or b"-1")
+                if number in places:
+                    twice.append(number)
+                places[number] = partition, message.offset() or 0
+                key = message.key()
+                assert number > last.get(key, -1), f"{number} of key {key!r} comes after {last[key]}"
+                last[key] = number
+        assert not twice, f"the broker has {twice[:10]} twice"
+        wrong = {number: place for number, place in self.receipts.items() if places.get(number) != place}
+        assert not wrong, f"receipts name other places than the broker: {dict(list(wrong.items())[:5])}"
+        return places
+
+    def say(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        what: str,
+        written: dict[int, tuple[int, int]],
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Print the balance; `shared` by readers that are members of one group."""
+        told = f"{what}: {self._next} records tried, {len(self.receipts)} with a receipt, {len(self.failed)} refused"
+        unknown = sum(number in written for number in self.failed)
+        told += f" ({unknown} of these on the broker all the same), {len(written)} on the broker"
+        all_read = [entry for entries in self.read.values() for entry in entries]
+        if shared:
+            told += f"; {', '.join(f'{name} read {len(entries)}' for name, entries in self.read.items())}"
+        for reader, entries in {"all together": all_read}.items() if shared else self.read.items():
+            missing = len(written.keys() - {number for _, _, number in entries})
+            told += f"; {reader} read {len(entries)}, missing {missing}, again {len(entries) - len(set(entries))}"
+        with capsys.disabled():
+            sys.stdout.write(f"\n{told}\n")
+
+    def check(self, reader: str, written: dict[int, tuple[int, int]]) -> None:
+        """Everything that is there was read, where it is, and nothing else.
+
+        Within a partition a first reading comes in order.
+        """
+        entries = self.read.get(reader, [])
+        assert {number: (partition, offset) for partition, offset, number in entries} == written
+        highest: dict[int, int] = {}
+        seen: set[tuple[int, int, int]] = set()
+        for entry in entries:
+            partition, offset, _ = entry
+            if entry not in seen:
+                assert offset > highest.get(partition, -1), f"{reader}: offset {offset} of {partition} came too late"
+                highest[partition] = offset
+            seen.add(entry)

@@ -1,0 +1,338 @@
+"""Members of a group come, go, are stopped and killed; every record is counted. The accounts are printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from broker.bus import Bus, connect
+from broker.records import Record
+from broker_kafka.group import GroupConsumer, Rebalance
+from broker_kafka.offsets import SqlOffsetStore
+from tests.kafka.group_members import eventually, fill, new_group, options_of
+from tests.servers.kafka import shared_server
+from tests.servers.kafka_client import RawAdmin
+from tests.servers.postgres import postgres_url
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+TOPICS, PARTITIONS, WAVES, WAVE = 2, 4, 5, 375
+RECORDS = TOPICS * PARTITIONS * WAVES * WAVE
+
+
+@dataclass
+class Account:
+    """What all members of a group did.
+
+    :ivar handled: how often each record was.
+    """
+
+    handled: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    members: int = 0
+    rebalances: Counter[str] = field(default_factory=Counter)
+
+    def note(self, record: Record[Any]) -> None:
+        self.handled[record.topic, record.partition, record.offset] += 1
+
+    def told(self, event: Rebalance) -> None:
+        self.rebalances["assigned"] += bool(event.assigned)
+        self.rebalances["revoked"] += bool(event.revoked)
+        self.rebalances["lost"] += bool(event.lost)
+
+    def __str__(self) -> str:
+        again = sum(count - 1 for count in self.handled.values())
+        return (
+            f"{len(self.handled)} records, {again} of them again, by {self.members} members; "
+            f"{self.rebalances['assigned']} times assigned, {self.rebalances['revoked']} revoked, "
+            f"{self.rebalances['lost']} lost"
+        )
+
+
+async def one_by_one(group: GroupConsumer, account: Account, quota: int) -> None:
+    async for record in group:
+        account.note(record)
+        if random.random() < 0.02:
+            await asyncio.sleep(random.random() / 50)
+        group.mark(record)
+        quota -= 1
+        if quota <= 0:
+            return
+
+
+async def by_batch(group: GroupConsumer, account: Account, quota: int) -> None:
+    async for batch in group.batches(random.choice((7, 50, 300))):
+        for record in batch:
+            account.note(record)
+            if random.random() < 0.02:
+                await asyncio.sleep(random.random() / 50)
+        group.mark_all(batch)
+        quota -= len(batch)
+        if quota <= 0:
+            return
+
+
+async def by_partition(group: GroupConsumer, account: Account, quota: int) -> None:
+    left = [quota]
+    enough = asyncio.Event()
+
+    async def work(stream: AsyncIterator[Record[Any]]) -> None:
+        async for record in stream:
+            account.note(record)
+            if random.random() < 0.02:
+                await asyncio.sleep(random.random() / 50)
+            group.mark(record)
+            left[0] -= 1
+            if left[0] <= 0:
+                enough.set()
+
+    async def all_streams(tasks: asyncio.TaskGroup) -> None:
+        async for stream in group.partitions():
+            tasks.create_task(work(aiter(stream)))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(all_streams(tasks))
+        await enough.wait()
+        await group.close()
+
+
+async def finishing(group: GroupConsumer, account: Account, quota: int) -> None:
+    """Records of a partition at once, and out of order."""
+
+    async def work(record: Record[Any]) -> None:
+        if random.random() < 0.1:
+            await asyncio.sleep(random.random() / 50)
+        account.note(record)
+        group.finish(record)
+
+    async with asyncio.TaskGroup() as tasks:
+        async for record in group:
+            tasks.create_task(work(record))
+            quota -= 1
+            if quota <= 0:
+                break
+        await group.close()
+
+
+WAYS = {"one by one": one_by_one, "by batch": by_batch, "by partition": by_partition, "finishing": finishing}
+
+
+async def member(
+    bus: Bus, topics: list[str], group: str, account: Account, quota: int, way: str, **options: Any
+) -> None:
+    account.members += 1
+    events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
+    async with GroupConsumer(bus, topics, group=group, commit_interval=0.2, **events, **options) as consumer:
+        try:
+            await WAYS[way](consumer, account, quota)
+        finally:
+            await consumer.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", "range", "consumer"])
+async def test_members_come_and_go_and_every_record_is_handled_once(
+    protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = shared_server()
+    raw = RawAdmin(server.bootstrap)
+    topics = [raw.make_topic(partitions=PARTITIONS) for _ in range(TOPICS)]
+    group, account = new_group(), Account()
+    options = options_of(protocol)
+
+    async def produce() -> None:
+        for wave in range(WAVES):
+            for topic in topics:
+                await fill(server, topic, PARTITIONS, WAVE, wave * WAVE)
+
+    async def join_and_leave(bus: Bus) -> None:
+        while len(account.handled) < RECORDS:
+            quota, way = random.choice((100, 300, 700, 1500, 2000)), random.choice(list(WAYS))
+            work = asyncio.create_task(member(bus, topics, group, account, quota, way, **options))
+            await asyncio.wait((work, done), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+            await asyncio.wait((work,))
+            if not work.cancelled():
+                work.result()
+
+    done = asyncio.ensure_future(eventually(lambda: len(account.handled) >= RECORDS, 240))
+    async with connect(server.url) as bus, asyncio.TaskGroup() as tasks:
+        tasks.create_task(produce())
+        for _ in range(4):
+            tasks.create_task(join_and_leave(bus))
+            await asyncio.sleep(random.random())
+    await done
+    with capsys.disabled():
+        sys.stdout.write(f"\n{protocol}: {account}\n")
+    assert len(account.handled) == RECORDS
+    assert set(account.handled.values()) == {1}
+    assert account.rebalances["lost"] == 0
+    for topic in topics:
+        for partition in range(PARTITIONS):
+            assert raw.committed(group, topic, partition).offset == WAVES * WAVE
+
+
+# -- members that are stopped and killed -----------------------------------------------------------------------
+
+
+class Process:
+    """A member in a process of its own, and what it has said so far."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.said: list[dict[str, Any]] = []
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.kafka_group_process", *arguments], stdout=subprocess.PIPE
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def _listen(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout as lines:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    self.said.append(json.loads(line))
+
+    def all(self, word: str) -> list[dict[str, Any]]:
+        return [said for said in tuple(self.said) if said["say"] == word]
+
+    def send(self, how: signal.Signals) -> None:
+        self._child.send_signal(how)
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._listener.join()
+
+
+def quick(protocol: str) -> dict[str, Any]:
+    """Options with which a member that is silent is soon taken for dead."""
+    options = {**options_of(protocol), "commit_interval": 0.1}
+    return options if protocol == "consumer" else {**options, "session_timeout_ms": 3000}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protocol: str) -> None:
+    server, group, options = shared_server(), new_group(), quick(protocol)
+    raw = RawAdmin(server.bootstrap)
+    topic = raw.make_topic(partitions=2)
+    await fill(server, topic, 2, 400)
+    process = Process(server.url, topic, group, json.dumps(options), "", "")
+    seen: list[tuple[int, int]] = []
+    try:
+        await eventually(lambda: len(process.all("record")) > 20)
+        process.send(signal.SIGSTOP)
+        async with connect(server.url) as bus, GroupConsumer(bus, topic, group=group, **options) as survivor:
+
+            async def read() -> None:
+                async for record in survivor:
+                    seen.append((record.partition, record.offset))
+                    survivor.mark(record)
+
+            reader = asyncio.create_task(read())
+            await eventually(lambda: len(survivor.assignment()) == 2)
+            await eventually(lambda: {(0, 399), (1, 399)} <= set(seen))
+            await eventually(lambda: [raw.committed(group, topic, number).offset for number in (0, 1)] == [400, 400])
+            process.send(signal.SIGCONT)
+            await eventually(lambda: process.all("lost"))
+            await eventually(lambda: len(process.all("assigned")) > 1)
+            # What it had in hand when it was stopped has not been stored over what the survivor did.
+            assert [raw.committed(group, topic, number).offset for number in (0, 1)] == [400, 400]
+            assert not process.all("revoked")
+            assert sorted(process.all("lost")[0]["partitions"]) == [0, 1]
+            reader.cancel()
+            await asyncio.wait((reader,))
+    finally:
+        process.kill()
+    before = {(each["partition"], each["offset"]) for each in process.all("record")}
+    assert before | set(seen) == {(partition, offset) for partition in (0, 1) for offset in range(400)}
+
+
+def database(kind: str, directory: Path) -> str:
+    return postgres_url() if kind == "postgres" else f"sqlite:///{directory}/results.db?timeout=30"
+
+
+async def query(engine: Engine, statement: str) -> list[Any]:
+    def run() -> list[Any]:
+        with engine.begin() as tx:
+            result = tx.execute(text(statement))
+            return [tuple(row) for row in result] if result.returns_rows else []
+
+    return await asyncio.to_thread(run)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_results_and_positions_in_one_database_are_exactly_once_under_kills(
+    kind: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, group, options = shared_server(), new_group(), quick(protocol)
+    topic = RawAdmin(server.bootstrap).make_topic(partitions=3)
+    url, table = await asyncio.to_thread(database, kind, tmp_path), f"results_{uuid4().hex[:8]}"
+    engine = create_engine(url)
+    # No key: a record that took effect twice is a row twice.
+    await query(engine, f"CREATE TABLE {table} (place INTEGER, position BIGINT, body VARCHAR(40))")
+    await SqlOffsetStore(engine).create_table()
+    arguments = (server.url, topic, group, json.dumps(options), url, table)
+    processes = [Process(*arguments) for _ in range(2)]
+    kills = stops = 0
+    ended: list[Process] = []
+
+    async def rows() -> int:
+        return (await query(engine, f"SELECT COUNT(*) FROM {table}"))[0][0]  # noqa: S608
+
+    try:
+        for wave in range(4):
+            await fill(server, topic, 3, 500, wave * 500)
+            victim = random.randrange(len(processes))
+            had = len(processes[victim].all("saved"))
+            await eventually(lambda: len(processes[victim].all("saved")) > had, 60)  # noqa: B023
+            if wave == 2:
+                # Longer than its session: its partitions go on elsewhere, and then it wakes up.
+                processes[victim].send(signal.SIGSTOP)
+                await asyncio.sleep(4 if protocol != "consumer" else 8)
+                processes[victim].send(signal.SIGCONT)
+                stops += 1
+            else:
+                processes[victim].kill()
+                ended.append(processes[victim])
+                processes[victim] = Process(*arguments)
+                kills += 1
+        until = asyncio.get_running_loop().time() + 90
+        while await rows() < 6000 and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.1)
+    finally:
+        for process in processes:
+            process.kill()
+    found = await query(engine, f"SELECT place, position, body FROM {table}")  # noqa: S608
+    stored = await SqlOffsetStore(engine).stored(group)
+    engine.dispose()
+    twice = len(found) - len(set(found))
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{kind}, {protocol}: {kills} kills, {stops} stop; {len(found)} rows, "
+            f"{6000 - len(set(found))} missing, {twice} twice; "
+            f"{sum(len(each.all('lost')) for each in (*processes, *ended))} times lost\n"
+        )
+    assert sorted(found) == [(place, at, f"{place}/{at}") for place in range(3) for at in range(2000)]
+    assert {place.partition: at.offset for place, at in stored.items() if at and not isinstance(at, Exception)} == {
+        0: 2000,
+        1: 2000,
+        2: 2000,
+    }

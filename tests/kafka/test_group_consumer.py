@@ -1,0 +1,419 @@
+"""The group consumer on a real broker: who gets what, marks and commits, both ways of reading, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import pytest
+
+from broker.bus import connect
+from broker.errors import Closed, ConfigurationError, LeaseLost, TopicNotFound
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer, OffsetStash, PartitionStream, Rebalance
+from broker_kafka.offsets import StoredOffset
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of, values_of
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+T = TypeVar("T")
+
+every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+
+
+def per_topic(consumer: GroupConsumer) -> Counter[str]:
+    return Counter(place.topic for place in consumer.assignment())
+
+
+async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
+    """The next records, at least so many."""
+    taken: list[Record[bytes]] = []
+    async with asyncio.timeout(30):
+        async for batch in consumer.batches():
+            taken += batch
+            if len(taken) >= count:
+                break
+    return taken
+
+
+# -- who gets what ---------------------------------------------------------------------------------------------
+
+
+@every_protocol
+async def test_one_gets_all_two_share_and_the_survivor_gets_all(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topics = [make_topic(partitions=4), make_topic(partitions=4)]
+    options = options_of(protocol)
+    if protocol == "consumer":
+        options["group_remote_assignor"] = "range"
+    async with opened(kafka, topics, group, **options) as first:
+        await eventually(lambda: len(first.assignment()) == 8)
+        assert first.subscription() == sorted(topics)
+        async with opened(kafka, topics, group, **options) as second:
+            shares = dict.fromkeys(topics, 2)
+            await eventually(lambda: len(first.assignment()) == len(second.assignment()) == 4)
+            if protocol in ("range", "consumer"):
+                assert per_topic(first) == per_topic(second) == shares
+            assert not set(first.assignment()) & set(second.assignment())
+        await eventually(lambda: len(first.assignment()) == 8)
+
+
+@every_protocol
+async def test_more_members_than_partitions(kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str):
+    topic = make_topic(partitions=4)
+    async with AsyncExitStack() as stack:
+        members = [
+            await stack.enter_async_context(opened(kafka, topic, group, **options_of(protocol))) for _ in range(5)
+        ]
+        await eventually(lambda: sorted(len(each.assignment()) for each in members) == [0, 1, 1, 1, 1])
+        busy = next(each for each in members if each.assignment())
+        await busy.close()
+        rest = [each for each in members if each is not busy]
+        await eventually(lambda: [len(each.assignment()) for each in rest] == [1, 1, 1, 1])
+
+
+# -- both ways of reading --------------------------------------------------------------------------------------
+
+
+@every_protocol
+async def test_all_partitions_in_one(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
+):
+    topic = make_topic(partitions=4)
+    await fill(kafka, topic, 4, 300)
+    seen: dict[int, list[bytes | None]] = {}
+    async with opened(kafka, topic, group, stop_when_idle=1.0, **options_of(protocol)) as consumer:
+        async for record in consumer:
+            seen.setdefault(record.partition, []).append(record.data)
+            assert consumer.mark(record, f"at {record.offset}")
+    assert seen == {partition: values_of(partition, 300) for partition in range(4)}
+    for partition in range(4):
+        stored = admin.committed(group, topic, partition)
+        assert (stored.offset, stored.metadata) == (300, "at 299")
+
+
+@every_protocol
+async def test_a_stream_for_each_partition(kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str):
+    topic = make_topic(partitions=4)
+    await fill(kafka, topic, 4, 300)
+    seen: dict[int, list[bytes | None]] = {}
+    async with opened(kafka, topic, group, stop_when_idle=1.0, **options_of(protocol)) as consumer:
+
+        async def work(stream: PartitionStream) -> None:
+            assert stream.place == (topic, stream.partition)
+            async for record in stream:
+                assert record.partition == stream.partition
+                seen.setdefault(stream.partition, []).append(record.data)
+                consumer.mark(record)
+            assert stream.position == 300
+
+        async with asyncio.TaskGroup() as tasks:
+            async for stream in consumer.partitions():
+                tasks.create_task(work(stream))
+    assert seen == {partition: values_of(partition, 300) for partition in range(4)}
+
+
+async def test_a_stream_that_is_not_read_holds_up_no_other(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 5000)
+    read = 0
+    async with opened(kafka, topic, group, max_buffered=100) as consumer:
+        streams = {stream.partition: stream async for stream in first(consumer.partitions(), 2)}
+        async with asyncio.timeout(30):
+            async for batch in streams[1].batches(200):
+                read += len(batch)
+                if read == 5000:
+                    break
+            assert consumer._parts is not None
+            waiting = len(consumer._parts.member.held[TopicPartition(topic, 0)].records)
+            assert 500 <= waiting <= 5000
+            again = 0
+            async for batch in streams[0].batches(200):
+                assert batch[0].offset == again
+                again = batch[-1].offset + 1
+                if again == 5000:
+                    break
+    assert (read, again) == (5000, 5000)
+
+
+async def first(items: AsyncIterable[T], count: int) -> AsyncGenerator[T]:
+    async for item in items:
+        yield item
+        count -= 1
+        if not count:
+            return
+
+
+async def test_what_is_buffered_is_bounded(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 10_000)
+    async with opened(kafka, topic, group, max_buffered=1000) as consumer:
+        (record,) = [record async for record in first(consumer, 1)]
+        await asyncio.sleep(0.5)
+        assert consumer._parts is not None
+        assert len(consumer._parts.intake) <= 5000
+        assert record.offset == 0
+        assert len(await take(consumer, 19_999)) == 19_999
+
+
+async def test_one_way_of_reading_at_a_time(kafka: KafkaServer, topic: str, group: str):
+    async with opened(kafka, topic, group) as consumer:
+        consumer.batches()
+        aiter(consumer)
+        with pytest.raises(ConfigurationError, match="both as one and by partition"):
+            consumer.partitions()
+        with pytest.raises(ConfigurationError, match="max_records is 0"):
+            consumer.batches(0)
+
+
+async def test_a_cancelled_step_takes_nothing(kafka: KafkaServer, topic: str, group: str):
+    async with opened(kafka, topic, group) as consumer:
+        await eventually(consumer.assignment)
+        records = aiter(consumer)
+        for _ in range(3):
+            step = asyncio.ensure_future(anext(records))
+            await asyncio.sleep(0.05)
+            step.cancel()
+            await asyncio.wait((step,))
+        await fill(kafka, topic, 1, 2)
+        async with asyncio.timeout(20):
+            assert [(await anext(records)).offset for _ in range(2)] == [0, 1]
+
+
+# -- marks and commits -----------------------------------------------------------------------------------------
+
+
+async def test_marks_and_resets_are_committed_as_the_next_offset(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
+):
+    left, right = make_topic(partitions=4), make_topic(partitions=4)
+    for topic in (left, right):
+        await fill(kafka, topic, 4, 20)
+    async with opened(kafka, [left, right], group, commit_interval=None) as consumer:
+        records = {(record.topic, record.partition, record.offset): record for record in await take(consumer, 160)}
+        assert await consumer.commit() == {}
+        consumer.mark(records[left, 1, 3], "one")
+        consumer.mark_position(left, 2, 5, "two")
+        consumer.mark(records[right, 1, 2])
+        expected: dict[tuple[str, int], BaseException | None] = {(left, 1): None, (left, 2): None, (right, 1): None}
+        assert await consumer.commit() == expected
+        assert await consumer.commit() == {}
+        for topic, partition, offset, note in ((left, 1, 4, "one"), (left, 2, 5, "two"), (right, 1, 3, "")):
+            stored = admin.committed(group, topic, partition)
+            assert (stored.offset, stored.metadata or "") == (offset, note)
+        assert admin.committed(group, left, 0).offset == -1001
+
+        assert consumer.reset(records[left, 1, 2], "back")
+        assert consumer.reset_position(left, 2, 0)
+        assert consumer.reset(records[right, 1, 2])
+        assert not consumer.reset(records[right, 1, 9])
+        assert await consumer.commit([(left, 1)]) == {(left, 1): None}
+        assert await consumer.commit() == {(left, 2): None}
+        assert admin.committed(group, left, 1).offset == 3
+        assert admin.committed(group, left, 2).offset == 0
+        assert admin.committed(group, right, 1).offset == 3
+        assert (await consumer.committed([(left, 1), (left, 0)])) == {
+            (left, 1): StoredOffset(3, "back"),
+            (left, 0): None,
+        }
+        assert consumer.positions()[TopicPartition(left, 1)] == StoredOffset(3, "back")
+        assert not consumer.mark_position("elsewhere", 0, 3)
+        assert not consumer.reset_position("elsewhere", 0, 3)
+
+
+async def test_a_stash_is_drained_into_the_consumer(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        stash = OffsetStash()
+        for record in reversed(await take(consumer, 20)):
+            stash.mark(record)
+        stash.mark_position("elsewhere", 3, 7)
+        assert consumer.mark_stashed(stash) == [("elsewhere", 3)]
+        assert len(stash) == 0
+        assert await consumer.commit() == {(topic, 0): None, (topic, 1): None}
+        stash.reset_position(topic, 0, 4)
+        assert consumer.reset_stashed(stash) == []
+        await consumer.commit()
+        assert await consumer.committed() == {(topic, 0): StoredOffset(4), (topic, 1): StoredOffset(10)}
+
+
+async def test_commits_by_time_and_by_number(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+    await fill(kafka, topic, 1, 20)
+    async with opened(kafka, topic, group, commit_interval=0.1) as consumer:
+        records = await take(consumer, 20)
+        consumer.mark(records[6])
+        await eventually(lambda: admin.committed(group, topic).offset == 7)
+        consumer.mark(records[7])
+        await eventually(lambda: admin.committed(group, topic).offset == 8)
+    async with opened(kafka, topic, group, commit_interval=None, commit_every=5) as consumer:
+        records = await take(consumer, 12)
+        consumer.mark(records[3])
+        assert await consumer.committed() == {(topic, 0): StoredOffset(8)}
+        consumer.mark(records[4])
+        await eventually(lambda: admin.committed(group, topic).offset == 13)
+
+
+async def test_only_contiguous_finished_records_are_committed(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+):
+    await fill(kafka, topic, 1, 20)
+    async with opened(kafka, topic, group, flush_timeout=0.2, close_timeout=0.2) as consumer:
+        records = await take(consumer, 20)
+        for record in [*records[:5], *records[6:]]:
+            consumer.finish(record)
+        await consumer.commit()
+        assert admin.committed(group, topic).offset == 5
+    assert admin.committed(group, topic).offset == 5
+
+
+@both_protocols
+async def test_what_is_not_marked_before_a_failure_is_not_committed(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin, protocol: str
+):
+    await fill(kafka, topic, 1, 10)
+    with pytest.raises(ZeroDivisionError):
+        async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
+            async for record in consumer:
+                if record.offset == 4:
+                    raise ZeroDivisionError
+                if record.offset < 3:
+                    consumer.mark(record)
+    assert admin.committed(group, topic).offset == 3
+    async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
+        assert [record.offset for record in await take(consumer, 7)] == list(range(3, 10))
+
+
+async def test_a_record_and_a_batch_commit_themselves(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+    await fill(kafka, topic, 1, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = aiter(consumer)
+        await anext(records)
+        await (await anext(records)).commit()
+        assert admin.committed(group, topic).offset == 2
+        batch = await anext(consumer.batches(3))
+        await batch.commit()
+        assert admin.committed(group, topic).offset == 5
+        record = await anext(records)
+    with pytest.raises(Closed):
+        await record.commit()
+
+
+@both_protocols
+async def test_a_record_of_an_earlier_assignment_marks_nothing(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 5)
+    options: dict[str, Any] = {**options_of(protocol), "commit_interval": None}
+    async with opened(kafka, topic, group, **options) as consumer:
+        records = await take(consumer, 10)
+        async with opened(kafka, topic, group, **options):
+            (gone,) = await eventually(lambda: {0, 1} - {each.partition for each in consumer.assignment()})
+        await eventually(lambda: len(consumer.assignment()) == 2)
+        old = [record for record in records if record.partition == gone]
+        assert not consumer.mark(old[-1])
+        assert not consumer.finish(old[-1])
+        assert not consumer.reset(old[-1])
+        assert not consumer.mark_all(records)
+        stash = OffsetStash()
+        stash.mark(old[-1])
+        assert consumer.mark_stashed(stash) == [(topic, gone)]
+        assert consumer.positions()[TopicPartition(topic, gone)] is None
+        with pytest.raises(LeaseLost):
+            await old[-1].commit()
+        with pytest.raises(LeaseLost):
+            await consumer.save_point(old)
+        assert {record.offset for record in await take(consumer, 5)} == set(range(5))
+
+
+# -- the end ---------------------------------------------------------------------------------------------------
+
+
+async def test_closing_twice_and_at_once(kafka: KafkaServer, topic: str, group: str):
+    async with opened(kafka, topic, group) as consumer:
+        await eventually(consumer.assignment)
+        await asyncio.gather(consumer.close(), consumer.close())
+        await consumer.close()
+        assert consumer.closed
+        with pytest.raises(Closed):
+            consumer.assignment()
+
+
+async def test_iterations_end_when_it_is_closed(kafka: KafkaServer, topic: str, group: str):
+    async with opened(kafka, topic, group) as consumer:
+        reader = asyncio.ensure_future(take(consumer, 1))
+        await eventually(consumer.assignment)
+        await consumer.close()
+        assert await reader == []
+
+
+async def test_the_body_of_a_loop_may_close(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+    await fill(kafka, topic, 1, 5)
+    async with opened(kafka, topic, group) as consumer:
+        begun = time.monotonic()
+        async for record in consumer:
+            consumer.mark(record)
+            await consumer.close()
+        assert time.monotonic() - begun < 8
+    assert admin.committed(group, topic).offset == 1
+
+
+async def test_the_bus_closes_what_was_left_open(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
+    await fill(kafka, topic, 1, 5)
+    async with connect(kafka.url) as bus:
+        consumer = await GroupConsumer(bus, topic, group=group).__aenter__()
+        consumer.mark((await take(consumer, 5))[-1])
+    assert consumer.closed
+    assert admin.committed(group, topic).offset == 5
+
+
+@both_protocols
+async def test_closing_during_a_rebalance_does_not_hang(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=4)
+    revoking = asyncio.Event()
+
+    async def dwell(event: Rebalance) -> None:
+        revoking.set()
+        await asyncio.sleep(10)
+
+    options = options_of(protocol)
+    async with opened(kafka, topic, group, on_revoked=dwell, flush_timeout=15, close_timeout=0.5, **options) as first:
+        await eventually(lambda: len(first.assignment()) == 4)
+        async with opened(kafka, topic, group, **options) as second:
+            await revoking.wait()
+            begun = time.monotonic()
+            await first.close()
+            assert time.monotonic() - begun < 5
+            await eventually(lambda: len(second.assignment()) == 4)
+
+
+async def test_a_callback_may_close(kafka: KafkaServer, make_topic: MakeTopic, group: str):
+    topic = make_topic(partitions=4)
+    closers: list[Callable[[], Any]] = []
+
+    async def close(event: Rebalance) -> None:
+        await closers[0]()
+
+    async with opened(kafka, topic, group, on_revoked=close) as consumer:
+        closers.append(consumer.close)
+        await eventually(lambda: len(consumer.assignment()) == 4)
+        async with opened(kafka, topic, group) as second:
+            await eventually(lambda: len(second.assignment()) == 4)
+        assert consumer.closed
+
+
+async def test_a_missing_topic_is_told_when_it_opens(kafka: KafkaServer, topic: str, group: str):
+    with pytest.raises(TopicNotFound, match="nowhere"):
+        async with opened(kafka, [topic, "nowhere"], group):
+            pass

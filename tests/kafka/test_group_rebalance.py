@@ -1,0 +1,311 @@
+"""Partitions come and go: what the application is told and when, what it costs, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.bus import connect
+from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
+from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+
+
+class Log:
+    """What callbacks were told, with the time."""
+
+    def __init__(self) -> None:
+        self.told: list[Rebalance] = []
+
+    def __call__(self, event: Rebalance) -> None:
+        self.told.append(event)
+
+    @property
+    def events(self) -> dict[str, Callable[[Rebalance], None]]:
+        return {"on_assigned": self, "on_revoked": self, "on_lost": self}
+
+
+@every_protocol
+async def test_events_tell_what_comes_what_goes_and_what_is_held(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=4)
+    everything = tuple(TopicPartition(topic, partition) for partition in range(4))
+    log, options = Log(), options_of(protocol)
+    hooked: list[Event] = []
+    async with connect(kafka.url) as bus:
+        bus.hooks.listen(hooked.append)
+        async with GroupConsumer(bus, topic, group=group, **log.events, **options) as consumer:
+            await eventually(lambda: log.told)
+            assert log.told[0] == Rebalance(assigned=everything, current=everything)
+            async with opened(kafka, topic, group, **options):
+                await eventually(lambda: len(consumer.assignment()) == 2)
+                kept = tuple(consumer.assignment())
+                (revoked,) = [event for event in log.told if event.revoked]
+                if protocol in ("cooperative-sticky", "consumer"):
+                    assert revoked.revoked == tuple(sorted(set(everything) - set(kept)))
+                    assert revoked.current == kept
+                    assert [event.assigned for event in log.told if event.assigned] == [everything]
+                else:
+                    assert revoked.revoked == everything
+                    assert revoked.current == ()
+                assert revoked.deadline is not None
+            await eventually(lambda: len(consumer.assignment()) == 4)
+            assert log.told[-1].current == everything
+        assert log.told[-1].revoked == everything
+        assert log.told[-1].current == ()
+    assert not any(event.lost for event in log.told)
+    assert sum(isinstance(event, PartitionsAssigned) for event in hooked) == sum(bool(e.assigned) for e in log.told)
+    assert sum(isinstance(event, PartitionsRevoked) for event in hooked) == sum(bool(e.revoked) for e in log.told)
+
+
+@every_protocol
+async def test_revoked_comes_before_the_release(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 10)
+    order: list[str] = []
+    consumers: list[GroupConsumer] = []
+
+    async def flush(event: Rebalance) -> None:
+        order.append("revoked")
+        await asyncio.sleep(0.3)
+        for place in event.revoked:
+            assert consumers[0].mark_position(*place, 7, "flushed")
+        order.append("flushed")
+
+    def assigned(event: Rebalance) -> None:
+        order.append("assigned to the other")
+
+    options: dict[str, Any] = {"commit_interval": None, **options_of(protocol)}
+    async with opened(kafka, topic, group, on_revoked=flush, **options) as first:
+        consumers.append(first)
+        await eventually(lambda: len(first.assignment()) == 2)
+        async with opened(kafka, topic, group, on_assigned=assigned, **options) as second:
+            (place,) = await eventually(second.assignment)
+            assert (await anext(aiter(second))).offset == 7
+            assert order[:3] == ["revoked", "flushed", "assigned to the other"]
+            assert admin.committed(group, topic, place.partition).metadata == "flushed"
+
+
+@both_protocols
+async def test_a_release_with_nothing_in_flight_costs_nothing(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=4)
+    options = options_of(protocol)
+    log = Log()
+    async with opened(kafka, topic, group, flush_timeout=60, **log.events, **options) as first:
+        reader = asyncio.ensure_future(anext(aiter(first)))
+        await eventually(lambda: len(first.assignment()) == 4)
+        begun = time.monotonic()
+        async with opened(kafka, topic, group, flush_timeout=60, **options) as second:
+            await eventually(lambda: len(second.assignment()) == 2)
+        assert time.monotonic() - begun < 8
+        reader.cancel()
+
+
+@both_protocols
+async def test_the_flush_deadline_ends_what_does_not_end(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=2)
+    ends: list[str] = []
+
+    async def never(event: Rebalance) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    options = options_of(protocol)
+    async with opened(kafka, topic, group, on_revoked=never, flush_timeout=0.5, close_timeout=0.5, **options) as first:
+        await eventually(lambda: len(first.assignment()) == 2)
+        async with opened(kafka, topic, group, **options) as second:
+            await eventually(second.assignment)
+            assert ends == ["cancelled"]
+
+
+@both_protocols
+@pytest.mark.parametrize("way", ["records", "batches", "streams", "finish"])
+async def test_work_in_hand_is_finished_before_a_release(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, way: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 20)
+    options = options_of(protocol)
+    working = asyncio.Event()
+    done: list[tuple[int, int]] = []
+    tasks: set[asyncio.Task[None]] = set()
+
+    async with opened(kafka, topic, group, commit_interval=None, **options) as first:
+
+        async def work(record: Any) -> None:
+            working.set()
+            await asyncio.sleep(0.1)
+            done.append((record.partition, record.offset))
+
+        async def by_stream(stream: PartitionStream) -> None:
+            async for record in stream:
+                await work(record)
+                first.mark(record)
+
+        async def finish(record: Any) -> None:
+            await work(record)
+            first.finish(record)
+
+        async def read() -> None:
+            if way == "streams":
+                async for stream in first.partitions():
+                    tasks.add(asyncio.create_task(by_stream(stream)))
+            elif way == "batches":
+                async for batch in first.batches(7):
+                    for record in batch:
+                        await work(record)
+                    first.mark_all(batch)
+            else:
+                async for record in first:
+                    if way == "finish":
+                        tasks.add(asyncio.create_task(finish(record)))
+                        await asyncio.sleep(0.05)
+                    else:
+                        await work(record)
+                        first.mark(record)
+
+        reader = asyncio.create_task(read())
+        await working.wait()
+        async with opened(kafka, topic, group, **options) as second:
+            other = asyncio.create_task(collect(second, done))
+            await eventually(lambda: len(set(done)) == 40)
+            tasks |= {reader, other}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+    assert sorted(done) == [(partition, offset) for partition in (0, 1) for offset in range(20)]
+
+
+async def collect(consumer: GroupConsumer, done: list[tuple[int, int]]) -> None:
+    async for record in consumer:
+        done.append((record.partition, record.offset))
+        consumer.mark(record)
+
+
+@both_protocols
+async def test_on_assigned_is_over_before_the_first_record(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 5)
+    order: list[str] = []
+
+    async def load(event: Rebalance) -> None:
+        await asyncio.sleep(0.3)
+        order.append("loaded")
+
+    async with opened(kafka, topic, group, on_assigned=load, **options_of(protocol)) as consumer:
+        async for _ in consumer:
+            order.append("record")
+            if len(order) == 11:
+                break
+    assert order[0] == "loaded"
+    assert order.count("loaded") == 1
+
+
+async def test_a_callback_that_fails_keeps_nothing_from_its_next_owner(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, caplog: pytest.LogCaptureFixture
+):
+    topic = make_topic(partitions=2)
+
+    def fail(event: Rebalance) -> None:
+        raise ZeroDivisionError
+
+    async with opened(kafka, topic, group, on_assigned=fail, on_revoked=fail) as first:
+        await eventually(lambda: len(first.assignment()) == 2)
+        async with opened(kafka, topic, group) as second:
+            await eventually(second.assignment)
+    assert "A rebalance callback failed" in caplog.text
+
+
+@both_protocols
+async def test_partitions_that_stay_go_on_where_they_are(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    """Nothing is committed here, so whatever were read anew would come again."""
+    topic = make_topic(partitions=4)
+    await fill(kafka, topic, 4, 500)
+    seen: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"commit_interval": None, **options_of(protocol)}
+    async with opened(kafka, topic, group, **options) as first:
+
+        async def read() -> None:
+            async for record in first:
+                seen.append((record.partition, record.offset))
+                await asyncio.sleep(0.001)
+
+        reader = asyncio.create_task(read())
+        await eventually(lambda: len(seen) > 100)
+        async with opened(kafka, topic, group, **options):
+            await eventually(lambda: len(first.assignment()) == 2)
+            kept = {place.partition for place in first.assignment()}
+            await fill(kafka, topic, 4, 100, 500)
+            await eventually(lambda: len([1 for partition, _ in seen if partition in kept]) >= 1200)
+            theirs = [(partition, offset) for partition, offset in seen if partition in kept]
+            assert sorted(theirs) == [(partition, offset) for partition in sorted(kept) for offset in range(600)]
+            for partition in kept:
+                assert [offset for each, offset in theirs if each == partition] == list(range(600))
+        reader.cancel()
+
+
+@both_protocols
+async def test_a_static_member_that_comes_back_moves_nothing(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=4)
+    await fill(kafka, topic, 4, 10)
+    log, options = Log(), options_of(protocol)
+    async with opened(kafka, topic, group, group_instance_id="one", **log.events, **options) as first:
+        await eventually(lambda: len(first.assignment()) == 4)
+        async with opened(kafka, topic, group, group_instance_id="two", **options) as second:
+            await eventually(lambda: len(first.assignment()) == len(second.assignment()) == 2)
+            theirs = second.assignment()
+            async for record in second:
+                second.mark(record)
+                if record.offset == 9:
+                    break
+        told = len(log.told)
+        async with opened(kafka, topic, group, group_instance_id="two", **options) as again:
+            await eventually(lambda: again.assignment() == theirs)
+            assert len(log.told) == told
+
+
+@both_protocols
+async def test_slow_handlers_never_exceed_the_poll_interval(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 3000)
+    log = Log()
+    options = {**options_of(protocol), "session_timeout_ms": 2000, "max_poll_interval_ms": 2000, "max_buffered": 100}
+    seen: list[int] = []
+    async with opened(kafka, topic, group, **log.events, **options) as consumer:
+        async for record in consumer:
+            if not seen:
+                await asyncio.sleep(5)
+            seen.append(record.offset)
+            if len(seen) == 6000:
+                break
+        assert not any(event.lost or event.revoked for event in log.told)
+    assert sorted(seen) == sorted([*range(3000), *range(3000)])

@@ -1,0 +1,145 @@
+"""Messages over a consumer group: what is finished above the committed position is not repeated by a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.errors import SubscriptionNotFound
+from broker.testing.waiting import eventually, take
+from broker_kafka.offset_map import decode
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.raw_positions import store, stored
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+
+PATIENCE = 20.0
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with connect(f"{kafka.url}?{QUICK}") as bus:
+        yield bus
+
+
+def numbers(count: int) -> list[bytes]:
+    return [str(number).encode() for number in range(count)]
+
+
+async def rest_of(bus: Bus, topic: str, group: str) -> list[int]:
+    """All that a new consumer of the group gets, in its order."""
+    seen: list[int] = []
+    async with bus.messages(topic, subscription=group, max_outstanding=1000) as inbox:
+        while (message := await inbox.next_message(timeout=PATIENCE if not seen else 1.0)) is not None:
+            seen.append(int(message.data or b"-1"))
+            await message.ack()
+    return seen
+
+
+async def test_a_restart_repeats_only_what_was_not_finished(
+    kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbers(100))
+    async with bus.messages(topic, subscription=group, max_outstanding=100) as inbox:
+        for number, message in enumerate(await take(inbox, 100, PATIENCE)):
+            if number % 10 and number < 90:
+                await message.ack()
+    found = stored(admin, group, topic)
+    assert found.offset == 0
+    assert decode(0, found.metadata or "")[:2] == [(1, 10), (11, 20)]
+    wanted = [number for number in range(100) if number % 10 == 0 or number >= 90]
+    assert await rest_of(bus, topic, group) == wanted
+    assert stored(admin, group, topic).offset == 100
+
+
+async def test_a_second_restart_keeps_what_the_first_had_not_read_yet(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbers(100))
+    async with bus.messages(topic, subscription=group, max_outstanding=100) as inbox:
+        for number, message in enumerate(await take(inbox, 100, PATIENCE)):
+            if number % 10:
+                await message.ack()
+    # Only the first few are read this time, and one of them is done.
+    async with bus.messages(topic, subscription=group, max_outstanding=2, prefetch=1) as inbox:
+        first, second = await take(inbox, 2, PATIENCE)
+        assert (first.data, second.data) == (b"0", b"10")
+        await second.ack()
+    assert await rest_of(bus, topic, group) == [0, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+async def test_a_killed_process_repeats_nothing_that_was_committed(
+    kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbers(50))
+    program = f"""
+import asyncio, broker
+async def main():
+    async with broker.connect({f"{kafka.url}?{QUICK}"!r}) as bus:
+        async with bus.messages({topic!r}, subscription={group!r}, max_outstanding=50) as inbox:
+            got = [await inbox.next_message() for _ in range(50)]
+            for message in got[1:40]:
+                await message.ack()
+            await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    try:
+
+        async def committed() -> bool:
+            found = await asyncio.to_thread(stored, admin, group, topic)
+            return decode(max(0, found.offset), found.metadata or "") == [(1, 40)]
+
+        await eventually(committed, PATIENCE, "the commit of the map")
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+    assert await rest_of(bus, topic, group) == [0, *range(40, 50)]
+
+
+async def test_metadata_of_somebody_else_is_no_map(
+    kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbers(5))
+    store(admin, group, topic, 1, "AgAAAZk=")
+    assert await rest_of(bus, topic, group) == [1, 2, 3, 4]
+    assert stored(admin, group, topic).offset == 5
+
+
+async def test_a_broker_that_takes_less_text_gets_less(topic: str, group: str) -> None:
+    with KafkaServer({"offset.metadata.max.bytes": "40"}) as small:
+        RawAdmin(small.bootstrap).make_topic(topic)
+        produce(small.bootstrap, topic, numbers(400))
+        async with connect(f"{small.url}?{QUICK}") as bus:
+            async with bus.messages(topic, subscription=group, max_outstanding=400) as inbox:
+                for number, message in enumerate(await take(inbox, 400, PATIENCE)):
+                    if number % 3:
+                        await message.ack()
+            seen = await rest_of(bus, topic, group)
+    assert set(seen) >= set(range(0, 400, 3))
+    assert 1 not in seen
+
+
+async def test_a_subscription_is_there_as_soon_as_it_was_opened(bus: Bus, topic: str, group: str) -> None:
+    with pytest.raises(SubscriptionNotFound):
+        async with bus.messages(topic, subscription=group, create=False):
+            pass
+    async with bus.messages(topic, subscription=group):
+        pass
+    assert await bus.admin.subscriptions(topic) == [group]
+    async with bus.messages(topic, subscription=group, create=False):
+        pass
+
+
+async def test_settings_reach_the_members(kafka: KafkaServer, topic: str, group: str) -> None:
+    settings = KafkaSettings(servers=(kafka.bootstrap,), group_protocol="consumer")
+    produce(kafka.bootstrap, topic, numbers(3))
+    async with connect(settings) as bus:
+        assert await rest_of(bus, topic, group) == [0, 1, 2]

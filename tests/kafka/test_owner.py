@@ -1,0 +1,157 @@
+"""The thread that owns a client: commands in order, results on the loop, an end that everybody hears of."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed
+from broker_kafka.owner import OwnerThread
+
+
+class Client:
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.closed = False
+        self.thread = threading.get_ident()
+
+
+class Owner(OwnerThread[Client]):
+    """:param blocking: what a turn waits for, if anything."""
+
+    def __init__(self, *, unopened: Exception | None = None) -> None:
+        super().__init__("owner of a test")
+        self.unopened = unopened
+        self.breaking: Exception | None = None
+        self.at_the_end: list[object] = []
+        self.crash: BrokerError | None = None
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def _open(self) -> Client:
+        if self.unopened is not None:
+            raise self.unopened
+        return Client()
+
+    def _turn(self, client: Client) -> None:
+        if self.breaking is not None:
+            raise self.breaking
+        self._serve(client, 0.1)
+
+    def _shut(self, client: Client) -> None:
+        async def look() -> None:
+            self.at_the_end.append(await self.call(lambda client: client.thread))
+
+        self.at_the_end.append(self._await_on_loop(client, look, 5))
+        self.hold.wait(10)
+        client.closed = True
+
+    def _crashed(self, error: BrokerError) -> None:
+        self.crash = error
+
+
+async def test_commands_run_in_the_thread_in_their_order() -> None:
+    owner = Owner()
+    await owner.start()
+    for number in range(100):
+        owner.tell(lambda client, number=number: client.seen.append(number))
+    client = await owner.call(lambda client: client)
+    assert client.seen == list(range(100))
+    assert client.thread != threading.get_ident()
+    assert await owner.call(lambda _: threading.get_ident()) == client.thread
+    assert await owner.stop(5)
+    assert client.closed
+
+
+async def test_an_exception_of_a_command_is_its_callers() -> None:
+    owner = Owner()
+    await owner.start()
+
+    def fail(client: Client) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await owner.call(fail)
+    owner.tell(fail)
+    assert await owner.call(lambda client: client.closed) is False
+    await owner.stop(5)
+
+
+async def test_a_cancelled_command_that_has_not_begun_does_not_run() -> None:
+    owner = Owner()
+    await owner.start()
+    gate = threading.Event()
+    owner.tell(lambda client: gate.wait(5))
+    call = asyncio.ensure_future(owner.call(lambda client: client.seen.append(1)))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gate.set()
+    assert await owner.call(lambda client: client.seen) == []
+    await owner.stop(5)
+
+
+async def test_what_cannot_be_opened_is_raised_by_start() -> None:
+    owner = Owner(unopened=ConnectionFailed("nobody there"))
+    with pytest.raises(ConnectionFailed, match="nobody there"):
+        await owner.start()
+    with pytest.raises(ConnectionFailed):
+        await owner.call(lambda client: client)
+    assert await owner.stop(5)
+    assert owner.crash is None
+
+
+async def test_a_crash_is_told_to_all_who_wait_and_to_all_who_come() -> None:
+    owner = Owner()
+    await owner.start()
+    gate = threading.Event()
+    owner.tell(lambda client: gate.wait(5))
+    owner.tell(lambda client: setattr(owner, "breaking", ValueError("broken")))
+    waiting = asyncio.ensure_future(owner.call(lambda client: client.seen))
+    await asyncio.sleep(0)
+    gate.set()
+    # It was given before the crash, so it may have been carried out.
+    await asyncio.wait({waiting})
+    assert await owner.stop(5)
+    with pytest.raises(BackendError, match="broken") as caught:
+        await owner.call(lambda client: client)
+    assert isinstance(caught.value.native, ValueError)
+    assert owner.crash is caught.value
+    assert owner.failure is caught.value
+
+
+async def test_after_stop_calls_raise_closed_and_stop_may_be_repeated() -> None:
+    owner = Owner()
+    await owner.start()
+    assert await owner.stop(5)
+    assert await owner.stop(5)
+    with pytest.raises(Closed):
+        await owner.call(lambda client: client)
+    with pytest.raises(Closed):
+        owner.tell(lambda client: client)
+
+
+async def test_a_thread_that_was_never_started_stops() -> None:
+    assert await Owner().stop(1)
+
+
+async def test_commands_are_served_while_the_thread_waits_for_the_loop() -> None:
+    owner = Owner()
+    await owner.start()
+    client = await owner.call(lambda client: client)
+    assert await owner.stop(5)
+    assert owner.at_the_end == [client.thread, True]
+
+
+async def test_a_client_that_does_not_close_does_not_hold_up_stop() -> None:
+    owner = Owner()
+    await owner.start()
+    owner.hold.clear()
+    begun = asyncio.get_running_loop().time()
+    assert not await owner.stop(0.2)
+    assert asyncio.get_running_loop().time() - begun < 2
+    owner.hold.set()
+    assert await owner.stop(5)

@@ -1,0 +1,293 @@
+"""Members of a group on a real broker: begins, ends of positions, topics that change, and loops that stand still."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.errors import LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.hooks import Event, Hooks, PartitionsLost, PositionReset
+from broker.names import ephemeral
+from broker.reading.record_consumer import RecordConsumer
+from broker.records import Record
+from broker.spi import RecordSubscription, TopicPartition
+from broker.testing.waiting import eventually, let_pass, read
+from broker_kafka.backend import KafkaBackend
+from broker_kafka.records import KafkaRecordSource
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.raw_positions import store
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+
+PATIENCE = 20.0
+QUICK: dict[str, Any] = {
+    "session_timeout_ms": 2000,
+    "heartbeat_interval_ms": 300,
+    "topic_metadata_refresh_interval_ms": 500,
+}
+PROTOCOLS = ("classic", "consumer")
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def open_bus(kafka: KafkaServer) -> AsyncIterator[Open]:
+    """`await open_bus(offset_reset="latest")`: a bus that is closed at the end of the test."""
+    opened: list[Bus] = []
+
+    async def make(**settings: Any) -> Bus:
+        protocol = settings.get("group_protocol", "classic")
+        quick: dict[str, Any] = QUICK if protocol == "classic" else {"topic_metadata_refresh_interval_ms": 500}
+        bus = connect(KafkaSettings(servers=(kafka.bootstrap,), **(quick | settings)))
+        opened.append(bus)
+        return await bus.__aenter__()
+
+    yield make
+    for bus in opened:
+        await bus.close()
+
+
+def bodies(count: int, prefix: str = "m") -> list[bytes]:
+    return [f"{prefix}-{number:05}".encode() for number in range(count)]
+
+
+def data_of(records: Sequence[Record[bytes]]) -> list[bytes | None]:
+    return [record.data for record in records]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_each_record_comes_once_and_in_order(
+    kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str, protocol: str
+) -> None:
+    topic = make_topic(partitions=3)
+    for partition in range(3):
+        produce(kafka.bootstrap, topic, bodies(5000, str(partition)), partition=partition)
+    bus = await open_bus(group_protocol=protocol)
+    seen: dict[int, list[bytes | None]] = {0: [], 1: [], 2: []}
+    async with bus.records(topic, group=group) as log:
+        while sum(map(len, seen.values())) < 15_000:
+            batch = await log.next_batch(700, timeout=PATIENCE)
+            assert batch
+            for record in batch:
+                seen[record.partition].append(record.data)
+    assert seen == {partition: bodies(5000, str(partition)) for partition in range(3)}
+
+
+async def test_a_position_that_retention_overtook_is_an_error(
+    kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(20))
+    bus = await open_bus()
+    async with bus.records(topic, group=group) as log:
+        await (await read(log, 5, PATIENCE))[-1].commit()
+    admin.delete_records(topic, 10)
+    async with bus.records(topic, group=group) as log:
+        with pytest.raises(OffsetOutOfRange, match="begins at 10"):
+            await log.next_record(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(("policy", "first"), [("earliest", 10), ("latest", 20)])
+async def test_a_reset_that_was_asked_for_is_counted_and_told(
+    kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, policy: str, first: int
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(20))
+    bus = await open_bus(offset_reset=policy)
+    async with bus.records(topic, group=group) as log:
+        await (await read(log, 5, PATIENCE))[-1].commit()
+    admin.delete_records(topic, 10)
+    events: list[Event] = []
+    bus.hooks.listen(events.append)
+    async with bus.records(topic, group=group) as log:
+        await eventually(lambda: any(isinstance(each, PositionReset) for each in events), PATIENCE, "the reset")
+        produce(kafka.bootstrap, topic, bodies(1, "later"))
+        records = await read(log, 21 - first, PATIENCE)
+    (told,) = [each for each in events if isinstance(each, PositionReset)]
+    assert (tuple(told.partition), told.position, told.to, told.policy) == ((topic, 0), 5, first, policy)
+    assert [record.offset for record in records] == list(range(first, 21))
+
+
+async def test_a_position_beyond_the_end_is_an_error(
+    kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(3))
+    store(admin, group, topic, 20)
+    bus = await open_bus()
+    async with bus.records(topic, group=group) as log:
+        with pytest.raises(OffsetOutOfRange, match="position 20 is not in the log"):
+            await log.next_record(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_topic_that_is_deleted_is_told(
+    kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, protocol: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(3))
+    bus = await open_bus(group_protocol=protocol)
+    async with bus.records(topic, group=group) as log:
+        await read(log, 3, PATIENCE)
+        admin.delete_topic(topic)
+        with pytest.raises(TopicNotFound):
+            await log.next_record(timeout=2 * PATIENCE)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+async def test_partitions_that_are_added_are_read_in_full(
+    kafka: KafkaServer, admin: RawAdmin, open_bus: Open, topic: str, group: str, start: Any
+) -> None:
+    bus = await open_bus()
+    async with bus.records(topic, group=group, start=start) as log:
+        await eventually(lambda: len(log.assignment()) == 1, PATIENCE, "the assignment")
+        admin.add_partitions(topic, 2)
+        produce(kafka.bootstrap, topic, bodies(5), partition=1)
+        assert data_of(await read(log, 5, 2 * PATIENCE)) == bodies(5)
+
+
+async def test_what_latest_means_is_fixed_when_the_group_is_founded(
+    kafka: KafkaServer, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(5, "old"))
+    bus = await open_bus()
+    async with bus.records(topic, group=group, start="latest"):
+        pass
+    produce(kafka.bootstrap, topic, bodies(5, "new"))
+    async with bus.records(topic, group=group, start="latest") as log:
+        assert data_of(await read(log, 5, PATIENCE)) == bodies(5, "new")
+
+
+async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open_bus: Open, topic: str) -> None:
+    produce(kafka.bootstrap, topic, bodies(5))
+    bus = await open_bus()
+    async with bus.records(topic, group=ephemeral(), start="earliest") as log:
+        await (await read(log, 5, PATIENCE))[-1].commit()
+
+    async def gone() -> bool:
+        return not await bus.admin.subscriptions(topic)
+
+    await eventually(gone, PATIENCE, "the end of the group")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_handler_may_take_longer_than_the_poll_interval(
+    kafka: KafkaServer, open_bus: Open, topic: str, group: str, protocol: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(20_000))
+    settings = {"max_poll_interval_ms": 3000} if protocol == "classic" else {"max_poll_interval_ms": 7000}
+    bus = await open_bus(group_protocol=protocol, **settings)
+    events: list[Event] = []
+    bus.hooks.listen(events.append)
+    async with bus.records(topic, group=group, max_buffered=100) as log:
+        first = await read(log, 10, PATIENCE)
+        seconds = 1.3 * settings["max_poll_interval_ms"] / 1000
+        # Once with a loop that stands still as well: the thread polls all the same.
+        time.sleep(seconds)  # noqa: ASYNC251
+        await let_pass(seconds)
+        await first[-1].commit()
+        rest: list[bytes | None] = []
+        while len(rest) < 19_990:
+            rest += data_of(list(await log.next_batch(1000, timeout=PATIENCE)))
+    assert data_of(first) + rest == bodies(20_000)
+    assert not [event for event in events if isinstance(event, PartitionsLost)]
+
+
+async def test_a_commit_waits_for_no_idle_poll(kafka: KafkaServer, open_bus: Open, topic: str, group: str) -> None:
+    produce(kafka.bootstrap, topic, bodies(50))
+    bus = await open_bus()
+    async with bus.records(topic, group=group) as log:
+        records = await read(log, 50, PATIENCE)
+        begun = time.perf_counter()
+        for record in records:
+            await record.commit()
+        assert time.perf_counter() - begun < 50 * 0.1
+        assert await log.committed() == {TopicPartition(topic, 0): 50}
+
+
+async def test_a_commit_does_not_wait_while_batches_wait_to_be_taken(
+    kafka: KafkaServer, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(20_000))
+    bus = await open_bus()
+    took: list[float] = []
+    async with bus.records(topic, group=group, max_buffered=200) as log:
+        for _ in range(15):
+            batch = await log.next_batch(50, timeout=PATIENCE)
+            began = time.monotonic()
+            await batch.commit()
+            took.append(time.monotonic() - began)
+    # Some may meet a busy machine; waiting for a stalled poll would be a quarter of a second each time.
+    assert sorted(took)[len(took) // 2] < 0.1, took
+
+
+async def test_a_clean_close_passes_partitions_on_at_once(
+    kafka: KafkaServer, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(10))
+    bus = await open_bus(session_timeout_ms=30_000)
+    async with bus.records(topic, group=group) as log:
+        await (await read(log, 5, PATIENCE))[-1].commit()
+    begun = time.perf_counter()
+    async with bus.records(topic, group=group) as log:
+        assert data_of(await read(log, 5, PATIENCE)) == bodies(10)[5:]
+    assert time.perf_counter() - begun < 15
+
+
+async def test_a_static_member_comes_back_to_its_partitions(
+    kafka: KafkaServer, open_bus: Open, topic: str, group: str
+) -> None:
+    produce(kafka.bootstrap, topic, bodies(10))
+    bus = await open_bus(group_instance_id="the-one", session_timeout_ms=30_000)
+    async with bus.records(topic, group=group) as log:
+        await (await read(log, 5, PATIENCE))[-1].commit()
+    async with bus.records(topic, group=group) as log:
+        assert data_of(await read(log, 5, PATIENCE)) == bodies(10)[5:]
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+async def test_members_share_with_every_strategy(
+    kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str, strategy: str
+) -> None:
+    topic = make_topic(partitions=4)
+    first = await open_bus(partition_assignment_strategy=(strategy,))
+    second = await open_bus(partition_assignment_strategy=(strategy,))
+    async with first.records(topic, group=group) as one:
+        await eventually(lambda: len(one.assignment()) == 4, PATIENCE, "the first assignment")
+        async with second.records(topic, group=group) as two:
+            await eventually(
+                lambda: len(one.assignment()) == len(two.assignment()) == 2, PATIENCE, "two partitions for each"
+            )
+        await eventually(lambda: len(one.assignment()) == 4, PATIENCE, "the take-over")
+
+
+async def test_a_commit_of_what_is_not_ours_is_refused(kafka: KafkaServer, topic: str, group: str) -> None:
+    produce(kafka.bootstrap, topic, bodies(5))
+    hooks = Hooks()
+    backend = KafkaBackend(KafkaSettings(servers=(kafka.bootstrap,)), hooks)
+    await backend.open()
+    try:
+        wanted = RecordSubscription(topics=(topic,), group=group)
+        consumer: RecordConsumer[bytes] = RecordConsumer(backend, wanted, hooks=hooks)
+        async with consumer:
+            source: Any = vars(vars(consumer)["_member"])["_source"]
+            assert isinstance(source, KafkaRecordSource)
+            await read(consumer, 5, PATIENCE)
+            ours, other = TopicPartition(topic, 0), TopicPartition(topic, 7)
+            results = await source.commit({ours: 3, other: 3})
+            assert results[ours] is None
+            assert isinstance(results[other], LeaseLost)
+            with pytest.raises(LeaseLost):
+                await source.group_metadata([other])
+            assert await source.group_metadata([ours])
+    finally:
+        await backend.close()
+
+
+async def test_joining_a_missing_topic_leaves_no_thread(open_bus: Open, group: str) -> None:
+    bus = await open_bus()
+    with pytest.raises(TopicNotFound):
+        async with bus.records(f"missing-{uuid.uuid4().hex}", group=group):
+            pass
