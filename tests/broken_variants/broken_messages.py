@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message, Outcome
+from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement, View
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import (
@@ -200,6 +202,16 @@ class AlwaysStartsAtTheEarliest(BrokenBackend):
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         early = MessageSubscription(topic=subscription.topic, subscription=subscription.subscription)
         return await self.inner.subscribe(early, listener)
+
+
+@breaks("messages.ephemeral-begins-at-start")
+class EphemeralStartsAtTheLatest(BrokenBackend):
+    """An ephemeral subscription begins at the latest message, whatever its `start`."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        if isinstance(subscription.subscription, Ephemeral):
+            subscription = dataclasses.replace(subscription, start="latest")
+        return await super().subscribe(subscription, listener)
 
 
 @breaks("cancel.waiters-lose-nothing")
