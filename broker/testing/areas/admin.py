@@ -176,6 +176,7 @@ class Administration(ConformanceCase):
             assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
             await nothing_more(inbox, harness.quiet)
 
+    @requires("messages.start_latest", "records|messages.start_time")
     @promise(
         "admin.subscription-starts-where-asked",
         "A subscription that is made ahead begins where its `start` says, whoever opens it later.",

@@ -156,7 +156,7 @@ class Delivery(ConformanceCase):
 
         await eventually(only_the_kept, harness.patience, "the end of the ephemeral subscriptions")
 
-    @requires("messages.ephemeral")
+    @requires("messages.ephemeral", "records|messages.start_time")
     @promise(
         "messages.ephemeral-begins-at-start",
         "An ephemeral consumer begins where `start` says, by default at the earliest message, as any other.",
