@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from broker.bus import Bus
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
@@ -16,6 +17,7 @@ from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import (
     BrokenBackend,
     BrokenBus,
+    BrokenHarness,
     BrokenSource,
     BrokenView,
     CarelessBus,
@@ -137,6 +139,61 @@ class IgnoresBytes(BrokenSource):
         for message in messages:
             message.size = 0
         return messages
+
+
+@breaks("flow.bytes-are-bounded")
+class HoardsBytes(BrokenSource):
+    """What exceeds the bytes that were asked for is taken from the broker, too, and waits in the source."""
+
+    def __init__(self, inner: Any, backend: BrokenBackend, subscription: MessageSubscription) -> None:
+        super().__init__(inner, backend, subscription)
+        self.hoard: list[Message[Any]] = []
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        if not self.hoard:
+            self.hoard += await self.inner.fetch(max_messages, 1 << 40, wait)
+        taken: list[Message[Any]] = []
+        while self.hoard and len(taken) < max_messages and sum(message.size for message in taken) < max_bytes:
+            taken.append(self.hoard.pop(0))
+        return taken
+
+
+@breaks("order.survives-a-cut")
+class CutsBringLate(BrokenHarness):
+    """What a connection was bringing when it was cut comes behind what is newer."""
+
+    async def cut(self, bus: Bus) -> None:
+        backend = cast("_LateBackend", bus.backend)
+        backend.was_cut = True
+        self.broker.faults.isolate(backend.inner)
+        self.broker.faults.heal(backend.inner)
+
+
+class _LateBackend(BrokenBackend):
+    was_cut = False
+
+
+class _LateSource(BrokenSource):
+    def __init__(self, inner: Any, backend: _LateBackend, subscription: MessageSubscription) -> None:
+        super().__init__(inner, backend, subscription)
+        self.cuts = backend
+        self.late: list[Message[Any]] = []
+        self.newer = 0
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        messages = list(await self.inner.fetch(max_messages, max_bytes, 0.1))
+        if messages and self.cuts.was_cut:
+            self.cuts.was_cut, self.newer = False, 0
+            self.late.append(messages.pop(0))
+        self.newer += len(messages)
+        if self.newer >= 20 or not messages:
+            messages += self.late
+            self.late.clear()
+        return messages
+
+
+_LateBackend.source_class = _LateSource
+CutsBringLate.backend_class = _LateBackend
 
 
 class _StuckAttempt(BrokenView):
