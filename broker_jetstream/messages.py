@@ -112,7 +112,8 @@ class JetStreamMessageSource:
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         deadline = monotonic() + wait
-        swallowed = self._swallowed
+        if (swallowed := self._swallowed) is not None:
+            swallowed.review()
         if self._inherited and self._connection.connected:
             await self._inherit(max_bytes)
         while True:

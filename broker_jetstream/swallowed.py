@@ -74,22 +74,49 @@ class Swallowed:
         self._asked = False
         self._disordered = False
         self._until = 0.0
+        self._calm = True
+        """Nothing broke, and nothing is missing."""
+        self._count = 0
+        self._last = self._newest = b""
+        self._first = f"$JS.ACK.{stream}.{consumer}.1.".encode()
 
     def arrived(self, reply: bytes) -> bool:
         """Note a delivery; False for one that comes once more and is to be dropped."""
-        self._fields = fields = reply.split(b".")
-        # As in `headers`: domains have two fields more.
-        first = 4 if len(fields) == 9 else 6
-        place, number = int(fields[first + 1]), int(fields[first + 2])
+        # Called for every message: as long as nothing is amiss they are only counted, and read by `review`.
+        if self._calm and self._connection.connected and self._epoch == self._connection.epoch:
+            self._asking.given_up = 0
+            self._count += 1
+            self._last = reply
+            if reply.startswith(self._first):
+                # These come in the order of the stream.
+                self._newest = reply
+            else:
+                self._place = max(self._place, _numbers(reply)[1])
+            return True
         if self._epoch != self._connection.epoch or not self._connection.connected:
             self.broke()
-        elif not self.unsure:
-            self._asking.given_up = 0
-            if number > self.number + 1:
-                self._shared_until = monotonic() + _SHARED_SECONDS
+        deliveries, place, number = _numbers(reply)
+        self._fields = reply.split(b".")
+        if not self.unsure and number > self.number + 1:
+            self._shared_until = monotonic() + _SHARED_SECONDS
         self.number = number
         self._place = max(self._place, place)
-        return not self._missing or self._expected(place, again=fields[first] != b"1")
+        self._calm = self._calm or not (self.unsure or self._missing)
+        return not self._missing or self._expected(place, again=deliveries > 1)
+
+    def review(self) -> None:
+        """See whether somebody else got messages meanwhile."""
+        if not self._count:
+            return
+        number = _numbers(self._last)[2]
+        if number > self.number + self._count:
+            self._shared_until = monotonic() + _SHARED_SECONDS
+        self.number = number
+        self._count = 0
+        if self._newest:
+            self._place = max(self._place, _numbers(self._newest)[1])
+            self._newest = b""
+        self._fields = self._last.split(b".")
 
     def _expected(self, place: int, *, again: bool) -> bool:
         if again:
@@ -108,6 +135,8 @@ class Swallowed:
 
     def broke(self) -> None:
         """The connection is another one; what was under way may be lost."""
+        self.review()
+        self._calm = False
         self._epoch = self._connection.epoch
         self._asked = False
         if not self.unsure:
@@ -200,3 +229,10 @@ class Swallowed:
             self._epoch = epoch
             self.unsure = False
         self._missing.clear()
+
+
+def _numbers(reply: bytes) -> tuple[int, int, int]:
+    """How often the message with this ack subject was delivered, its place in the stream, and the delivery's number."""
+    fields = reply.split(b".")
+    first = 4 if len(fields) == 9 else 6
+    return int(fields[first]), int(fields[first + 1]), int(fields[first + 2])
