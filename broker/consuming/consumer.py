@@ -93,6 +93,7 @@ class MessageConsumer(Generic[T]):
                 raise
             finally:
                 self._opening = None
+            engine.owner = self
             if self._stopped:
                 engine.end()
             if self._closed:
