@@ -12,7 +12,7 @@ __all__ = ["DEAD_LETTER_PREFIX", "NO_ATTRIBUTES", "RESERVED_PREFIX", "UNSET", "E
 RESERVED_PREFIX: Final = "anybroker-"
 """Attributes under this prefix carry what a broker has no place for (key, times); users never see or set them."""
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
-"""Attributes under this prefix tell why and whence a dead letter came; `redrive` removes them."""
+"""Attributes under this prefix tell why and whence a dead letter came; `redrive` removes them. Users set none."""
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 

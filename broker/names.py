@@ -31,7 +31,10 @@ EPHEMERAL: Final = Ephemeral()
 
 
 def ephemeral() -> Ephemeral:
-    """Ask for a subscription of this consumer's own, starting at the newest message unless told otherwise."""
+    """Ask for a subscription or group of this consumer's own, which goes with it.
+
+    It begins where `start` says, like any new one: with all that the topic has, unless told otherwise.
+    """
     return EPHEMERAL
 
 

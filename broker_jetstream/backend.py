@@ -178,6 +178,7 @@ class JetStreamBackend:
             listener,
             confirm_acks=subscription.confirm_acks,
             ephemeral=ephemeral,
+            last=consumers.last_delivery(info) if subscription.ordered_by_key else None,
             inherited=min(info.get("num_ack_pending", 0), subscription.max_outstanding)
             if subscription.ordered_by_key
             else 0,

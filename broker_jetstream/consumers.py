@@ -26,6 +26,7 @@ __all__ = [
     "delete",
     "ensure_message_consumer",
     "info",
+    "last_delivery",
     "message_config",
     "partition_config",
     "pinned_by",
@@ -65,6 +66,8 @@ def partition_config(connection: Connection, layout: Layout, partition: int, pos
 def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait: bool = False) -> dict[str, Any]:
     """The body of a pull for so many messages.
 
+    :param max_bytes: as the server counts them, with headers and subjects; it ends the pull at a message that is larger
+        than what is left.
     :param no_wait: have it answered at once, with a status if there is nothing.
     """
     if no_wait:
@@ -74,8 +77,7 @@ def pull_request(connection: Connection, number: int, max_bytes: int, *, no_wait
         "batch": number,
         "expires": round(settings.pull_expires * NANOSECONDS),
         "idle_heartbeat": round(settings.pull_heartbeat * NANOSECONDS),
-        # Never less than one message of the largest size, which a smaller bound would hold up for ever.
-        "max_bytes": max(max_bytes, connection.max_payload) + 65_536,
+        "max_bytes": max_bytes,
     }
 
 
@@ -130,6 +132,12 @@ async def info(connection: Connection, stream: str, name: str, what: str) -> dic
     :raises SubscriptionNotFound, TopicNotFound: it does not exist, or its stream does not.
     """
     return await connection.api(f"CONSUMER.INFO.{stream}.{name}", what=what)
+
+
+def last_delivery(info: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of a consumer's last delivery, and the place in the stream of the last message that it delivered."""
+    delivered: Mapping[str, Any] = info.get("delivered") or {}
+    return int(delivered.get("consumer_seq") or 0), int(delivered.get("stream_seq") or 0)
 
 
 async def delete(connection: Connection, stream: str, name: str, what: str) -> None:

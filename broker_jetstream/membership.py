@@ -166,6 +166,10 @@ class Membership:
             )
         )
 
+    def pinned_elsewhere(self, mine: Collection[int]) -> list[int]:
+        """Claims of ours that somebody says are pinned to it."""
+        return sorted(number for number in mine if any(number in peer.pinned for peer in self._peers.values()))
+
     async def leave(self) -> None:
         """Say good-bye and listen no more."""
         await self.tell(bye=True)

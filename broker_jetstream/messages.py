@@ -13,24 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from itertools import count
 from time import monotonic
 from typing import Any, Final
 
-import msgspec
-
-from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, NotFound
+from broker.errors import BackendError, BrokerError, Closed, NotFound
 from broker.hooks import Warned
 from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
 from broker_jetstream import consumers
-from broker_jetstream.connection import Connection, Listening
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.asking import Asking
+from broker_jetstream.connection import Connection
 from broker_jetstream.given_back import GivenBack
-from broker_jetstream.headers import NULL, PENDING, MessageView, NativeMessage, header, sequence_of, status_of
+from broker_jetstream.headers import NULL, MessageView, NativeMessage, sequence_of, status_of
 from broker_jetstream.inherited import GATHER_SECONDS, GATHER_STEP, in_stream_order, is_inherited
 from broker_jetstream.layout import Layout
 from broker_jetstream.settling import Settler
+from broker_jetstream.swallowed import Swallowed
 
 __all__ = ["JetStreamMessageSource"]
 
@@ -39,9 +37,6 @@ VIEW: Final = MessageView()
 PARK_SECONDS: Final = 0.1
 """How long a credit stays open that no fetch stands behind."""
 CLOSE_SECONDS: Final = 1.0
-ANSWER_STEPS: Final = 250
-"""How often a close looks for the answer to its last pull."""
-ANSWER_STEP: Final = 0.001
 _AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
 _CERTAIN: Final = 0.9
 """How much of a lease is surely ours, whatever the message's way here took."""
@@ -62,8 +57,11 @@ class JetStreamMessageSource:
         confirm_acks: bool,
         ephemeral: bool,
         inherited: int = 0,
+        last: tuple[int, int] | None = None,
     ) -> None:
-        """:param inherited: how many unsettled messages the subscription has that must come in order, if they come."""
+        """:param inherited: how many unsettled messages the subscription has that must come in order, if they come.
+        :param last: keep order per key; number and place in the stream of the last delivery that there was.
+        """
         self._connection = connection
         self._layout = layout
         self._consumer = consumer
@@ -76,17 +74,20 @@ class JetStreamMessageSource:
         self._ephemeral = ephemeral
         self._inherited = inherited
         self._topic = layout.topic
-        self._next = connection.api_subject(f"CONSUMER.MSG.NEXT.{layout.stream}.{consumer}").encode()
         # How the ack subject of a first delivery begins, outside of domains.
         self._first = f"$JS.ACK.{layout.stream}.{consumer}.1.".encode()
         self._buffer: list[Message[Any]] = []
-        self._asked = self._had = 0
+        arrived = self._arrived if last is None else self._arrived_in_order
+        self._asking = Asking(connection, layout, consumer, arrived)
+        self._swallowed = (
+            None
+            if last is None
+            else Swallowed(connection, layout.stream, consumer, name, lease_seconds, self._asking, last)
+        )
+        # The hot path counts by itself.
+        self._open = self._asking.open
         self._until = 0.0
         self._idle_since = 0.0
-        self._pulls = count(1)
-        self._inbox = b""
-        self._listening: Listening | None = None
-        self._heard = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._interrupted = False
         self._fetching = False
@@ -111,16 +112,25 @@ class JetStreamMessageSource:
 
     async def _fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         deadline = monotonic() + wait
+        if (swallowed := self._swallowed) is not None:
+            swallowed.review()
         if self._inherited and self._connection.connected:
             await self._inherit(max_bytes)
         while True:
-            room = max_messages - len(self._buffer)
-            if self._failure is None and room > 0 and self._credit * 2 <= room:
-                await self._pull(room - max(self._credit, 0), max_bytes)
+            if swallowed is not None and swallowed.unsure and self._connection.connected:
+                await swallowed.give_back([sequence_of(message.raw.reply) for message in self._buffer])
+            if self._failure is None and not (swallowed is not None and swallowed.unsure):
+                await self._ask(max_messages, max_bytes)
             while self._repeated:
                 self._repeated = False
                 await self._given_back.mark(self._buffer[:])
-            if self._buffer and (taken := self._take(max_messages, max_bytes)):
+            # Nothing may come between what is held back and what is taken.
+            late: list[Message[Any]] = []
+            if swallowed is not None and swallowed.disordered:
+                self._buffer, late = swallowed.hold_back(self._buffer)
+            taken = self._take(max_messages, max_bytes) if self._buffer else None
+            self._buffer += late
+            if taken:
                 return taken
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -133,15 +143,34 @@ class JetStreamMessageSource:
                     # Nothing came, but that is no idleness.
                     raise self._connection.broken()
                 return []
-            await self._wait(left)
+            if swallowed is not None and swallowed.waits:
+                await self._wait_for_swallowed(swallowed, left)
+            else:
+                await self._wait(left)
             self._check_open()
+
+    async def _ask(self, max_messages: int, max_bytes: int) -> None:
+        buffer = self._buffer
+        if self._swallowed is not None and (limit := self._swallowed.limit) is not None:
+            # What is held back must not keep that from coming which it waits for.
+            buffer = [message for message in buffer if sequence_of(message.raw.reply) < limit]
+        size = sum([message.size for message in self._buffer])
+        number, number_bytes = self._asking.want(max_messages - len(buffer), max_bytes - size, holding=bool(buffer))
+        if number > 0:
+            await self._asking.ask(number, number_bytes)
+
+    async def _wait_for_swallowed(self, swallowed: Swallowed, left: float) -> None:
+        number, begin = swallowed.number, monotonic()
+        await self._wait(min(left, swallowed.silence))
+        if number == swallowed.number and self._credit and monotonic() - begin >= swallowed.silence:
+            # A pull is open, and the server has nothing for it.
+            swallowed.give_up()
 
     async def _inherit(self, max_bytes: int) -> None:
         """Gather what an earlier consumer left, as far as the server delivers it now, and put it in order."""
         expected, self._inherited = self._inherited, 0
         while len(self._buffer) < expected and not self._interrupted and self._failure is None:
-            if self._credit <= 0:
-                await self._pull(min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
+            await self._ask(len(self._buffer) + min(GATHER_STEP, expected - len(self._buffer)), max_bytes)
             came = len(self._buffer)
             await self._wait(GATHER_SECONDS)
             if len(self._buffer) == came or not is_inherited(self._buffer[-1]):
@@ -152,25 +181,14 @@ class JetStreamMessageSource:
         self._interrupted = self._fetching
         self._wake()
 
-    async def _pull(self, number: int, max_bytes: int, *, no_wait: bool = False) -> None:
-        """Ask the server for messages; while the connection is down nothing is asked, the reconnect wakes the fetch."""
-        connection = self._connection
-        if not connection.connected:
+    def _arrived_in_order(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
+        assert self._swallowed is not None  # only then is this the handler
+        if (data or block[8:9] != b" ") and not self._swallowed.arrived(reply):
+            if (pull := self._asking.open.get(subject)) is not None:
+                pull[0] -= 1
+            self._wake()
             return
-        if self._listening is None:
-            self._inbox = connection.pull_inbox().encode()
-            self._listening = await connection.listen(f"{self._inbox.decode()}.*", self._arrived)
-        # What came after its pull was given up counts for nothing.
-        self._asked = max(self._asked, self._had + len(self._buffer)) + number
-        self._heard = monotonic()
-        reply = b"%b.%d" % (self._inbox, next(self._pulls))
-        request = msgspec.json.encode(consumers.pull_request(connection, number, max_bytes, no_wait=no_wait))
-        try:
-            await connection.send((Outgoing(self._next, reply, b"", request),))
-        except BrokerError as error:
-            self._drop_credit()
-            if not isinstance(error, ConnectionFailed):
-                raise
+        self._arrived(subject, reply, data, block)
 
     def _arrived(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         # The hot path: called by the client's read loop for every message.
@@ -186,28 +204,26 @@ class JetStreamMessageSource:
         if not raw.first:
             self._repeated = True
         body = data if data or NULL not in block else None
-        buffer.append(Message(self._topic, body, raw, VIEW, None, len(data) + len(block)))
+        size = len(data) + len(block)
+        buffer.append(Message(self._topic, body, raw, VIEW, None, size))
+        if (pull := self._open.get(subject)) is not None:
+            pull[0] -= 1
+            pull[1] -= size
         if self._waiter is not None:
             self._wake()
 
     @property
     def _credit(self) -> int:
         """How many messages were asked for and have not come."""
-        return self._asked - self._had - len(self._buffer)
-
-    def _drop_credit(self, number: int | None = None) -> None:
-        """So many do not come, or none of them."""
-        credit = self._credit
-        self._asked -= credit if number is None else max(0, min(number, credit))
+        return self._asking.credit
 
     def _status(self, subject: bytes, block: bytes) -> None:
         code, text = status_of(block)
-        self._heard = monotonic()
-        if code == 100 or not subject.startswith(self._inbox):
+        self._asking.heard = monotonic()
+        if code == 100 or not self._asking.is_mine(subject):
             return
-        unused = header(block, PENDING)
-        self._drop_credit(int(unused) if unused is not None and unused.isdigit() else None)
         lowered = text.lower()
+        self._asking.ended(subject, too_large=code == 409 and "message size" in lowered)
         if code == 409 and "deleted" in lowered:
             self._look("the consumer was deleted")
         elif code == 503:
@@ -231,7 +247,7 @@ class JetStreamMessageSource:
         except BrokerError as error:
             logger.debug("%s: %s: %s", self._name, reason, error)
         finally:
-            self._drop_credit()
+            self._asking.drop()
             self._wake()
 
     def _fail(self, error: BrokerError) -> None:
@@ -242,12 +258,13 @@ class JetStreamMessageSource:
         buffer = self._buffer
         if buffer[0].raw.held_until < monotonic():
             # The process stood still for longer than the lease: these come again, to whoever asks.
-            self._had += len(buffer)
             self._buffer = buffer = [message for message in buffer if message.raw.held_until >= monotonic()]
-            self._had -= len(buffer)
-        if len(buffer) <= max_messages and sum([message.size for message in buffer]) <= max_bytes:
+            if not buffer:
+                return []
+        size = sum([message.size for message in buffer])
+        self._asking.took(len(buffer), size)
+        if len(buffer) <= max_messages and size <= max_bytes:
             self._buffer = []
-            self._had += len(buffer)
             return buffer
         number = size = 0
         for message in buffer[:max_messages]:
@@ -257,13 +274,12 @@ class JetStreamMessageSource:
             number += 1
         taken = buffer[:number]
         del buffer[:number]
-        self._had += number
         return taken
 
     async def _wait(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         # Two missed heartbeats mean that the pull is gone.
-        patience = self._connection.settings.pull_heartbeat * 2.5
+        patience = self._asking.patience
         self._waiter = loop.create_future()
         timer = loop.call_later(min(seconds, patience), self._wake)
         try:
@@ -271,10 +287,10 @@ class JetStreamMessageSource:
         finally:
             timer.cancel()
             self._waiter = None
-        if self._credit and not self._buffer and monotonic() - self._heard > patience:
+        if self._credit and not self._buffer and monotonic() - self._asking.heard > patience:
             if self._connection.connected and self._connection.hooks.listening:
                 self._listener.event(Warned(text=f"{self._name}: the server is silent, asking again"))
-            await self._renew_inbox()
+            await self._asking.renew()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -302,25 +318,7 @@ class JetStreamMessageSource:
             # There was a fetch meanwhile.
             self._parking = asyncio.get_running_loop().call_later(left, self._park)
         else:
-            self._spawn(self._renew_inbox())
-
-    async def _let_go(self) -> None:
-        """Have the open pulls answered, then drop them: what is sent to a dropped one waits for its lease to end."""
-        if self._credit > 0 and self._listening is not None and self._connection.connected:
-            # The server answers this pull at once, with a message or a status, behind all that it sent for the others.
-            await self._pull(1, 0, no_wait=True)
-            for _ in range(ANSWER_STEPS):
-                if self._credit <= 0 or self._fetching:
-                    break
-                await asyncio.sleep(ANSWER_STEP)
-        await self._renew_inbox()
-
-    async def _renew_inbox(self) -> None:
-        """Let go of all open pulls: the server forgets a pull whose reply subject nobody listens to."""
-        listening, self._listening = self._listening, None
-        self._drop_credit()
-        if listening is not None:
-            await listening.close()
+            self._spawn(self._asking.renew())
 
     def _renew(self) -> None:
         self._renewing = None
@@ -336,7 +334,9 @@ class JetStreamMessageSource:
 
     def _reconnected(self) -> None:
         # Pulls of the broken connection are gone; a fetch that waits makes new ones.
-        self._drop_credit()
+        if self._swallowed is not None:
+            self._swallowed.broke()
+        self._asking.drop()
         self._wake()
 
     def _spawn(self, work: Any) -> None:
@@ -351,7 +351,7 @@ class JetStreamMessageSource:
         if again := [settlement for settlement in settlements if settlement.outcome in _AGAIN]:
             if self._credit > 0 and not self._fetching:
                 # The server would deliver these into a pull that nobody waits for, and that a close is about to drop.
-                await self._let_go()
+                await self._asking.let_go()
             await self._count_give_backs([s.message for s in again if s.outcome is Outcome.RELEASE])
         return await self._settler.settle(settlements)
 
@@ -374,7 +374,7 @@ class JetStreamMessageSource:
         if not self._connection.closed:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._let_go()
+                    await self._asking.let_go()
                     await self._give_back()
             except (BrokerError, TimeoutError) as error:
                 logger.debug("Giving back what %s had fetched: %s", self._name, error)

@@ -44,7 +44,9 @@ class Pulls:
             self._inbox = self._connection.pull_inbox().encode()
             self._listening = await self._connection.listen(f"{self._inbox.decode()}.*", self._arrived)
         self.credit += number
-        await self._send(pull_request(self._connection, number, max_bytes), b"p%d" % next(self._numbers), pin)
+        # Never less than one record of the largest size, which a smaller bound would hold up for ever.
+        enough = max(max_bytes, self._connection.max_payload) + 65_536
+        await self._send(pull_request(self._connection, number, enough), b"p%d" % next(self._numbers), pin)
 
     async def stay(self, pin: bytes) -> None:
         """Keep the pin alive by a pull that takes nothing; `kept` tells its answer."""

@@ -37,7 +37,9 @@ from broker_kafka.transactions import KafkaTransaction
 __all__ = ["KafkaBackend"]
 
 _HEADROOM: Final = 4_096
-"""Bytes of a record that are not the message's own: batch, header lengths and our headers."""
+"""Bytes of a record that are not the message's own: batch, header lengths, the id, and what a dead letter tells."""
+_LONGEST_ID: Final = 1_024
+_LETTER: Final = 2_048
 _ATTRIBUTES: Final = 512
 
 
@@ -62,7 +64,14 @@ class KafkaBackend:
         bare = Capabilities(
             backend="kafka",
             publish=PublishCapabilities(
-                limits=Limits(body=largest, message=largest, attributes=_ATTRIBUTES),
+                limits=Limits(
+                    body=largest,
+                    id=_LONGEST_ID,
+                    attributes=_ATTRIBUTES,
+                    message=largest,
+                    letter_bytes=_LETTER,
+                    letter_attributes=8,
+                ),
                 tombstones=True,
                 partitions=True,
                 transactions=True,

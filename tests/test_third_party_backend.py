@@ -41,7 +41,7 @@ from broker.urls import UrlParts
 
 CAPABILITIES = Capabilities(
     backend="shelf",
-    publish=PublishCapabilities(limits=Limits(body=100_000, attributes=50), tombstones=True),
+    publish=PublishCapabilities(limits=Limits(body=100_000, attributes=50, letter_attributes=8), tombstones=True),
     messages=MessageCapabilities(
         lease=LeaseMode.NONE, confirmed_ack=ConfirmedAck.ALWAYS, ordered_delivery=True, ephemeral=False
     ),

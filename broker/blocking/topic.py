@@ -62,7 +62,7 @@ class Topic(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; `bus.topic` gives a new one then."""
+        """Whether it has closed; `bus.topic` gives a new one then, and not while it still flushes."""
         return self._topic.closed
 
     def publish(

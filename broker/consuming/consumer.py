@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
@@ -17,7 +18,7 @@ from typing_extensions import TypeVar
 
 from broker.checks import check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine, intake_of
-from broker.consuming.handling import check_handler, conclude, is_being_cancelled, within
+from broker.consuming.handling import check_handler, conclude, within
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
@@ -59,7 +60,7 @@ class MessageConsumer(Generic[T]):
         self._max_outstanding = max_outstanding
         self._engine: Engine | None = None
         self._one_open = asyncio.Lock()
-        self._opening: asyncio.Task[Engine] | None = None
+        self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
         self._closed = False
 
@@ -82,21 +83,22 @@ class MessageConsumer(Generic[T]):
                 raise self._is_closed()
             if self._engine is not None:
                 return
-            self._opening = opening = asyncio.ensure_future(self._make_engine())
+            self._opening = task = asyncio.current_task()
             try:
-                engine = await opening
+                self._engine = engine = await self._make_engine()
             except asyncio.CancelledError:
-                if not opening.cancelled() and opening.exception() is None:
-                    await opening.result().close()
-                if self._closed and not is_being_cancelled():
+                # One cancellation is the close's, as that of asyncio.timeout is; any other goes on.
+                if task is not None and self._closed and task.uncancel() == 0:
                     raise self._is_closed() from None
                 raise
             finally:
                 self._opening = None
-            self._engine = engine
+            engine.owner = self
             if self._stopped:
                 engine.end()
             if self._closed:
+                if task is not None:
+                    task.uncancel()
                 await engine.close()
                 raise self._is_closed()
 
@@ -115,10 +117,12 @@ class MessageConsumer(Generic[T]):
         Never deletes a subscription. May be called twice; cancelling the caller does not stop it.
         A handler that calls it does not wait for itself. It ends an opening that is under way.
         """
-        self._closed = True
-        if self._opening is not None:
+        if self._opening is not None and not self._closed:
             self._opening.cancel()
-            await asyncio.wait({self._opening}, timeout=_LAST_CHANCE)
+        self._closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_CHANCE), self._one_open:
+                pass
         if self._engine is not None:
             if self.runs_in(asyncio.current_task()):
                 self._engine.end()

@@ -73,6 +73,8 @@ class Engine:
         self.ended = asyncio.Event()
         self._winding_down: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self.owner: object | None = None
+        """The consumer, which must be known to its bus for as long as anything runs here, whoever forgets it."""
         self._active_at = self._loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
 

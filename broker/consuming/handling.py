@@ -12,7 +12,7 @@ from broker.consuming.isolation import Isolated
 from broker.errors import BrokerError, ConfigurationError
 from broker.messages import Message
 
-__all__ = ["check_handler", "conclude", "is_being_cancelled", "within"]
+__all__ = ["check_handler", "conclude", "within"]
 
 
 class NotAsync(ConfigurationError):
@@ -52,7 +52,7 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
     if error is None:
         intake.ack_soon(message)
         return None
-    if isinstance(error, asyncio.CancelledError) and not is_being_cancelled():
+    if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
         error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
     if isinstance(error, Exception) and not isinstance(error, NotAsync):
         intake.engine.disposition.handler_failed(intake, message, error)
@@ -61,7 +61,6 @@ def conclude(message: Message[Any], error: BaseException | None) -> BaseExceptio
     return error
 
 
-def is_being_cancelled() -> bool:
-    """Whether somebody cancels the current task, as against an error that looks the same."""
+def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -40,10 +40,6 @@ def attributes_size(attributes: Mapping[str, str]) -> int:
     return sum(utf8_length(name) + utf8_length(value) for name, value in attributes.items())
 
 
-def _is_letter(attributes: Mapping[str, str]) -> bool:
-    return _LETTER in attributes
-
-
 class MessageLimits:
     """The limits and abilities of one backend, in the form in which they are quick to check."""
 
@@ -99,11 +95,16 @@ class MessageLimits:
     def check(self, message: OutboundMessage) -> int:
         """Return the message's size if the broker can carry it as it is.
 
+        A dead letter is left to the broker.
+
         :raises MessageTooLarge: the body, key, id, an attribute or the whole is too large.
         :raises InvalidMessage: it has too many attributes.
         :raises Unsupported: it asks for deliver_at, ttl, partition or a tombstone, and the backend has none.
         """
         data, key, identity = message.data, message.key, message.id
+        if _LETTER in message.attributes:
+            # What it carries the broker has taken before, from whomever: only the broker can refuse it.
+            return message_size(message)
         if data is None:
             size = 0
             if not self._tombstones:
@@ -128,9 +129,7 @@ class MessageLimits:
         if message.attributes:
             size += self._check_attributes(message.attributes)
         if self._message is not None and size > self._message:
-            allowed = self._message + (self._limits.letter_bytes if _is_letter(message.attributes) else 0)
-            if size > allowed:
-                raise self._too_large("Body, key and attributes together", size, allowed)
+            raise self._too_large("Body, key and attributes together", size, self._message)
         if message.deliver_at is not None or message.ttl is not None or message.partition is not None:
             self._check_abilities(message)
         return size
@@ -148,12 +147,10 @@ class MessageLimits:
             return attributes_size(attributes)
         limits = self._limits
         if limits.attributes is not None and len(attributes) > limits.attributes:
-            allowed = limits.attributes + (limits.letter_attributes if _is_letter(attributes) else 0)
-            if len(attributes) > allowed:
-                raise InvalidMessage(
-                    f"Attributes number {len(attributes)}; {self._backend} takes {allowed}",
-                    advice="Put some of them together, or into the body",
-                )
+            raise InvalidMessage(
+                f"Attributes number {len(attributes)}; {self._backend} takes {limits.attributes}",
+                advice="Put some of them together, or into the body",
+            )
         size = 0
         for name, value in attributes.items():
             length = utf8_length(name)

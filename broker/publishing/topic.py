@@ -109,8 +109,8 @@ class TopicFacade(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; `bus.topic` gives a new one then."""
-        return self._closed
+        """Whether it has closed; `bus.topic` gives a new one then, and not while it still flushes."""
+        return self._closing is not None and self._closing.done()
 
     async def publish(
         self,
@@ -207,13 +207,14 @@ class TopicFacade(Generic[T]):
         """
         if self._closing is None:
             self._closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close(timeout), name="broker-topic-close")
+            target, self._target = self._target, None
+            closing = self._close(target, timeout)
+            self._closing = asyncio.get_running_loop().create_task(closing, name="broker-topic-close")
         elif self._closing.done():
             return
         await asyncio.shield(self._closing)
 
-    async def _close(self, timeout: float) -> None:
-        target, self._target = self._target, None
+    async def _close(self, target: PublishTarget | None, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:

@@ -1,4 +1,4 @@
-"""Faults between the facade and any backend, for promises of the facade that a healthy server never puts to the test.
+"""Faults and probes between the facade and any backend, for what a healthy server never puts to the test.
 
 `Faults` wraps a backend (`harness.connect(wrap=faults)`). Errors put into it are used up one per call, in order; a
 call that fails here does not reach the backend, so nothing is lost by the fault itself. For one event loop.
@@ -14,16 +14,20 @@ from broker.errors import BrokerError
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker.records import Record
 from broker.spi import (
     Backend,
     MessageSource,
     MessageSubscription,
     PublishTarget,
+    RecordListener,
+    RecordSource,
+    RecordSubscription,
     Settlement,
     SourceListener,
 )
 
-__all__ = ["Faults", "FaultySource", "FaultyTarget", "Wrapped"]
+__all__ = ["Faults", "FaultySource", "FaultyTarget", "RecordProbe", "Wrapped"]
 
 
 class Wrapped:
@@ -124,3 +128,54 @@ class FaultySource(Wrapped):
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         return [None] * len(messages) if self.faults.lose_extends else await self.inner.extend(messages)
+
+
+class RecordProbe:
+    """Watches the fetches of record consumers; given to `harness.connect(wrap=probe)`.
+
+    :ivar excess: what was brought beyond what was asked for, in words.
+    :ivar waiting: how many fetches are under way.
+    :ivar wait: seconds that every fetch is asked to wait; what the core asks for if None.
+    :ivar max_bytes: the most bytes that are asked for; what the core asks for if None.
+    """
+
+    def __init__(self, *, wait: float | None = None, max_bytes: int | None = None) -> None:
+        self.excess: list[str] = []
+        self.waiting = 0
+        self.wait = wait
+        self.max_bytes = max_bytes
+
+    def __call__(self, backend: Backend) -> Backend:
+        return cast("Backend", _ProbedBackend(backend, self))
+
+
+class _ProbedBackend(Wrapped):
+    def __init__(self, inner: Backend, probe: RecordProbe) -> None:
+        super().__init__(inner)
+        self.probe = probe
+
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
+        return cast("RecordSource", _ProbedSource(await self.inner.join(subscription, listener), self.probe))
+
+
+class _ProbedSource(Wrapped):
+    def __init__(self, inner: RecordSource, probe: RecordProbe) -> None:
+        super().__init__(inner)
+        self.probe = probe
+
+    async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        probe = self.probe
+        wait = wait if probe.wait is None else probe.wait
+        max_bytes = max_bytes if probe.max_bytes is None else min(max_bytes, probe.max_bytes)
+        probe.waiting += 1
+        try:
+            records = await self.inner.fetch(max_records, max_bytes, wait)
+        finally:
+            probe.waiting -= 1
+        if len(records) > max_records:
+            probe.excess.append(f"{len(records)} records instead of {max_records}")
+        # One record may be larger than the bound.
+        size = sum(len(record.data or b"") for record in records[:-1])
+        if size > max_bytes:
+            probe.excess.append(f"{size} bytes and a record instead of {max_bytes}")
+        return records

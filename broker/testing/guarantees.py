@@ -32,7 +32,8 @@ In short:
   dead-letter topic that cannot be written. Dropping takes the word `DROP`, or a `ttl`.
 - **In order where it is said.** Records within a partition; messages of a key with `ordered_by_key=True`, in one
   process, and across processes where the broker has `key_affinity`.
-- **Bounded.** Never more unsettled than `max_outstanding`; a close never takes longer than its deadline.
+- **Bounded.** Never more unsettled than `max_outstanding`; a close waits for handlers until its deadline,
+  and then a second or two at most for a broker that does not answer.
 - **Exactly once** is promised of transactions only, and of publishing an id twice within the broker's window of
   deduplication.
 """

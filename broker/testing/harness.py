@@ -76,6 +76,18 @@ class Harness(ABC):
         """Break this connection on the wire, now; it may come back at once."""
         raise Unsupported(f"Harness {self.name!r} cannot cut a connection")
 
+    async def isolate(self, bus: Bus) -> None:
+        """Keep this connection from the server, in silence, until `heal`; others reach it."""
+        raise Unsupported(f"Harness {self.name!r} cannot isolate a connection")
+
+    async def heal(self, bus: Bus) -> None:
+        """Let a connection that was isolated reach the server again."""
+        raise Unsupported(f"Harness {self.name!r} cannot isolate a connection")
+
+    async def age(self, seconds: float) -> None:
+        """Let so much of the broker's time pass, for what it removes by age; it may take as long in real time."""
+        raise Unsupported(f"Harness {self.name!r} cannot wait for what the broker removes by age")
+
     async def advance(self, seconds: float) -> None:
         """Move the broker's clock forward."""
         raise Unsupported(f"Harness {self.name!r} has no clock to move")
@@ -100,7 +112,7 @@ class Harness(ABC):
         return worker
 
     def can(self, operation: str) -> bool:
-        """Whether the harness has this operation (`restart`, `kill`, `pause`, `crash`, `advance`, …)."""
+        """Whether the harness has this operation (`restart`, `kill`, `pause`, `crash`, `isolate`, `advance`, …)."""
         if operation == "worker":
             return isinstance(self.url(), str)
         return getattr(type(self), operation) is not getattr(Harness, operation)

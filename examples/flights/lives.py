@@ -8,10 +8,11 @@ or given back any more. Both leave behind what they held.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -127,13 +128,14 @@ class _TaskLife:
         backend = self._bus.backend
         if not isinstance(backend, InmemBackend):
             raise LifeEnded(f"{self._bus.capabilities.backend} cannot cut off a consumer of this process")
-        backend.broker.faults.kill(self._bus, drop_leases=True)
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError, broker.BrokerError):
-                await self._task
-        with suppress(broker.BrokerError):
-            await self._bus.close()
+        with _silence():
+            backend.broker.faults.kill(self._bus, drop_leases=True)
+            if self._task is not None:
+                self._task.cancel()
+                with suppress(asyncio.CancelledError, broker.BrokerError):
+                    await self._task
+            with suppress(broker.BrokerError):
+                await self._bus.close()
 
     async def stop(self) -> None:
         if self._consumer is not None and self._task is not None:
@@ -145,6 +147,21 @@ class _TaskLife:
         if self._task is None:
             raise LifeEnded("The consumer was not started")
         return await _first(work, asyncio.shield(self._task))
+
+
+@contextmanager
+def _silence() -> Generator[None]:
+    """The dead say nothing: not even what the library warns of about each message that they can settle no more."""
+    log = logging.getLogger("broker")
+
+    def say_nothing(_: logging.LogRecord) -> bool:
+        return False
+
+    log.addFilter(say_nothing)
+    try:
+        yield
+    finally:
+        log.removeFilter(say_nothing)
 
 
 async def _first(work: Awaitable[T], life: Awaitable[object]) -> T:

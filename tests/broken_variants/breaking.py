@@ -31,8 +31,13 @@ class BrokenBackend(Wrapped):
     records_class: type[BrokenRecords]
     transaction_class: type[Wrapped] = Wrapped
 
+    admin_class: type[Wrapped] = Wrapped
+
     def topic_name(self, topic: str) -> str:
         return topic
+
+    def admin(self) -> Any:
+        return self.admin_class(self.inner.admin())
 
     def publish_target(self, topic: str) -> Any:
         return self.target_class(self.inner.publish_target(self.topic_name(topic)), self, topic)
@@ -106,6 +111,10 @@ BrokenBackend.source_class = BrokenSource
 BrokenBackend.records_class = BrokenRecords
 
 
+class BrokenAdmin(Wrapped):
+    """Administration; variants override what they break."""
+
+
 class BrokenView(Wrapped):
     """A view that shows one thing wrongly; variants override it."""
 
@@ -174,12 +183,23 @@ class BrokenHarness(InmemHarness):
         return self.bus_class(backend if wrap is None else wrap(backend), hooks)
 
     async def crash(self, bus: Bus) -> None:
-        inner: Any = bus.backend
-        while isinstance(inner, Wrapped):
-            inner = inner.inner
-        self.broker.faults.kill(inner)
+        self.broker.faults.kill(_whole(bus))
+
+    async def isolate(self, bus: Bus) -> None:
+        self.broker.faults.isolate(_whole(bus))
+
+    async def heal(self, bus: Bus) -> None:
+        self.broker.faults.heal(_whole(bus))
 
     def _note_slip(self, event: Event) -> None:
         native = getattr(getattr(event, "error", None), "native", None)
         if isinstance(native, (AttributeError, NameError, TypeError)):
             self.slips.append(native)
+
+
+def _whole(bus: Bus) -> Any:
+    """The backend below all wraps."""
+    inner: Any = bus.backend
+    while isinstance(inner, Wrapped):
+        inner = inner.inner
+    return inner

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec.structs import replace
 
+from broker.bus import Bus
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message, Outcome
+from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement, View
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import (
     BrokenBackend,
     BrokenBus,
+    BrokenHarness,
     BrokenSource,
     BrokenView,
     CarelessBus,
@@ -137,6 +141,61 @@ class IgnoresBytes(BrokenSource):
         return messages
 
 
+@breaks("flow.bytes-are-bounded")
+class HoardsBytes(BrokenSource):
+    """What exceeds the bytes that were asked for is taken from the broker, too, and waits in the source."""
+
+    def __init__(self, inner: Any, backend: BrokenBackend, subscription: MessageSubscription) -> None:
+        super().__init__(inner, backend, subscription)
+        self.hoard: list[Message[Any]] = []
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        if not self.hoard:
+            self.hoard += await self.inner.fetch(max_messages, 1 << 40, wait)
+        taken: list[Message[Any]] = []
+        while self.hoard and len(taken) < max_messages and sum(message.size for message in taken) < max_bytes:
+            taken.append(self.hoard.pop(0))
+        return taken
+
+
+@breaks("order.survives-a-cut")
+class CutsBringLate(BrokenHarness):
+    """What a connection was bringing when it was cut comes behind what is newer."""
+
+    async def cut(self, bus: Bus) -> None:
+        backend = cast("_LateBackend", bus.backend)
+        backend.was_cut = True
+        self.broker.faults.isolate(backend.inner)
+        self.broker.faults.heal(backend.inner)
+
+
+class _LateBackend(BrokenBackend):
+    was_cut = False
+
+
+class _LateSource(BrokenSource):
+    def __init__(self, inner: Any, backend: _LateBackend, subscription: MessageSubscription) -> None:
+        super().__init__(inner, backend, subscription)
+        self.cuts = backend
+        self.late: list[Message[Any]] = []
+        self.newer = 0
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        messages = list(await self.inner.fetch(max_messages, max_bytes, 0.1))
+        if messages and self.cuts.was_cut:
+            self.cuts.was_cut, self.newer = False, 0
+            self.late.append(messages.pop(0))
+        self.newer += len(messages)
+        if self.newer >= 20 or not messages:
+            messages += self.late
+            self.late.clear()
+        return messages
+
+
+_LateBackend.source_class = _LateSource
+CutsBringLate.backend_class = _LateBackend
+
+
 class _StuckAttempt(BrokenView):
     def delivery_attempt(self, raw: Any) -> int | None:
         return 1
@@ -200,6 +259,16 @@ class AlwaysStartsAtTheEarliest(BrokenBackend):
     async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
         early = MessageSubscription(topic=subscription.topic, subscription=subscription.subscription)
         return await self.inner.subscribe(early, listener)
+
+
+@breaks("messages.ephemeral-begins-at-start")
+class EphemeralStartsAtTheLatest(BrokenBackend):
+    """An ephemeral subscription begins at the latest message, whatever its `start`."""
+
+    async def subscribe(self, subscription: MessageSubscription, listener: Any) -> Any:
+        if isinstance(subscription.subscription, Ephemeral):
+            subscription = dataclasses.replace(subscription, start="latest")
+        return await super().subscribe(subscription, listener)
 
 
 @breaks("cancel.waiters-lose-nothing")

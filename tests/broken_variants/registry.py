@@ -9,6 +9,7 @@ from typing import Any
 from broker.bus import Bus
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import (
+    BrokenAdmin,
     BrokenBackend,
     BrokenHarness,
     BrokenRecords,
@@ -47,6 +48,7 @@ def breaks(promise: str, *, healthy: str = HEALTHY) -> Callable[[type[Any]], typ
                 backend = part
             else:
                 kind = {
+                    BrokenAdmin: "admin_class",
                     BrokenTarget: "target_class",
                     BrokenSource: "source_class",
                     BrokenRecords: "records_class",

@@ -60,6 +60,15 @@ class InmemHarness(Harness):
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
+    async def age(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def isolate(self, bus: Bus) -> None:
+        self.broker.faults.isolate(bus)
+
+    async def heal(self, bus: Bus) -> None:
+        self.broker.faults.heal(bus)
+
     async def cut(self, bus: Bus) -> None:
         self.broker.faults.isolate(bus)
         self.broker.faults.heal(bus)

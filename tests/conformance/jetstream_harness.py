@@ -57,6 +57,15 @@ class JetStreamHarness(Harness):
     async def crash(self, bus: Bus) -> None:
         self._behind[bus].hold()
 
+    async def isolate(self, bus: Bus) -> None:
+        self._behind[bus].hold()
+
+    async def heal(self, bus: Bus) -> None:
+        self._behind[bus].hold(False)
+
+    async def age(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
     async def restart(self) -> None:
         await asyncio.to_thread(self.server.restart)
 

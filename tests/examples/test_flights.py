@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,11 @@ def run(url: str, picture: Path) -> tuple[Balance, list[tuple[str, ...]], str]:
 
 @pytest.mark.parametrize("url", ["inmem://flights", "embedded:"])
 def test_the_promises_hold_and_the_table_is_that_of_the_data(
-    url: str, tmp_path: Path, expected: list[tuple[str, ...]]
+    url: str, tmp_path: Path, expected: list[tuple[str, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     balance, rows, shown = run(url, tmp_path / "delays.png")
     assert balance.failures == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert balance.published == SLICE
     assert len(balance.auditor.delays) + len(balance.auditor.cancelled) == SLICE
     assert balance.report.redelivered > 0, "the killed consumer held nothing, so that nothing was put to the test"

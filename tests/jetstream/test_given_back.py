@@ -80,8 +80,9 @@ async def test_the_buffer_of_a_closed_source_counts_as_given_back(open_backend: 
     await publish(backend, topic, *bodies(10))
     for _ in range(3):
         source = await subscribe(backend, topic)
-        (message,) = await source.fetch(10, 1, 5.0)
-        await until(partial(has_buffered, source, 9))
+        await source._asking.ask(10, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
+        await until(partial(has_buffered, source, 10))
+        (message,) = await source.fetch(1, 1 << 20, 5.0)
         await source.settle(settle_all([message], Outcome.RELEASE))
         await source.close()
     assert attempts(await receive(await subscribe(heir, topic), 10)) == [1] * 10

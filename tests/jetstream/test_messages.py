@@ -132,14 +132,20 @@ async def test_what_came_late_does_not_raise_what_is_asked_for(
     source = await subscribe(backend, topic)
     assert isinstance(source, JetStreamMessageSource)
     asked: list[int] = []
-    pull = source._pull
+    ask = source._asking.ask
 
-    async def watch(number: int, max_bytes: int, *, no_wait: bool = False) -> None:
+    async def watch(number: int, max_bytes: int, *, no_wait: bool = False) -> bytes:
         asked.append(number)
-        await pull(number, max_bytes, no_wait=no_wait)
+        return await ask(number, max_bytes, no_wait=no_wait)
 
-    monkeypatch.setattr(source, "_pull", watch)
-    source._had = 7  # seven came after their pull was given up
+    monkeypatch.setattr(source._asking, "ask", watch)
+    given_up = await ask(7, 1 << 20)
+    source._asking.drop()
+    await publish(backend, topic, *bodies(*"1234567"))
+    assert len(await receive(source, 7)) == 7  # they came after their pull was given up
+    assert given_up not in source._asking.open
+    asked.clear()
+    source._asking.drop()
     assert await source.fetch(5, 1 << 20, 0.05) == []
     assert asked[0] == 5
 
@@ -171,7 +177,7 @@ async def test_what_waits_in_the_source_keeps_its_lease(backend: JetStreamBacken
 
 async def until_buffered(source: object, number: int) -> None:
     """Have messages arrive in the source that no fetch takes out."""
-    await source._pull(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
+    await source._asking.ask(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
     await until(lambda: len(source._buffer) == number)  # pyright: ignore[reportAttributeAccessIssue]
     source._idle()  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -13,6 +13,7 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
+from broker.errors import Closed
 
 
 @pytest.fixture
@@ -59,3 +60,38 @@ async def test_a_consumer_that_is_never_opened_is_forgotten(bus: Bus) -> None:
     del consumer
     gc.collect()
     assert gone() is None
+
+
+async def test_a_topic_that_still_flushes_is_not_replaced(bus: Bus) -> None:
+    await bus.admin.ensure_topic("orders")
+    topic = bus.topic("orders")
+    receipts = [await topic.enqueue(b"%d" % number) for number in range(2000)]
+    closing = asyncio.create_task(topic.close())
+    await asyncio.sleep(0)
+    assert bus.topic("orders") is topic
+    with pytest.raises(Closed):
+        await bus.topic("orders").publish(b"late")
+    await bus.close()
+    assert closing.done()
+    assert len({(receipt.result().partition, receipt.result().offset) for receipt in receipts}) == 2000
+
+
+@pytest.mark.parametrize("family", ["messages", "records"])
+async def test_an_open_consumer_that_nobody_holds_is_closed_with_the_bus(bus: Bus, family: str) -> None:
+    await bus.admin.ensure_topic("orders")
+
+    async def open_and_forget() -> weakref.ref[Any]:
+        consumer: Any = (
+            bus.messages("orders", subscription="billing")
+            if family == "messages"
+            else bus.records("orders", group="audit")
+        )
+        await consumer.__aenter__()
+        return weakref.ref(consumer)
+
+    forgotten = await open_and_forget()
+    gc.collect()
+    consumer = forgotten()
+    assert consumer is not None
+    await bus.close()
+    assert consumer.closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -162,6 +163,92 @@ class Administration(ConformanceCase):
             await bus.topic(topic).publish(b"new")
             assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
             await nothing_more(inbox, harness.quiet)
+
+    @promise("admin.purge-keeps-subscriptions", "`purge` keeps the subscriptions: they get what comes later.")
+    async def test_purge_keeps_subscriptions(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.admin.ensure_subscription(topic, "readers")
+        await bus.topic(topic).publish_batch(numbered(5))
+        await bus.admin.purge(topic)
+        assert await bus.admin.subscriptions(topic) == ["readers"]
+        await bus.topic(topic).publish(b"new")
+        async with bus.messages(topic, subscription="readers", start="latest") as inbox:
+            assert bodies(await until_seen(inbox, [b"new"], harness.patience)) == once([b"new"])
+            await nothing_more(inbox, harness.quiet)
+
+    @requires("messages.start_latest", "records|messages.start_time")
+    @promise(
+        "admin.subscription-starts-where-asked",
+        "A subscription that is made ahead begins where its `start` says, whoever opens it later.",
+    )
+    async def test_subscription_starts_where_asked(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(5, "old"))
+        await bus.admin.ensure_subscription(topic, "late", start="latest")
+        await bus.admin.ensure_subscription(topic, "early", start="earliest")
+        new = numbered(5, "new")
+        await bus.topic(topic).publish_batch(new)
+        for name, wanted in (("late", new), ("early", [*numbered(5, "old"), *new])):
+            async with bus.messages(topic, subscription=name) as inbox:
+                assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
+                await nothing_more(inbox, harness.quiet)
+
+    @promise(
+        "admin.topic-counts-its-messages",
+        "Where the broker tells how many messages a topic has, the number is true.",
+    )
+    async def test_topic_counts_its_messages(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+
+        async def has(number: int) -> bool:
+            return (await bus.admin.describe_topic(topic)).messages in (number, None)
+
+        assert await has(0)
+        await bus.topic(topic).publish_batch(numbered(7))
+        await eventually(lambda: has(7), harness.patience, "a count of seven messages")
+        await bus.admin.purge(topic)
+        await eventually(lambda: has(0), harness.patience, "a count of no message")
+
+    @requires("harness.age")
+    @promise(
+        "admin.retention-is-kept",
+        "What is older than a topic's `retention` is removed, and what is younger is not.",
+    )
+    async def test_retention_is_kept(self, harness: Harness) -> None:
+        bus = await harness.bus()
+        short = await harness.topic(retention=timedelta(seconds=1))
+        long = await harness.topic(retention=timedelta(hours=1))
+        for topic in (short, long):
+            await bus.topic(topic).publish_batch(numbered(3, "old"))
+        await harness.age(2.0)
+
+        async def is_removed() -> bool:
+            return (await bus.admin.describe_topic(short)).messages in (0, None)
+
+        await eventually(is_removed, harness.patience, "the end of what is old")
+        for topic, wanted in ((short, [b"new"]), (long, [*numbered(3, "old"), b"new"])):
+            await bus.topic(topic).publish(b"new")
+            async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
+                assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
+                await nothing_more(inbox, harness.quiet)
+
+    @requires("harness.isolate")
+    @promise(
+        "admin.health-misses-the-server",
+        "`health()` of a connection that cannot reach its server says so, and is well again afterwards.",
+        seconds=60,
+    )
+    async def test_health_misses_the_server(self, harness: Harness) -> None:
+        bus = await harness.connect(short_lease=True)
+        assert (await bus.health()).ok
+        await harness.isolate(bus)
+        assert not (await bus.health()).ok
+        await harness.heal(bus)
+
+        async def is_well() -> bool:
+            return (await bus.health()).ok
+
+        await eventually(is_well, 3 * harness.patience, "the connection's return")
 
     @promise(
         "admin.health-is-a-round-trip",

@@ -132,7 +132,7 @@ class Delivery(ConformanceCase):
     @requires("messages.ephemeral")
     @promise(
         "messages.ephemeral-is-ones-own",
-        "Ephemeral consumers each get a copy from when they open, and miss what came while they were away.",
+        "Ephemeral consumers each get a copy; at the latest, from when they open. Nothing of them stays.",
     )
     async def test_ephemeral_is_ones_own(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -155,6 +155,20 @@ class Delivery(ConformanceCase):
             return await bus.admin.subscriptions(topic) == ["kept"]
 
         await eventually(only_the_kept, harness.patience, "the end of the ephemeral subscriptions")
+
+    @requires("messages.ephemeral", "records|messages.start_time")
+    @promise(
+        "messages.ephemeral-begins-at-start",
+        "An ephemeral consumer begins where `start` says, by default at the earliest message, as any other.",
+    )
+    async def test_ephemeral_begins_at_start(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic()
+        await bus.topic(topic).publish_batch(numbered(5, "old"))
+        async with bus.messages(topic, subscription=ephemeral()) as inbox:
+            await bus.topic(topic).publish(b"new")
+            wanted = [*numbered(5, "old"), b"new"]
+            assert bodies(await until_seen(inbox, wanted, harness.patience)) == once(wanted)
+            await nothing_more(inbox, harness.quiet)
 
     @promise("messages.several-topics", "One consumer reads several topics, and each message tells its own.")
     async def test_several_topics(self, harness: Harness) -> None:

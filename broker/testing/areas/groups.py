@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.errors import LeaseLost
-from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
+from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked
 from broker.outbound import OutboundMessage
 from broker.records import Record
 from broker.testing.case import ConformanceCase
@@ -201,6 +201,31 @@ class Groups(ConformanceCase):
                 record = await other.next_record(timeout=6 * harness.patience)
                 assert record is not None, f"{len(rest - seen)} records never came"
                 seen.add(record.data)
+
+    @requires("records.rebalance", "harness.isolate")
+    @promise(
+        "groups.losses-are-told",
+        "A member whose partitions went to others while it could not reach the server is told that it lost them.",
+        seconds=90,
+    )
+    async def test_losses_are_told(self, harness: Harness) -> None:
+        first, second = await harness.connect(short_lease=True), await harness.connect(short_lease=True)
+        topic = await harness.topic(partitions=2)
+        await first.topic(topic).publish_batch(_keyed(40))
+        events: list[Event] = []
+        first.hooks.listen(events.append)
+        async with first.records(topic, group="readers") as one:
+            await read(one, 40, harness.patience)
+            await harness.isolate(first)
+            async with second.records(topic, group="readers") as two:
+                await read(two, 40, 6 * harness.patience)
+                await harness.heal(first)
+
+                def lost() -> set[tuple[str, int]]:
+                    told = [event for event in events if isinstance(event, PartitionsLost)]
+                    return {partition for event in told for partition in event.partitions}
+
+                await eventually(lambda: len(lost()) == 2, 3 * harness.patience, "the news of the loss")
 
     @requires("records.rebalance", "harness.crash")
     @promise(

@@ -10,7 +10,7 @@ import pytest
 
 from broker.capabilities import Limits as BrokerLimits
 from broker.consuming.retry import Retry
-from broker.envelopes import RESERVED_PREFIX
+from broker.envelopes import DEAD_LETTER_PREFIX, RESERVED_PREFIX
 from broker.errors import InvalidMessage, MessageTooLarge
 from broker.messages import Message
 from broker.outbound import OutboundMessage
@@ -121,6 +121,7 @@ class Limits(ConformanceCase):
             {"attributes": {"a": "\ud800"}},
             {"attributes": {"\udfff": "a"}},
             {"attributes": {f"{RESERVED_PREFIX}x": "a"}},
+            {"attributes": {f"{DEAD_LETTER_PREFIX}office": "a"}},
             {"key": 1},
             {"id": ""},
             {"deliver_at": datetime(2030, 1, 1)},  # noqa: DTZ001

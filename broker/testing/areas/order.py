@@ -153,6 +153,44 @@ class Order(ConformanceCase):
         assert all(bodies == numbered(100) for bodies in seen.values())
         assert sum(calls.values()) > 1000
 
+    @requires("harness.cut", "messages.lease", "messages.ordered_delivery")
+    @promise(
+        "order.survives-a-cut",
+        "A living consumer whose connection is cut while messages come handles every key completely and in order.",
+        seconds=90,
+    )
+    async def test_survives_a_cut(self, harness: Harness) -> None:
+        # The consumer's wire is the one that is cut; what it publishes does not go over it.
+        bus, other, topic = await harness.connect(short_lease=True), await harness.bus(), await harness.topic()
+        await other.admin.ensure_subscription(topic, "readers")
+        wanted = [body.ljust(8000) for body in numbered(60)]
+        for body in wanted:
+            await other.topic(topic).publish_batch([OutboundMessage(body, key=f"key-{key}") for key in range(8)])
+        seen: defaultdict[bytes | None, dict[bytes | None, None]] = defaultdict(dict)
+
+        def handled() -> int:
+            return sum(map(len, seen.values()))
+
+        goals = list(range(20, 8 * len(wanted), 60))
+
+        async def handle(message: Message[bytes]) -> None:
+            # What was handled comes again if its ack was lost, and is in order where it came first.
+            seen[message.key].setdefault(message.data)
+            if goals and handled() >= goals[0]:
+                goals.pop(0)
+                await harness.cut(bus)
+
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True, max_outstanding=200) as inbox:
+            await handling(
+                inbox.receive(handle, concurrency=8),
+                lambda: handled() == 8 * len(wanted),
+                inbox,
+                3 * harness.patience,
+            )
+        assert handled() == 8 * len(wanted)
+        wrong = {key: [(body or b"").strip() for body in came] for key, came in seen.items() if list(came) != wanted}
+        assert not wrong
+
     @promise(
         "order.dead-letter-releases-followers",
         "Dead-lettering a message lets the next ones of its key through.",

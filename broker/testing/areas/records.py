@@ -14,9 +14,10 @@ from broker.outbound import OutboundMessage
 from broker.records import Record
 from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
+from broker.testing.faults import RecordProbe
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import bodies, log_time, numbered, once, read, take
+from broker.testing.waiting import bodies, eventually, log_time, numbered, once, read, take
 
 __all__ = ["Records"]
 
@@ -259,6 +260,33 @@ class Records(ConformanceCase):
             assert letter.attributes["dead-letter-topic"] == topic
 
     @requires("records")
+    @promise(
+        "records.buffer-is-bounded",
+        "A source brings no more records than were asked for, and exceeds the bytes by one record at most.",
+    )
+    async def test_buffer_is_bounded(self, harness: Harness) -> None:
+        topic, sent = await harness.topic(), [body + bytes(1000) for body in numbered(50)]
+        await (await harness.bus()).topic(topic).publish_batch(sent)
+        for group, probe, max_buffered in (("count", RecordProbe(), 5), ("bytes", RecordProbe(max_bytes=5000), 1000)):
+            bus = await harness.connect(wrap=probe)
+            async with bus.records(topic, group=group, max_buffered=max_buffered) as log:
+                assert bodies(await read(log, 50, harness.patience)) == once(sent)
+            assert probe.excess == []
+
+    @requires("records")
+    @promise(
+        "records.close-ends-the-wait",
+        "Closing a record consumer that waits for records ends its fetch at once, however long that was to wait.",
+    )
+    async def test_close_ends_the_wait(self, harness: Harness) -> None:
+        topic, probe = await harness.topic(), RecordProbe(wait=600.0)
+        bus = await harness.connect(wrap=probe)
+        async with asyncio.timeout(3 * harness.patience):
+            async with bus.records(topic, group="readers", close_timeout=600.0) as log:
+                await eventually(lambda: log.assignment() and probe.waiting, harness.patience, "a fetch that waits")
+            await eventually(lambda: not probe.waiting, harness.patience, "the end of the fetch")
+
+    @requires("records")
     @promise("records.missing-topic-is-told", "Joining a group on a topic that does not exist raises TopicNotFound.")
     async def test_joining_a_missing_topic_is_told(self, harness: Harness) -> None:
         bus = await harness.bus()
@@ -267,12 +295,12 @@ class Records(ConformanceCase):
                 pass
 
     @requires("records", "messages.ephemeral")
-    @promise("records.ephemeral-group-is-ones-own", "Members of ephemeral groups each read everything.")
+    @promise("records.ephemeral-group-is-ones-own", "Members of ephemeral groups each read everything, by default.")
     async def test_ephemeral_group_is_ones_own(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         await bus.topic(topic).publish_batch(numbered(10))
         async with (
-            bus.records(topic, group=ephemeral(), start="earliest") as first,
+            bus.records(topic, group=ephemeral()) as first,
             bus.records(topic, group=ephemeral(), start="earliest") as second,
         ):
             for log in (first, second):
