@@ -48,7 +48,10 @@ class KafkaAdmin:
         return await self._topics.describe(name)
 
     async def purge(self, topic: str) -> int | None:
-        return await self._topics.purge(topic)
+        """Remove all records, and move the groups on that have not read them, unless they have members."""
+        removed = await self._topics.purge(topic)
+        await self._groups.skip_purged(topic)
+        return removed
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]

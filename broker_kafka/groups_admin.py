@@ -14,7 +14,15 @@ from typing import Final
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType
 
-from broker.errors import BackendError, BrokerError, NotFound, OffsetOutOfRange, SubscriptionNotFound, Unsupported
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    LeaseLost,
+    NotFound,
+    OffsetOutOfRange,
+    SubscriptionNotFound,
+    Unsupported,
+)
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
 from broker_kafka.admin_requests import ask_one, coordinator_ready
@@ -27,6 +35,7 @@ __all__ = ["KafkaGroups"]
 
 _RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.CONSUMER})
 _AT_ONCE: Final = 16
+_MOMENT: Final = 0.2
 
 
 class KafkaGroups:
@@ -104,11 +113,41 @@ class KafkaGroups:
         # One that reads the topic keeps its positions, and goes on to choose those it has not committed yet.
         if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
             targets = await self._targets(places, positions, GroupReset(to=start))
-            results = await self._offsets.reset(name, {place: StoredOffset(targets[place]) for place in places})
-            for error in results.values():
-                if error is not None:
-                    raise error
+            await self._found(name, {place: StoredOffset(targets[place]) for place in places})
         return await self.describe_on(topic, name)
+
+    async def _found(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
+        """Store the first positions of a topic; while the group has members, which read other topics, it cannot be."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while True:
+            results = await self._offsets.reset(name, positions)
+            errors = [error for error in results.values() if error is not None]
+            if not errors:
+                return
+            refused = next((error for error in errors if not isinstance(error, LeaseLost)), None)
+            if refused is not None:
+                raise refused
+            if asyncio.get_running_loop().time() >= deadline:
+                await self._refuse_members(name, "positions on another topic cannot be stored for it")
+                raise errors[0]
+            # A member that has just gone is forgotten in a moment.
+            await asyncio.sleep(_MOMENT)
+
+    async def skip_purged(self, topic: str) -> None:
+        """Move the groups on that are behind what a purge has left; those with members find their own way."""
+        places = await partitions_of(self._connection, topic)
+        bounds = await bounds_of(self._connection, places, committed=False)
+        for name in await self.list_on(topic):
+            found = await self._offsets.fetch(name, places)
+            behind = {
+                place: StoredOffset(bounds[place].first)
+                for place, position in found.items()
+                if isinstance(position, StoredOffset) and position.offset < bounds[place].first
+            }
+            if behind:
+                for error in (await self._offsets.reset(name, behind)).values():
+                    if error is not None and not isinstance(error, LeaseLost):
+                        raise error
 
     async def list_on(self, topic: str) -> Sequence[str]:
         places = await partitions_of(self._connection, topic)

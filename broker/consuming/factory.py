@@ -151,7 +151,7 @@ class ConsumerFactory:
             raise unsupported(name, "a start time for messages", "messages.start_time")
         if start == "latest" and not family.start_latest:
             raise unsupported(name, 'start="latest"', "messages.start_latest")
-        if confirm_acks and family.confirmed_ack is ConfirmedAck.NEVER:
+        if confirm_acks is True and family.confirmed_ack is ConfirmedAck.NEVER:
             raise unsupported(name, "confirmed acks", "messages.confirmed_ack")
         return family
 
