@@ -125,10 +125,10 @@ async def _enqueue(topic: broker.Topic, messages: list[broker.OutboundMessage]) 
 
 async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count)
-    kinds: dict[str, tuple[float, Callable[..., None], Callable[[Any, int], Awaitable[None]]]] = {
+    kinds: dict[str, tuple[float | None, Callable[..., None], Callable[[Any, int], Awaitable[None]]]] = {
         "key, data, offset": (0.85, raw_kafka.read, _read),
         "attributes and times too": (0.9, raw_kafka.read_with_attributes, _read_with_attributes),
-        "columns, headers and times too": (0.85, partial(raw_kafka.read_columns, headers=True), _read_columns),
+        "columns, headers and times too": (None, partial(raw_kafka.read_columns, headers=True), _read_columns),
         "columns": (0.85, partial(raw_kafka.read_columns, headers=False), _read_some_columns),
     }
     variants: dict[str, Variant] = {}

@@ -15,7 +15,7 @@ from broker.spi import TopicPartition
 from broker_kafka.errors import translate
 from broker_kafka.headers import RECORD_VIEW
 
-__all__ = ["ConsumerHost", "is_incremental", "native_partitions", "records_of", "told_by"]
+__all__ = ["ConsumerHost", "native_partitions", "records_of", "told_by"]
 
 _TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
 
@@ -82,14 +82,6 @@ def told_by(message: NativeRecord) -> BrokerError | tuple[TopicPartition, int] |
     if error.code() == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
         return TopicPartition(topic, partition), -1 if offset is None else offset
     return translate(error, f"Reading {topic!r}" if topic else "Reading")
-
-
-def is_incremental(config: Mapping[str, Any]) -> bool:
-    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
-    return (
-        config.get("group.protocol", "classic") == "consumer"
-        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
-    )
 
 
 def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:

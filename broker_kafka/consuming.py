@@ -25,12 +25,13 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker.errors import BackendError, BrokerError
 from broker.hooks import logger
 from broker.spi import TopicPartition
+from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits
-from broker_kafka.consumer_host import ConsumerHost, is_incremental, native_partitions, records_of, told_by
+from broker_kafka.consumer_host import ConsumerHost, native_partitions, records_of, told_by
 from broker_kafka.errors import configuration_error, translate
 from broker_kafka.owner import OwnerThread
 
-__all__ = ["ConsumerHost", "ConsumerThread", "is_incremental"]
+__all__ = ["ConsumerHost", "ConsumerThread"]
 
 _IDLE_POLL: Final = 0.1
 _BUSY_WAIT: Final = 0.002
@@ -70,7 +71,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._commits = Commits(lambda waiter, answer: self._post(_give, waiter, answer))
         self._config = {**config, "on_commit": self._on_commit}
         self._host = host
-        self._incremental = is_incremental(config)
+        self._assignment = ClientAssignment(config)
         self._max_batch = max_batch
         self._in_flight = in_flight
         self._revoke_seconds = revoke_seconds
@@ -186,6 +187,9 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _shut(self, client: Consumer) -> None:
         try:
+            if self._config.get("group.protocol") != "consumer" and "group.instance.id" not in self._config:
+                # Else a cooperative member that closes joins once more, and is missed until its session ends.
+                client.unsubscribe()
             client.close()
         finally:
             self._commits.close()
@@ -277,20 +281,9 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _seek(self, client: Consumer, partition: TopicPartition, position: int) -> None:
         to = NativePartition(partition.topic, partition.partition, position)
-        try:
-            client.seek(to)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._STATE or partition not in self._owned:
-                raise
-            # After an error of its position a partition does not move, but can be taken over anew.
-            if self._incremental:
-                client.incremental_unassign([to])
-                client.incremental_assign([to])
-            else:
-                rest = native_partitions(self._owned - {partition})
-                client.assign([to, *client.position(rest)])
-            if self._parked or partition in self._paused:
-                client.pause([to])
+        anew = self._assignment.move(client, to, self._owned)
+        if anew and (self._parked or partition in self._paused):
+            client.pause([to])
 
     # -- the group; in the thread --------------------------------------------------------------------------
 
@@ -324,7 +317,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places else True
         if outcome is not True:
-            self._take_over(client, [])
+            self._assignment.add(client, [])
             error = (
                 BackendError("The positions of new partitions did not come in time", retriable=True)
                 if outcome is False
@@ -334,7 +327,7 @@ class ConsumerThread(OwnerThread[Consumer]):
                 self._rejoin_at = monotonic() + _REJOIN_PAUSE
             self._post(self._host.failed, error)
             return
-        self._take_over(client, [NativePartition(*place, found[place]) for place in places])
+        self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
         self._owned.update(places)
         stopped = places if self._parked else self._paused.intersection(places)
         if stopped:
@@ -342,12 +335,6 @@ class ConsumerThread(OwnerThread[Consumer]):
         if places:
             self._post(self._host.assigned, places)
         self._busy()
-
-    def _take_over(self, client: Consumer, partitions: list[NativePartition]) -> None:
-        if self._incremental:
-            client.incremental_assign(partitions)
-        else:
-            client.assign(partitions)
 
     def _revoke(self, client: Consumer, partitions: list[NativePartition]) -> None:
         places = self._going(partitions)
@@ -394,10 +381,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _let_go(self, client: Consumer, partitions: list[NativePartition], places: list[TopicPartition]) -> None:
         self._forget(places)
         self._owned.difference_update(places)
-        if self._incremental:
-            client.incremental_unassign(partitions)
-        else:
-            client.unassign()
+        self._assignment.remove(client, partitions)
         self._busy()
 
 

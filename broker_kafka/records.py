@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, OperationTimeout
+from broker.errors import BrokerError, Closed, ConnectionFailed, OffsetOutOfRange
 from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
@@ -27,9 +27,10 @@ from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.ephemeral import delete_group
 from broker_kafka.errors import translate
+from broker_kafka.member_commits import MemberCommits, not_ours
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
-from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import GroupMember, OffsetStore
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
 
@@ -40,7 +41,6 @@ _REVOKE_SECONDS: Final = 30.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _RESOLVE_SECONDS: Final = 30.0
-_NEW_GENERATION_SECONDS: Final = 5.0
 
 
 class KafkaRecordSource:
@@ -77,8 +77,8 @@ class KafkaRecordSource:
             revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
         )
         self._own_store = store is None
-        self._given_store = store
-        self._store: OffsetStore
+        timeout = settings.request_timeout
+        self._store = store or ThreadOffsetStore(self.thread, timeout=timeout)
         self._claims: Claims
         self._starts = StartPositions(
             connection, subscription.start, committed=subscription.isolation == "read_committed"
@@ -88,12 +88,13 @@ class KafkaRecordSource:
         self._assignments = 0
         self._notes = Notes()
         self._arrivals = Arrivals(self.thread.taken)
-        self._commits: set[asyncio.Task[Any]] = set()
+        self._commits = MemberCommits(
+            self._store, self.thread, self._owned, self._owner, group=self.group, timeout=timeout
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._interrupted = self._fetching = self._closed = False
-        self._committed_any = False
         self.resets: Counter[TopicPartition] = Counter()
         """How often the position of a partition was out of range and reset."""
 
@@ -106,8 +107,6 @@ class KafkaRecordSource:
         topics = list(dict.fromkeys(self._subscription.topics))
         partitions = [partition for topic in topics for partition in await partitions_of(self._connection, topic)]
         await self.thread.start()
-        timeout = self._settings.request_timeout
-        self._store = self._given_store or ThreadOffsetStore(self.thread, timeout=timeout)
         stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
         self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
         await self._starts.capture(partitions)
@@ -200,8 +199,7 @@ class KafkaRecordSource:
             for partition in going:
                 self._owned.pop(partition, None)
             self._arrivals.drop(set(going))
-        if self._commits:
-            await asyncio.wait(self._commits, timeout=max(0.0, deadline - self._loop.time()))
+        await self._commits.settled(deadline)
         self._look_for_deleted(going)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
@@ -269,48 +267,7 @@ class KafkaRecordSource:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         """`commit` with a text that is stored along with each position."""
         self._check_open()
-        results: dict[TopicPartition, BrokerError | None] = {
-            partition: _not_ours(partition) for partition in positions if partition not in self._owned
-        }
-        ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
-        if ours:
-            # A task of its own, which a release waits for, whatever becomes of the caller.
-            task = self._loop.create_task(self._carry_out(ours), name="broker-kafka-commit")
-            self._commits.add(task)
-            task.add_done_callback(self._commits.discard)
-            results |= await asyncio.shield(task)
-        return results
-
-    async def _carry_out(
-        self, positions: Mapping[TopicPartition, StoredOffset]
-    ) -> Mapping[TopicPartition, BrokerError | None]:
-        self._committed_any = True
-        mine = {partition: self._owned[partition] for partition in positions}
-        until = self._loop.time() + _NEW_GENERATION_SECONDS
-        results = dict(await self._commit_once(positions))
-        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.
-        while again := {
-            partition: positions[partition]
-            for partition, error in results.items()
-            if isinstance(error, LeaseLost) and self._owned.get(partition) == mine[partition]
-        }:
-            if self.thread.calling_back or self._closed or self._loop.time() > until:
-                break
-            await asyncio.sleep(_FIRST_PAUSE)
-            results |= await self._commit_once(again)
-        return results
-
-    async def _commit_once(
-        self, positions: Mapping[TopicPartition, StoredOffset]
-    ) -> Mapping[TopicPartition, BrokerError | None]:
-        try:
-            async with asyncio.timeout(self._settings.request_timeout):
-                return await self._store.commit(await self._owner(), positions)
-        except BrokerError as error:
-            return dict.fromkeys(positions, error)
-        except TimeoutError:
-            late = OperationTimeout(f"The commit of group {self.group!r} got no answer in time")
-            return dict.fromkeys(positions, late)
+        return await self._commits.commit(positions)
 
     # -- KeepsFinished -------------------------------------------------------------------------------------
 
@@ -398,7 +355,7 @@ class KafkaRecordSource:
     def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:
             if partition not in self._owned:
-                raise _not_ours(partition)
+                raise not_ours(partition)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -406,6 +363,7 @@ class KafkaRecordSource:
         if self._closed:
             return
         self._closed = True
+        self._commits.close()
         self._wake()
         for task in self._tasks:
             task.cancel()
@@ -413,13 +371,9 @@ class KafkaRecordSource:
             logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
         self._owned.clear()
         self._arrivals.clear()
-        if isinstance(self._subscription.group, Ephemeral) and self._committed_any:
+        if isinstance(self._subscription.group, Ephemeral) and self._commits.any:
             await delete_group(self._connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The member of group {self.group!r} was closed")
-
-
-def _not_ours(partition: TopicPartition) -> LeaseLost:
-    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")

@@ -17,7 +17,12 @@ EXPECTED = {
     "jetstream": ("fetch + ack", "bare raw pulls", "gathered js.publish", "js.publish_async", "publish_batch"),
     "faststream": ("messages per second, ours / FastStream",),
     "kafka": ("publish_all / raw produce", "enqueue", "attributes and times too", "columns", "in transactions of"),
-    "kafka-handling": ("on top of the SPI", "in key order, time / ideal", "FastStream on confluent", "aiokafka, send"),
+    "kafka-handling": (
+        "on top of the SPI",
+        "16 at once, by key: time / ideal",
+        "FastStream on confluent",
+        "aiokafka, send",
+    ),
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }

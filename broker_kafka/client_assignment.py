@@ -1,0 +1,64 @@
+"""How partitions are given to a client, taken from it and moved, whichever way its group rebalances.
+
+Incremental groups name what changes, the others all there is. Used in the thread that owns the client, also within its
+callbacks. What the client refuses is raised as its KafkaException.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker_kafka.consumer_host import native_partitions
+
+__all__ = ["ClientAssignment"]
+
+
+class ClientAssignment:
+    """:param config: of the client."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._incremental = _is_incremental(config)
+
+    def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Read these, from the positions that they name."""
+        if self._incremental:
+            client.incremental_assign(partitions)
+        else:
+            client.assign(partitions)
+
+    def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Read these no more."""
+        if self._incremental:
+            client.incremental_unassign(partitions)
+        else:
+            client.unassign()
+
+    def move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> bool:
+        """Read a partition from another position; whether it was given to the client anew, and so is not paused."""
+        try:
+            client.seek(to)
+        except KafkaException as error:
+            place = (to.topic, to.partition)
+            if error.args[0].code() != KafkaError._STATE or place not in owned:
+                raise
+            # After an error of its position a partition does not move, but can be taken over anew.
+            if self._incremental:
+                client.incremental_unassign([to])
+                client.incremental_assign([to])
+            else:
+                rest = native_partitions([each for each in owned if each != place])
+                client.assign([to, *client.position(rest)])
+            return True
+        return False
+
+
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
+    return (
+        config.get("group.protocol", "classic") == "consumer"
+        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
+    )

@@ -1,0 +1,113 @@
+"""Commits of one member of a group: only for partitions that are its own, and each carried out once it was begun.
+
+*Concurrency.* One event loop. Each commit is a task of its own, so that a release can wait for those that were begun.
+*Cancellation.* Whoever is cancelled while waiting leaves the commit behind, which goes on. *Failure.* What the store
+does not take is told for each partition. In the middle of a rebalance a commit is tried again, as long as its partition
+has stayed in the assignment it was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from broker.errors import BrokerError, LeaseLost, OperationTimeout
+from broker.spi import TopicPartition
+from broker_kafka.consuming import ConsumerThread
+from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
+
+__all__ = ["MemberCommits", "not_ours"]
+
+_PAUSE: Final = 0.1
+_NEW_GENERATION_SECONDS: Final = 5.0
+
+
+class MemberCommits:
+    """:param owned: what is assigned, with the number of the assignment; looked at, never changed.
+    :param owner: as whom the store is told to commit.
+    :param timeout: seconds for the answer of the store.
+
+    :ivar any: whether anything was committed, or tried.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        thread: ConsumerThread,
+        owned: Mapping[TopicPartition, int],
+        owner: Callable[[], Awaitable[GroupMember]],
+        *,
+        group: str,
+        timeout: float,
+    ) -> None:
+        self._store = store
+        self._thread = thread
+        self._owned = owned
+        self._owner = owner
+        self._group = group
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self.any = False
+
+    async def commit(
+        self, positions: Mapping[TopicPartition, tuple[int, str]]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        """Store positions, and a text with each; the error, or None, for each."""
+        results: dict[TopicPartition, BrokerError | None] = {
+            partition: not_ours(partition) for partition in positions if partition not in self._owned
+        }
+        ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
+        if ours:
+            task = self._loop.create_task(self._carry_out(ours), name="broker-kafka-commit")
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            results |= await asyncio.shield(task)
+        return results
+
+    async def settled(self, deadline: float) -> None:
+        """Wait for what was begun, at most until this loop time."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=max(0.0, deadline - self._loop.time()))
+
+    def close(self) -> None:
+        """Try nothing again."""
+        self._closed = True
+
+    async def _carry_out(
+        self, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        self.any = True
+        mine = {partition: self._owned[partition] for partition in positions}
+        until = self._loop.time() + _NEW_GENERATION_SECONDS
+        results = dict(await self._once(positions))
+        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.
+        while again := {
+            partition: positions[partition]
+            for partition, error in results.items()
+            if isinstance(error, LeaseLost) and self._owned.get(partition) == mine[partition]
+        }:
+            if self._thread.calling_back or self._closed or self._loop.time() > until:
+                break
+            await asyncio.sleep(_PAUSE)
+            results |= await self._once(again)
+        return results
+
+    async def _once(
+        self, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._store.commit(await self._owner(), positions)
+        except BrokerError as error:
+            return dict.fromkeys(positions, error)
+        except TimeoutError:
+            late = OperationTimeout(f"The commit of group {self._group!r} got no answer in time")
+            return dict.fromkeys(positions, late)
+
+
+def not_ours(partition: TopicPartition) -> LeaseLost:
+    """The error of whatever is asked of a partition that is somebody else's."""
+    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")

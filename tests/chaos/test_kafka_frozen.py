@@ -1,0 +1,65 @@
+"""A member of a group is frozen for longer than its session while it holds records, and wakes up to commit them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import suppress
+from uuid import uuid4
+
+import pytest
+
+import broker
+from tests.chaos.test_kafka_processes import OF_PROTOCOLS, PROTOCOLS, SESSIONS
+from tests.servers.kafka import shared_server
+from tests.servers.kafka_client import RawAdmin, produce
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120), pytest.mark.xdist_group("kafka-chaos-frozen")]
+
+HELD = 10
+RECORDS = 200
+
+
+@OF_PROTOCOLS
+async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol: str) -> None:
+    server = shared_server()
+    raw = RawAdmin(server.bootstrap)
+    topic, group = raw.make_topic(partitions=1), f"frozen-{uuid4().hex[:8]}"
+    await asyncio.to_thread(produce, server.bootstrap, topic, [b"%d" % n for n in range(RECORDS)])
+    url = f"{server.url}?{PROTOCOLS[protocol]}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.chaos.kafka_frozen_process", url, topic, group, str(HELD), stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    async def said() -> list[str]:
+        assert process.stdout is not None
+        return (await process.stdout.readline()).decode().split()
+
+    try:
+        async with asyncio.timeout(SESSIONS[protocol] + 60):
+            assert await said() == ["held", *map(str, range(HELD))]
+            process.send_signal(signal.SIGSTOP)
+            async with broker.connect(url) as bus, bus.records(topic, group=group) as survivor:
+                # Nothing was committed, so it begins where the frozen one began.
+                seen: list[broker.Record] = []
+                while len(seen) < RECORDS:
+                    seen += await survivor.next_batch()
+                assert [record.offset for record in seen] == list(range(RECORDS))
+                await seen[-1].commit()
+                process.send_signal(signal.SIGCONT)
+                process.stdin.write(b"commit\n")
+                await process.stdin.drain()
+                # In either order: the group's answer to the commit, and what it says to the next heartbeat.
+                assert sorted([await said(), await said()]) == [["lost", "0"], ["refused"]]
+                assert raw.committed(group, topic).offset == RECORDS
+            # Alone again, it goes on after what the survivor did.
+            await asyncio.to_thread(produce, server.bootstrap, topic, [b"more"])
+            assert await said() == ["read", str(RECORDS)]
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
