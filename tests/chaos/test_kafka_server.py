@@ -13,7 +13,7 @@ from tests.chaos.kafka_accounts import Account
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server"), pytest.mark.timeout(120)]
 
 PARTITIONS = 3
 OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300"
@@ -57,7 +57,7 @@ async def read_messages(bus: broker.Bus, account: Account, group: str, name: str
             await message.ack()
 
 
-async def reached(look: Callable[[], bool], seconds: float = 30.0) -> None:
+async def reached(look: Callable[[], bool], seconds: float = 40.0) -> None:
     """Until it is true.
 
     :raises TimeoutError: it does not become so.
