@@ -41,7 +41,7 @@ _STALL_POLL: Final = 0.25
 _LONG_STALL: Final = 10.0
 _ASSIGN_SECONDS: Final = 60.0
 _LOST_SECONDS: Final = 5.0
-_BATCH_BYTES: Final = 16 * 1024 * 1024
+_BATCH_BYTES: Final = 8 * 1024 * 1024
 _REJOIN_PAUSE: Final = 1.0
 
 
@@ -52,7 +52,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     """One member of a group.
 
     :param config: of the client, `group.id` and all.
-    :param max_batch: the most records of a batch.
+    :param max_batch: the most records of a batch; what is small stays in the cache of the processor.
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
     """
@@ -63,8 +63,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         host: ConsumerHost,
         *,
         name: str,
-        max_batch: int = 2000,
-        in_flight: int = 2,
+        max_batch: int = 500,
+        in_flight: int = 4,
         revoke_seconds: float = 30.0,
     ) -> None:
         super().__init__(name)

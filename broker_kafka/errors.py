@@ -181,6 +181,10 @@ _RETRIABLE: Final = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        # What was known of a leader is older, or newer, than what it knows: after a restart, for a moment.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.LISTENER_NOT_FOUND,
     }
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 import broker
 from tests.chaos.kafka_accounts import Account
-from tests.chaos.test_kafka_server import OPTIONS, reached, read_messages, read_records, still
+from tests.chaos.test_kafka_server import OPTIONS, over, reached, read_messages, read_records, still
 from tests.servers.kafka_cluster import KafkaCluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-cluster"), pytest.mark.timeout(120)]
@@ -45,7 +45,7 @@ async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsy
         await publishing
         written = await asyncio.to_thread(account.written, cluster.bootstrap)
         try:
-            await reached(lambda: all(account.seen_all(name, written) for name in readers))
+            await reached(lambda: over(*reading) or all(account.seen_all(name, written) for name in readers))
         finally:
             account.say(capsys, "two leaders lost", written)
         for task in reading:

@@ -13,7 +13,7 @@ from tests.chaos.kafka_accounts import Account
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server"), pytest.mark.timeout(120)]
 
 PARTITIONS = 3
 OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300"
@@ -57,7 +57,7 @@ async def read_messages(bus: broker.Bus, account: Account, group: str, name: str
             await message.ack()
 
 
-async def reached(look: Callable[[], bool], seconds: float = 30.0) -> None:
+async def reached(look: Callable[[], bool], seconds: float = 40.0) -> None:
     """Until it is true.
 
     :raises TimeoutError: it does not become so.
@@ -65,6 +65,14 @@ async def reached(look: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not look():
             await asyncio.sleep(0.05)
+
+
+def over(*tasks: asyncio.Task[None]) -> bool:
+    """False; what ended a task that should run is raised."""
+    for task in tasks:
+        if task.done():
+            task.result()
+    return False
 
 
 async def still(task: asyncio.Task[None]) -> None:
@@ -97,7 +105,7 @@ async def test_publishing_consuming_and_committing_go_on(
         await publishing
         written = await asyncio.to_thread(account.written, server.bootstrap)
         try:
-            await reached(lambda: all(account.seen_all(name, written) for name in readers))
+            await reached(lambda: over(*reading) or all(account.seen_all(name, written) for name in readers))
         finally:
             account.say(capsys, f"{fault} twice", written)
         for task in reading:

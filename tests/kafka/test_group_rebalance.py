@@ -309,3 +309,20 @@ async def test_slow_handlers_never_exceed_the_poll_interval(
                 break
         assert not any(event.lost or event.revoked for event in log.told)
     assert sorted(seen) == sorted([*range(3000), *range(3000)])
+
+
+@both_protocols
+@pytest.mark.parametrize("stay", [0.0, 0.1, 0.6, 1.2])
+async def test_the_group_does_not_wait_for_the_session_of_a_member_that_left(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, stay: float
+):
+    topic = make_topic(partitions=4)
+    options = options_of(protocol)
+    async with opened(kafka, topic, group, **options) as first, opened(kafka, topic, group, **options) as second:
+        await eventually(lambda: len(first.assignment()) == len(second.assignment()) == 2)
+        async with opened(kafka, topic, group, **options):
+            await asyncio.sleep(stay)
+        await eventually(lambda: len(first.assignment()) + len(second.assignment()) == 4, 4.0)
+        # A rebalance may still be under way, with the partitions where they were.
+        await asyncio.sleep(0.5)
+        await eventually(lambda: len(first.assignment()) + len(second.assignment()) == 4, 4.0)

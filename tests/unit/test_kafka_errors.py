@@ -15,6 +15,7 @@ from broker_kafka.settings import KafkaSettings
 @pytest.mark.parametrize(
     ("code", "expected", "retriable"),
     [
+        (KafkaError.FENCED_LEADER_EPOCH, errors.BackendError, True),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, errors.TopicNotFound, False),
         (KafkaError._UNKNOWN_TOPIC, errors.TopicNotFound, False),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, errors.NotAuthorized, False),
