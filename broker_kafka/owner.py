@@ -155,13 +155,13 @@ class OwnerThread(ABC, Generic[C]):
     ) -> BaseException | bool:
         """Run a coroutine on the loop and serve commands until it is done.
 
-        True when it is; False if it was not after `timeout` seconds, or nobody runs the loop any more; its exception if
+        True when it is; False if it was not after `timeout` seconds, was cancelled, or nobody runs the loop any more; its exception if
         it failed. It is not cancelled: it has to mind the time itself.
         """
         outcome: list[BaseException | bool] = []
 
         def over(task: asyncio.Task[object]) -> None:
-            outcome.append(True if task.cancelled() else task.exception() or True)
+            outcome.append(False if task.cancelled() else task.exception() or True)
             self._wake()
 
         def begin() -> None:
