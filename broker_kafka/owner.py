@@ -155,8 +155,8 @@ class OwnerThread(ABC, Generic[C]):
     ) -> BaseException | bool:
         """Run a coroutine on the loop and serve commands until it is done.
 
-        True when it is; False if it was not after `timeout` seconds, was cancelled, or nobody runs the loop any more; its exception if
-        it failed. It is not cancelled: it has to mind the time itself.
+        True when it is; False if it was not after `timeout` seconds, was cancelled, or nobody runs the loop any more;
+        its exception if it failed. It is not cancelled here: it has to mind the time itself.
         """
         outcome: list[BaseException | bool] = []
 
