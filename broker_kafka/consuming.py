@@ -29,6 +29,7 @@ from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits
 from broker_kafka.consumer_host import ConsumerHost, native_partitions, records_of, told_by
 from broker_kafka.errors import configuration_error, translate
+from broker_kafka.leaving import prepare_to_leave
 from broker_kafka.owner import OwnerThread
 
 __all__ = ["ConsumerHost", "ConsumerThread"]
@@ -187,9 +188,8 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _shut(self, client: Consumer) -> None:
         try:
-            if self._config.get("group.protocol") != "consumer" and "group.instance.id" not in self._config:
-                # Else a cooperative member that closes joins once more, and is missed until its session ends.
-                client.unsubscribe()
+            if self._topics:
+                prepare_to_leave(client, self._config)
             client.close()
         finally:
             self._commits.close()

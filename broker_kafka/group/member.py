@@ -180,7 +180,8 @@ class Member:
         for clock in self._clocks:
             if not clock.expired():
                 clock.reschedule(min(clock.when() or self._until, self._until))
-        await self._release([held for held in self.held.values() if not held.revoking])
+        # No rebalance waits here, so that the commit may take the whole time, for instance of a broker's restart.
+        await self._release([held for held in self.held.values() if not held.revoking], self._until)
         self._commits.close()
         for task in self._tasks:
             task.cancel()
@@ -197,7 +198,7 @@ class Member:
         for held in opened:
             self._streams.add(held)
 
-    async def _release(self, going: list[Held]) -> None:
+    async def _release(self, going: list[Held], commit_until: float = 0.0) -> None:
         if not going:
             return
         for held in going:
@@ -224,7 +225,7 @@ class Member:
                 call.cancel()
         finally:
             self._clocks.discard(clock)
-        await self._commits.flush(going, self._loop.time() + self._options.commit_seconds)
+        await self._commits.flush(going, max(commit_until, self._loop.time() + self._options.commit_seconds))
         self._let_go(going)
 
     def _finished(self, going: list[Held]) -> bool:

@@ -24,7 +24,7 @@ from broker.records import Record
 from broker_kafka.group import GroupConsumer, Rebalance
 from broker_kafka.offsets import SqlOffsetStore
 from tests.kafka.group_members import eventually, fill, new_group, options_of
-from tests.servers.kafka import shared_server
+from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
 from tests.servers.postgres import postgres_url
 
@@ -336,3 +336,49 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
         1: 2000,
         2: 2000,
     }
+
+
+# -- a broker that dies ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+async def test_a_group_goes_on_after_its_broker_was_killed(protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
+    account = Account(members=1)
+    with KafkaServer() as server:
+        raw = RawAdmin(server.bootstrap)
+        topic, group = raw.make_topic(partitions=4), new_group()
+        # A session that outlives the outage.
+        session = {} if protocol == "consumer" else {"session_timeout_ms": 30_000}
+        options: dict[str, Any] = {**options_of(protocol), **session, "commit_interval": 0.05, "max_buffered": 500}
+        await fill(server, topic, 4, 1000)
+        events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
+        async with (
+            connect(server.url) as bus,
+            GroupConsumer(bus, topic, group=group, **events, **options) as consumer,
+        ):
+
+            async def read() -> None:
+                async for record in consumer:
+                    account.note(record)
+                    consumer.mark(record)
+                    await asyncio.sleep(0.001)
+
+            reader = asyncio.create_task(read())
+            for goal in (500, 1500):
+                await eventually(lambda: len(account.handled) > goal, 60)  # noqa: B023
+                server.kill()
+                await asyncio.sleep(1)
+                await asyncio.to_thread(server.start)
+            await eventually(lambda: len(account.handled) == 4000, 90)
+            if account.rebalances["lost"]:
+                # What was handled and not committed by then comes again.
+                await eventually(lambda: [at and at.offset for at in consumer.positions().values()] == [1000] * 4, 60)
+            await consumer.close()
+            await reader
+        committed = [await asyncio.to_thread(lambda: raw.committed(group, topic, number).offset) for number in range(4)]  # noqa: B023
+    with capsys.disabled():
+        sys.stdout.write(f"\n{protocol}, 2 kills of the broker: {account}\n")
+    assert len(account.handled) == 4000
+    assert account.rebalances["lost"] or set(account.handled.values()) == {1}
+    assert committed == [1000] * 4

@@ -1,0 +1,44 @@
+"""What the client omits when a member of a group closes, so that the group would miss it until its session ends.
+
+Called in the thread that owns the client, right before `Consumer.close`; it takes a second at most, and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic, sleep
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaException
+
+from broker.errors import BrokerError
+from broker.hooks import logger
+from broker_kafka.offsets.protocol import GroupMember
+
+__all__ = ["prepare_to_leave"]
+
+_JOIN_SECONDS: Final = 1.0
+_LOOK_AGAIN: Final = 0.01
+
+
+def prepare_to_leave(client: Consumer, config: Mapping[str, Any]) -> None:
+    """Have the close that follows tell the group. The client has subscribed.
+
+    :param config: of the client.
+    """
+    try:
+        if config.get("group.protocol") == "consumer":
+            # One that closes before the answer to its joining does not leave.
+            until = monotonic() + _JOIN_SECONDS
+            while not _has_joined(client) and monotonic() < until:
+                sleep(_LOOK_AGAIN)
+        elif "group.instance.id" not in config:
+            # A cooperative member joins once more while it closes; a static one is meant to stay.
+            client.unsubscribe()
+    except (KafkaException, RuntimeError, BrokerError) as error:
+        logger.debug("The group may miss a member until its session ends: %s", error)
+
+
+def _has_joined(client: Consumer) -> bool:
+    metadata: Any = client.consumer_group_metadata()
+    return metadata is not None and GroupMember.from_metadata(metadata).generation > 0
