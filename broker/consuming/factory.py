@@ -5,7 +5,7 @@ One per bus, on the loop of the bus. Making a consumer does no I/O; a cancelled 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Protocol
 
 from broker.capabilities import ConfirmedAck, MessageCapabilities
@@ -18,6 +18,7 @@ from broker.consuming.retry import Drop, Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
+from broker.outbound import OutboundMessage
 from broker.protocols import Codec, Topic
 from broker.spi import Backend, MessageSubscription, Start
 from broker.starts import check_start
@@ -135,7 +136,12 @@ class ConsumerFactory:
         # That letters cannot be written is better known before the first message is handled.
         await self._backend.admin().describe_topic(topic)
         limits = self._backend.capabilities.publish.limits
-        return DeadLetterWriter(topic, self._bus.topic(topic).publish, limits, self._bus.hooks)
+
+        def publish(letter: OutboundMessage) -> Awaitable[object]:
+            # Asked for each time: the topic is the application's too, which may close it.
+            return self._bus.topic(topic).publish(letter)
+
+        return DeadLetterWriter(topic, publish, limits, self._bus.hooks)
 
     def _family(self, subscription: str | Ephemeral, start: Start, confirm_acks: bool | None) -> MessageCapabilities:
         name = self._backend.capabilities.backend

@@ -13,7 +13,10 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
+from broker.consuming.retry import Retry
 from broker.errors import Closed
+from broker.hooks import DeadLetterFailed
+from broker.messages import Message
 
 
 @pytest.fixture
@@ -95,3 +98,26 @@ async def test_an_open_consumer_that_nobody_holds_is_closed_with_the_bus(bus: Bu
     assert consumer is not None
     await bus.close()
     assert consumer.closed
+
+
+async def test_dead_letters_are_written_though_the_application_closes_its_topic(bus: Bus) -> None:
+    for name in ("payments", "payments.dead"):
+        await bus.admin.ensure_topic(name)
+    failed: list[DeadLetterFailed] = []
+    bus.hooks.listen(lambda event: failed.append(event) if isinstance(event, DeadLetterFailed) else None)
+
+    async def fail(_: Message[bytes]) -> None:
+        raise ValueError("no")
+
+    once_only = Retry(max_attempts=1)
+    async with (
+        bus.messages("payments", subscription="billing", retry=once_only, dead_letter="payments.dead") as inbox,
+        bus.messages("payments.dead", subscription="readers") as letters,
+    ):
+        await bus.topic("payments.dead").close()
+        work = asyncio.create_task(inbox.receive(fail))
+        await bus.topic("payments").publish(b"bad")
+        assert (await letters.next_message(timeout=10)).data == b"bad"
+        await inbox.close()
+        await work
+    assert failed == []
