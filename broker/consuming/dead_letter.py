@@ -26,6 +26,10 @@ __all__ = ["DeadLetterWriter", "describe", "make_dead_letter"]
 _FIRST_PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 30.0
 _LONGEST_TEXT: Final = 2048
+_SHORT_TEXT: Final = 128
+_SHORT_ROOM: Final = 1024
+_SHAPES: Final = ((False, False), (True, False), (False, True), (True, True))
+"""Whether a letter tells little, and whether it goes without the original's attributes, in the order of trying."""
 
 
 def make_dead_letter(
@@ -37,14 +41,16 @@ def make_dead_letter(
     attempts: int | None,
     subscription: str,
     limits: Limits,
+    brief: bool = False,
     refused: BrokerError | None = None,
 ) -> OutboundMessage:
     """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time.
 
     What the broker's limits leave no room for is cut, the least important first; key, body and the
     original's own attributes are never touched, unless the letter was refused with them: what a foreign
-    producer wrote may be more than we can write, and `dead-letter-cut` tells why they are missing. The letter has an
-    id of its own, because a broker that deduplicates would drop the letters of a second subscription, or of a second
+    producer wrote may be more than we can write, and `dead-letter-cut` tells why they are missing. `brief` cuts
+    reason and error short, and everything told to what brokers keep free for it. The letter has an id of its own,
+    because a broker that deduplicates would drop the letters of a second subscription, or of a second
     failure after a redrive.
     """
     told = {
@@ -58,6 +64,8 @@ def make_dead_letter(
         "time": datetime.now(UTC).isoformat(),
     }
     added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
+    if brief:
+        added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
     kept = {} if refused else {name: text for name, text in original.attributes.items() if name not in added}
     return OutboundMessage(
         original.data,
@@ -112,16 +120,22 @@ class DeadLetterWriter:
             subscription=subscription,
             limits=self._limits,
         )
-        letter, whole = make(), True
+        letters = [make()]
         pause = _FIRST_PAUSE
+        shape = 0
         while True:
             try:
-                await self._publish(letter)
+                await self._publish(letters[shape])
             except Exception as raised:
                 refused = _refusal(raised)
-                if refused is not None and whole:
-                    letter, whole = make(refused=refused), False
+                shape += 1
+                if refused is not None and shape < len(_SHAPES):
+                    # Each is made once: a second attempt has the id of the first, which may have been stored.
+                    if shape == len(letters):
+                        brief, bare = _SHAPES[shape]
+                        letters.append(make(brief=brief, refused=refused if bare else None))
                     continue
+                shape = 0
                 failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
                 if self._closing.is_set():
                     raise failure from None
@@ -143,17 +157,28 @@ def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, 
             del cut[name]
     if limits.message is not None:
         used = len(original.data or b"") + len(original.key or b"") + sum(_size(pair) for pair in kept.items())
-        room = limits.message + limits.letter_bytes - used
-        for name in reversed(list(cut)):
-            excess = sum(_size(pair) for pair in cut.items()) - room
-            if excess <= 0:
-                break
-            text = _shorten(cut[name], max(0, len(cut[name].encode()) - excess))
-            if text:
-                cut[name] = text
-            else:
-                del cut[name]
+        _fit(cut, limits.message + limits.letter_bytes - used)
     return cut
+
+
+def _abridge(added: Mapping[str, str], room: int) -> dict[str, str]:
+    long = {DEAD_LETTER_PREFIX + name for name in ("cut", "reason", "error")}
+    brief = {name: _shorten(text, _SHORT_TEXT) if name in long else text for name, text in added.items()}
+    _fit(brief, room)
+    return brief
+
+
+def _fit(told: dict[str, str], room: int) -> None:
+    """Shorten the last of them first, until all together have room."""
+    for name in reversed(list(told)):
+        excess = sum(_size(pair) for pair in told.items()) - room
+        if excess <= 0:
+            break
+        text = _shorten(told[name], max(0, len(told[name].encode()) - excess))
+        if text:
+            told[name] = text
+        else:
+            del told[name]
 
 
 def _refusal(raised: Exception) -> InvalidMessage | None:

@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
+from broker.capabilities import Limits
+from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.retry import Retry
 from broker.consuming.runner import serve
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, MessageTooLarge
+from broker.hooks import Hooks
 from broker.messages import Message, Outcome
-from tests.unit.scripted_source import Letters, ScriptedSource, consuming, until
+from broker.outbound import OutboundMessage
+from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 
 class Evil(Exception):
@@ -114,3 +118,22 @@ async def test_stop_ends_receive_at_the_deadline_whatever_the_handler_does() -> 
             await receiving
         assert not released.is_set()
         released.set()
+
+
+async def test_a_refused_letter_tells_less_before_it_leaves_attributes_out_and_begins_anew_after_a_pause() -> None:
+    tried: list[OutboundMessage] = []
+    original = Message("orders", b"x", Raw("1", None, 1, NONE), VIEW)
+
+    async def publish(letter: OutboundMessage) -> None:
+        tried.append(letter)
+        if len(tried) < 6:
+            raise MessageTooLarge("too large")
+
+    writer = DeadLetterWriter("orders.dead", publish, Limits(), Hooks())
+    reason, error = "reason " * 500, ValueError("error " * 500)
+    await writer.write(original, reason=reason, error=error, attempts=1, subscription="billing")
+    told = [sum(map(len, letter.attributes.values())) for letter in tried]
+    assert told[1] < 600 < 4000 < told[0]
+    assert told[3] < 600 < 4000 < told[2]
+    assert ["dead-letter-cut" in letter.attributes for letter in tried] == [False, False, True, True, False, False]
+    assert [letter.id for letter in tried[4:]] == [letter.id for letter in tried[:2]]
