@@ -1,7 +1,7 @@
 """Key-ordered hand-over: keys run in parallel, the messages of one key strictly one after the other.
 
 A key's lane is taken while its head is handed over and unsettled, and as long as a handler works on what it has settled
-early; a failed head blocks its own lane only.
+early, or lost the lease of; a failed head blocks its own lane only.
 No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
 comes for a full lane is given back, and later messages of that key with it, until those come again in
 their order. Messages without a key are unordered. Pure but for the clock it is given; used on one event loop.
@@ -39,7 +39,7 @@ class _Lane:
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
         self.in_hand: Message[Any] | None = None
-        """What was the head, and is settled, while its handler still works."""
+        """What was the head, and is settled or lost, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
         self.numbers = count()
@@ -173,6 +173,8 @@ class Lanes:
             lane.waiting.remove(message)
         else:
             lane.head = None
+            if message.in_use:
+                lane.in_hand = message
         followers = list(lane.waiting)
         lane.waiting.clear()
         now = self._clock()

@@ -97,10 +97,13 @@ class LanesMachine(RuleBasedStateMachine):
             self.lanes.replace(message, copy)
             self.lanes.put_again(copy)
 
-    @rule(key=st.sampled_from([b"a", b"b"]))
-    def lose(self, key: bytes) -> None:
+    @rule(key=st.sampled_from([b"a", b"b"]), working=st.booleans())
+    def lose(self, key: bytes, working: bool) -> None:
         message = self.handed.pop(key, None)
         if message is not None:
+            message.in_use = working
+            if working:
+                self.worked_on[key] = message
             followers = self.lanes.abandon(message)
             self.returned[key].extend([int(message.id), *(int(f.id) for f in followers)])
 
