@@ -19,6 +19,7 @@ from broker.messages import Message
 __all__ = ["Lanes"]
 
 _GONE_AFTER: Final = 60.0
+_SWEPT_AT_ONCE: Final = 100
 _SHORTEST: Final = 0.02
 _LONGEST: Final = 5.0
 
@@ -79,8 +80,12 @@ class Lanes:
         self._clock = clock
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
+        self._sweeps: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        """When to look again at each lane that waits for what was given back; the soonest first."""
 
     def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        if self._sweeps:
+            self._sweep(self._clock())
         return [(message, delay) for message in messages if (delay := self._put(message)) is not None]
 
     def _put(self, message: Message[Any]) -> float | None:
@@ -93,9 +98,9 @@ class Lanes:
             lane = self._lanes[(message.topic, key)] = _Lane()
         if lane.spilled:
             if not self._next_of_spilled(lane, message.id):
-                return lane.spill(message.id, self._clock())
+                return self._spill(lane, message.topic, key, message.id, self._clock())
         elif self._share is not None and lane.held >= self._share:
-            return lane.spill(message.id, self._clock())
+            return self._spill(lane, message.topic, key, message.id, self._clock())
         lane.waiting.append(message)
         if lane.free and len(lane.waiting) == 1:
             self._ready.append(lane)
@@ -182,7 +187,7 @@ class Lanes:
         earlier, lane.spilled = lane.spilled, OrderedDict()
         lane.numbers = count()
         for message_id in (message.id, *(follower.id for follower in followers), *earlier):
-            lane.spill(message_id, now)
+            self._spill(lane, message.topic, message.key or b"", message_id, now)
         return followers
 
     def forget(self, message: Message[Any]) -> None:
@@ -201,9 +206,32 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._ready)
 
+    @property
+    def kept(self) -> int:
+        """How many keys are remembered."""
+        return len(self._lanes)
+
     def _lane(self, message: Message[Any]) -> _Lane | None:
         key = message.key
         return None if key is None else self._lanes.get((message.topic, key))
+
+    def _spill(self, lane: _Lane, topic: str, key: bytes, message_id: str, now: float) -> float:
+        self._sweeps.setdefault((topic, key), now + _GONE_AFTER)
+        return lane.spill(message_id, now)
+
+    def _sweep(self, now: float) -> None:
+        """Forget idle lanes that wait for nothing but what went to another consumer."""
+        for _ in range(_SWEPT_AT_ONCE):
+            if not self._sweeps or next(iter(self._sweeps.values())) > now:
+                return
+            key, _ = self._sweeps.popitem(last=False)
+            lane = self._lanes.get(key)
+            if lane is None:
+                continue
+            if lane.free and not lane.waiting and all(now - one.seen >= _GONE_AFTER for one in lane.spilled.values()):
+                del self._lanes[key]
+            elif lane.spilled:
+                self._sweeps[key] = now + _GONE_AFTER
 
     def _next_of_spilled(self, lane: _Lane, message_id: str) -> bool:
         """Whether this is the message that must follow now, and there is room for it."""
@@ -223,3 +251,4 @@ class Lanes:
     def _forget_if_idle(self, message: Message[Any], lane: _Lane) -> None:
         if not lane.spilled and message.key is not None:
             self._lanes.pop((message.topic, message.key), None)
+            self._sweeps.pop((message.topic, message.key), None)

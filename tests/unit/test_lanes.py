@@ -306,3 +306,36 @@ async def test_a_lost_head_gives_its_whole_lane_back() -> None:
         await other.ack()
         await until(lambda: len(source.outcomes(Outcome.RELEASE)) >= 2)
         assert source.outcomes(Outcome.RELEASE) == ["2", "3"]
+
+
+def test_lanes_of_what_went_to_another_consumer_are_forgotten_after_a_while() -> None:
+    now = 0.0
+    lanes = Lanes(1, lambda: now)
+    for number in range(50_000):
+        # Two of each key come, of which one is given back and never seen again.
+        key = b"%d" % number
+        assert len(lanes.put_all([make(f"{number}-{copy}", key) for copy in range(2)])) == 1
+        message = lanes.take()
+        assert message is not None
+        lanes.done(message)
+        now += 0.1
+    assert lanes.kept <= 700
+
+
+def test_a_lane_whose_handler_works_or_which_is_still_given_back_is_not_forgotten() -> None:
+    now = 0.0
+    lanes = Lanes(1, lambda: now)
+    lanes.put_all([make("1", b"worked on"), make("2", b"worked on"), make("3", b"seen"), make("4", b"seen")])
+    worked_on, seen = lanes.take(), lanes.take()
+    assert worked_on is not None
+    assert seen is not None
+    lanes.done(seen)
+    now = 59.0
+    assert lanes.put_all([make("5", b"seen")])
+    now = 70.0
+    lanes.put_all([make("6", None)])
+    assert lanes.kept == 2
+    lanes.done(worked_on)
+    now = 200.0
+    lanes.put_all([make("7", None)])
+    assert lanes.kept == 0
