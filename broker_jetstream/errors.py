@@ -28,6 +28,8 @@ STREAM_NOT_FOUND: Final = 10059
 CONSUMER_NOT_FOUND: Final = 10014
 _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_ENABLED: Final = frozenset({10039, 10076})
+_STORE_FAILED: Final = 10077
+_FULL: Final = ("maximum messages", "maximum bytes")
 _REFUSALS: Final = (
     "authorization violation",
     "authentication expired",
@@ -67,6 +69,14 @@ def api_error(error: Mapping[str, Any], what: str) -> BrokerError:
     if code in _NOT_ENABLED:
         return Unsupported(
             f"{what}: {text}", native=native, advice="Start nats-server with -js, and enable JetStream for the account"
+        )
+    if code == _STORE_FAILED and any(bound in text for bound in _FULL):
+        return BackendError(
+            f"{what}: the topic is full, {text}",
+            native=native,
+            retriable=False,
+            advice="Publish again when there is room: give it retention, raise its bounds with "
+            'ensure_topic(max_messages=, max_bytes=), or let the oldest go with discard="old"',
         )
     if status == 503:
         return ConnectionFailed(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import BrokerError, Closed, InvalidMessage, MessageTooLarge, TopicNotFound, Unsupported
+from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, MessageTooLarge, TopicNotFound, Unsupported
 from broker.messages import Outcome
 from broker.names import native_name
 from broker.outbound import OutboundMessage
@@ -75,6 +75,21 @@ async def test_key_and_body_come_back_equal(both_ways: JetStreamBackend, topic: 
     await publish(both_ways, topic, OutboundMessage(data, key=key))
     (message,) = await receive(await subscribe(both_ways, topic), 1)
     assert (message.key, message.data) == (key, data)
+
+
+@pytest.mark.parametrize("bound", [{"max_messages": 3}, {"max_bytes": 2000}])
+async def test_a_full_topic_says_so_and_is_not_asked_again(
+    both_ways: JetStreamBackend, topic: str, bound: dict[str, int]
+) -> None:
+    await make_topic(both_ways, topic, discard="new", **bound)
+    outcomes = await both_ways.publish_target(topic).publish([OutboundMessage(bytes(500)) for _ in range(5)])
+    assert isinstance(outcomes[0], Receipt)
+    last = outcomes[-1]
+    assert isinstance(last, BackendError)
+    assert not last.retriable
+    assert topic in last.message
+    assert "the topic is full" in last.message
+    assert "max_messages" in last.advice
 
 
 async def test_publish_time_is_the_producers_and_broker_time_the_servers(

@@ -117,7 +117,9 @@ async def test_dead_letters_are_written_though_the_application_closes_its_topic(
         await bus.topic("payments.dead").close()
         work = asyncio.create_task(inbox.receive(fail))
         await bus.topic("payments").publish(b"bad")
-        assert (await letters.next_message(timeout=10)).data == b"bad"
+        letter = await letters.next_message(timeout=10)
+        assert letter is not None
+        assert letter.data == b"bad"
         await inbox.close()
         await work
     assert failed == []
