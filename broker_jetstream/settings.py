@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -18,6 +18,9 @@ from broker.settings import BackendSettings
 from broker.urls import UrlParts, mask_url
 
 __all__ = ["TEMPORARY", "JetStreamSettings"]
+
+LONGEST_SECONDS: Final = 1e9
+"""Some thirty years: the server counts nanoseconds in 64 bits, and multiples of these."""
 
 TEMPORARY = ""
 """The value of `embedded` that asks for a server with a directory of its own, removed at close."""
@@ -91,7 +94,10 @@ class JetStreamSettings(BackendSettings):
     )
 
     lease_seconds: float = Field(
-        default=30.0, ge=0.1, description="ack_wait of the durables: how long a message is ours without renewal"
+        default=30.0,
+        ge=0.1,
+        le=LONGEST_SECONDS,
+        description="ack_wait of the durables: how long a message is ours without renewal",
     )
     settle_timeout: float = Field(
         default=10.0,
@@ -102,15 +108,22 @@ class JetStreamSettings(BackendSettings):
         default=65_536, ge=1, description="Most unsettled messages of one subscription, over all its consumers"
     )
     pull_expires: float = Field(
-        default=30.0, ge=1.0, description="Seconds after which a pull request ends and is made again"
+        default=30.0,
+        ge=1.0,
+        le=LONGEST_SECONDS,
+        description="Seconds after which a pull request ends and is made again",
     )
     pull_heartbeat: float = Field(
         default=5.0,
         ge=0.1,
+        le=LONGEST_SECONDS,
         description="Seconds between the server's signs of life on an idle pull; two missed ones renew it",
     )
     owner_timeout: float = Field(
-        default=5.0, ge=0.5, description="Seconds of silence after which a group's partitions go to another member"
+        default=5.0,
+        ge=0.5,
+        le=LONGEST_SECONDS,
+        description="Seconds of silence after which a group's partitions go to another member",
     )
 
     partitions: int = Field(
@@ -119,7 +132,10 @@ class JetStreamSettings(BackendSettings):
     storage: Literal["file", "memory"] = Field(default="file", description="Where new topics keep their messages")
     replicas: int = Field(default=1, ge=1, le=5, description="Copies of a new topic in a cluster")
     deduplication_window: float = Field(
-        default=120.0, ge=0.1, description="Seconds in which a new topic drops a second message of the same id"
+        default=120.0,
+        ge=0.1,
+        le=LONGEST_SECONDS,
+        description="Seconds in which a new topic drops a second message of the same id",
     )
 
     @classmethod

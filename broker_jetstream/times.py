@@ -17,6 +17,8 @@ LAST_MOMENT: Final = datetime(2262, 4, 11, tzinfo=UTC)
 """The last day that the server can tell."""
 LONGEST: Final = timedelta(days=365 * 290)
 """The longest duration that it can tell, in round figures."""
+SHORTEST: Final = 0.1
+"""Seconds; a topic counts in no shorter time."""
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
@@ -63,15 +65,15 @@ def ttl_seconds(ttl: float) -> int:
 def nanoseconds(option: str, duration: timedelta | float) -> int:
     """A duration of a topic's option.
 
-    :raises InvalidSetting: it is no time above 0 that the server can count.
+    :raises InvalidSetting: it is no time of 0.1 seconds or more that the server can count.
     """
     try:
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
     except (TypeError, ValueError):
         seconds = -1.0
-    if not 0 < seconds <= LONGEST.total_seconds():
+    if not SHORTEST <= seconds <= LONGEST.total_seconds():
         raise InvalidSetting(
             f"{option} is {duration!r}",
-            advice=f"It takes a timedelta, or seconds, above 0 and below {LONGEST.days // 365} years",
+            advice=f"It takes a timedelta, or seconds, from {SHORTEST} s on and below {LONGEST.days // 365} years",
         )
     return round(seconds * NANOSECONDS)

@@ -39,6 +39,15 @@ def _count(option: str, value: object) -> int:
     return value
 
 
+def _size(option: str, value: object) -> int:
+    if not is_whole(value) or not (value == -1 or 0 < value < 2**31):
+        raise InvalidSetting(
+            f"{option} is {value!r}",
+            advice="It takes a whole number of bytes above 0 and below 2 GiB, or -1 for no bound",
+        )
+    return value
+
+
 def _replicas(option: str, value: object) -> int:
     if not is_whole(value) or not 1 <= value <= 5:
         raise InvalidSetting(f"{option} is {value!r}", advice="It takes a whole number from 1 to 5")
@@ -59,7 +68,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "replicas": ("num_replicas", _replicas),
     "max_bytes": ("max_bytes", _count),
     "max_messages": ("max_msgs", _count),
-    "max_message_size": ("max_msg_size", _count),
+    "max_message_size": ("max_msg_size", _size),
     "deduplication_window": ("duplicate_window", nanoseconds),
     "discard": ("discard", _one_of("old", "new")),
     "compression": ("compression", _one_of("none", "s2")),

@@ -11,6 +11,7 @@ import threading
 from typing import Any, Final
 
 from broker.blocking.consumer import Service
+from broker.consuming.runner import check_services
 
 __all__ = ["run"]
 
@@ -23,8 +24,10 @@ def run(*services: Service) -> None:
 
     `broker.blocking.run(bus.messages(...).handled_by(handle, concurrency=8))`, in the main thread.
 
+    :raises ConfigurationError: there is no service, or this is not the main thread.
     :raises BrokerError: the first service that failed, after the others were stopped and closed.
     """
+    check_services(services, Service)
     failures: list[BaseException] = []
     before: dict[int, Any] = {}
 

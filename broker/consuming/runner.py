@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
+from collections.abc import Sequence
 
+from broker.checks import refused
 from broker.consuming.consumer import Service
+from broker.errors import ConfigurationError
 from broker.hooks import logger
 
-__all__ = ["run", "serve"]
+__all__ = ["check_services", "run", "serve"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WAIT = 3.0
@@ -23,8 +27,10 @@ async def serve(*services: Service) -> None:
 
     Must run on the main thread's loop, where signals arrive.
 
+    :raises ConfigurationError: there is no service, or this is not the main thread.
     :raises BrokerError: the first service that failed, after the others were stopped and closed.
     """
+    check_services(services, Service)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -55,8 +61,14 @@ def run(*services: Service) -> None:
     A bus that is not open yet is opened by its consumers, and closed at the end. A handler that goes on after it was
     cancelled is left behind with a warning, `close_timeout` and a few seconds later: it does not keep the process.
 
+    :raises ConfigurationError: there is no service, a loop runs already, or this is not the main thread.
     :raises BrokerError: the first service that failed, after the others were stopped and closed.
     """
+    check_services(services, Service)
+    if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]
+        raise ConfigurationError(
+            "run() makes an event loop, but one runs here already", advice="Write `await broker.serve(...)` instead"
+        )
     loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)
@@ -67,6 +79,20 @@ def run(*services: Service) -> None:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+
+
+def check_services(services: Sequence[object], kind: type) -> None:
+    """:raises ConfigurationError: there is none, one is something else, or signals do not arrive here."""
+    if not services:
+        raise ConfigurationError("There is nothing to serve", advice="Give bus.messages(...).handled_by(handle)")
+    for service in services:
+        if not isinstance(service, kind):
+            raise refused("A service", service, "what bus.messages(...).handled_by(handle) returns")
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            "Services are run in the main thread, where signals arrive",
+            advice="Call it there, or elsewhere open the consumers and call their receive(handle)",
+        )
 
 
 async def _run(services: tuple[Service, ...]) -> None:

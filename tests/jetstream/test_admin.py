@@ -92,6 +92,21 @@ async def test_partitions_can_be_added_only(backend: JetStreamBackend, topic: st
         await admin.ensure_topic(topic, partitions=1, retention=None, options={})
 
 
+@pytest.mark.parametrize(
+    ("retention", "options"),
+    [
+        (timedelta(milliseconds=1), {}),
+        (None, {"deduplication_window": 0.01}),
+        (None, {"max_message_size": 2**40}),
+    ],
+)
+async def test_what_the_server_cannot_count_is_refused_before_it(
+    backend: JetStreamBackend, topic: str, retention: timedelta | None, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidSetting):
+        await backend.admin().ensure_topic(topic, partitions=None, retention=retention, options=options)
+
+
 async def test_bad_input_is_told(backend: JetStreamBackend, topic: str) -> None:
     admin = backend.admin()
     with pytest.raises(UnknownSetting, match="'max_age'"):

@@ -81,6 +81,11 @@ def test_urls() -> None:
         "nats://one?pull_heartbeat=20",
         "nats://one?inbox_prefix=a.*",
         "nats://one?partitions=0",
+        "nats://one?lease_seconds=1e12",
+        "nats://one?deduplication_window=1e10",
+        "nats://one?pull_expires=1e10",
+        "nats://one?pull_heartbeat=1e10&pull_expires=2e10",
+        "nats://one?owner_timeout=1e10",
     ],
 )
 def test_what_cannot_be_used_is_refused(url: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+import broker
+import broker.blocking
 from broker.consuming.runner import serve
-from broker.errors import BackendError
+from broker.errors import BackendError, ConfigurationError
 from broker.messages import Message, Outcome
 from tests.unit.scripted_source import ScriptedSource, consuming
 
@@ -129,6 +133,33 @@ def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process() ->
         assert process.stdout.read() == "returned\n"
         assert "is left behind" in process.stderr.read()
         assert process.wait(20) == 0
+
+
+async def _nothing(_: object) -> None:
+    return
+
+
+def _service() -> Any:
+    return broker.connect("inmem:").messages("orders", subscription="billing").handled_by(_nothing)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("services", [(), (5,), (None,)])
+async def test_only_services_are_run(services: tuple[Any, ...]) -> None:
+    for start in (broker.run, broker.blocking.run):
+        with pytest.raises(ConfigurationError, match="serv"):
+            start(*services)
+    with pytest.raises(ConfigurationError, match="serv"):
+        await serve(*services)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_run_in_a_running_loop_or_in_another_thread_says_what_to_do_instead() -> None:
+    with pytest.raises(ConfigurationError, match=r"await broker\.serve"):
+        broker.run(_service())
+    with pytest.raises(ConfigurationError, match="main thread"):
+        await asyncio.to_thread(broker.run, _service())
+    gc.collect()
 
 
 async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
