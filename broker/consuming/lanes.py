@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Final
 
-from broker.messages import Message
+from broker.messages import Message, Outcome
 
 __all__ = ["Lanes"]
 
 _GONE_AFTER: Final = 60.0
 _SWEPT_AT_ONCE: Final = 100
+_SETTLED: Final = 100
 _SHORTEST: Final = 0.02
 _LONGEST: Final = 5.0
 
@@ -35,7 +36,7 @@ class _Spilled:
 
 
 class _Lane:
-    __slots__ = ("began", "head", "in_hand", "numbers", "pace", "spilled", "waiting")
+    __slots__ = ("began", "head", "in_hand", "numbers", "pace", "settled", "spilled", "waiting")
 
     def __init__(self) -> None:
         self.head: Message[Any] | None = None
@@ -43,6 +44,8 @@ class _Lane:
         """What was the head, and is settled or lost, while its handler still works."""
         self.waiting: deque[Message[Any]] = deque()
         self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
+        self.settled: deque[str] | None = None
+        """Ids of the latest that were settled for good: a second copy that is on its way is the last of them."""
         self.numbers = count()
         self.began = 0.0
         self.pace = 0.0
@@ -145,6 +148,12 @@ class Lanes:
         if lane is None or lane.head is not message:
             return
         lane.head = None
+        if message.outcome is not Outcome.NACK:
+            # A copy of it that was given back never comes again.
+            lane.spilled.pop(message.id, None)
+            if lane.waiting or lane.spilled:
+                lane.settled = lane.settled or deque(maxlen=_SETTLED)
+                lane.settled.append(message.id)
         if message.in_use:
             lane.in_hand = message
         elif lane.free:
@@ -216,6 +225,8 @@ class Lanes:
         return None if key is None else self._lanes.get((message.topic, key))
 
     def _spill(self, lane: _Lane, topic: str, key: bytes, message_id: str, now: float) -> float:
+        if lane.settled is not None and message_id in lane.settled:
+            return _LONGEST
         self._sweeps.setdefault((topic, key), now + _GONE_AFTER)
         return lane.spill(message_id, now)
 
