@@ -65,7 +65,7 @@ def run(*services: Service) -> None:
     :raises BrokerError: the first service that failed, after the others were stopped and closed.
     """
     check_services(services, Service)
-    if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]
+    if asyncio._get_running_loop() is not None:
         raise ConfigurationError(
             "run() makes an event loop, but one runs here already", advice="Write `await broker.serve(...)` instead"
         )

@@ -221,7 +221,10 @@ class TopicFacade(Generic[T]):
 
     def _open(self) -> PublishTarget:
         if self._closed:
-            raise Closed(f"Topic {self.name!r} is closed", advice="Publish before the bus is closed")
+            raise Closed(
+                f"Topic {self.name!r} is closed",
+                advice="bus.topic gives a new one once it has flushed, as long as the bus is open",
+            )
         self._target = self._target_factory()
         return self._target
 
