@@ -15,7 +15,7 @@ from broker.names import NativeName
 from broker.spi import Start
 from broker_jetstream.connection import Connection
 from broker_jetstream.layout import Layout
-from broker_jetstream.times import server_time
+from broker_jetstream.times import NANOSECONDS, server_time
 
 __all__ = [
     "EPHEMERAL_SECONDS",
@@ -34,7 +34,6 @@ __all__ = [
     "start_config",
 ]
 
-NANOSECONDS: Final = 1_000_000_000
 EPHEMERAL_SECONDS: Final = 300
 """A subscription of one consumer's own, whose process died, goes after this time."""
 GROUP: Final = "owner"

@@ -5,12 +5,13 @@ Pure functions.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from broker.errors import InvalidMessage, InvalidSetting
 
-__all__ = ["nanoseconds", "schedule_time", "server_time", "ttl_seconds"]
+__all__ = ["NANOSECONDS", "nanoseconds", "schedule_time", "server_time", "ttl_seconds"]
 
 NANOSECONDS: Final = 1_000_000_000
 LAST_MOMENT: Final = datetime(2262, 4, 11, tzinfo=UTC)
@@ -59,7 +60,7 @@ def ttl_seconds(ttl: float) -> int:
             f"ttl is {ttl:g} seconds, and a NATS server counts {LONGEST.total_seconds():.0f} at most",
             advice="Leave it out to keep the message as long as its topic does",
         )
-    return -int(-ttl // 1)
+    return math.ceil(ttl)
 
 
 def nanoseconds(option: str, duration: timedelta | float) -> int:
