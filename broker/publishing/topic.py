@@ -140,20 +140,23 @@ class TopicFacade(Generic[T]):
         self._check(message)
         if self._pipeline is not None and self._pipeline.messages and message.key is not None:
             await self._pipeline.drain()
-        publish = (
-            self._call_observed(target.publish, (message,)) if self._hooks.listening else target.publish((message,))
-        )
         # As `_call` does, but in this frame: beside a round trip, one more costs as much as all the rest.
         self._calls += 1
         try:
-            (outcome,) = await publish
+            if self._hooks.listening:
+                outcomes = await self._call_observed(target.publish, (message,))
+            else:
+                outcomes = await target.publish((message,))
         finally:
             self._calls -= 1
             if self._idle is not None:
                 self._tell_idle(self._idle)
-        if isinstance(outcome, Receipt):
-            return outcome
-        raise outcome
+        if len(outcomes) != 1:
+            raise _wrong_number(outcomes, 1)
+        outcome = cast("Receipt | BrokerError", outcomes[0])
+        if isinstance(outcome, BrokerError):
+            raise outcome
+        return outcome
 
     async def publish_batch(self, payloads: Sequence[T | OutboundMessage]) -> list[Receipt]:
         """Publish many, in order per key; a receipt each, in their order.
@@ -347,7 +350,7 @@ class TopicFacade(Generic[T]):
             if self._idle is not None:
                 self._tell_idle(self._idle)
         if len(outcomes) != len(messages):
-            raise BackendError(f"The backend returned {len(outcomes)} outcomes for {len(messages)} messages")
+            raise _wrong_number(outcomes, len(messages))
         return outcomes
 
     async def _call_observed(
@@ -373,6 +376,10 @@ class TopicFacade(Generic[T]):
         if self._calls:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._idle,), timeout=timeout)
+
+
+def _wrong_number(outcomes: Sequence[object], wanted: int) -> BackendError:
+    return BackendError(f"The backend returned {len(outcomes)} outcomes for {wanted} messages")
 
 
 def _encoded(encode: Callable[[Any], bytes | None], payload: object) -> bytes | None:
