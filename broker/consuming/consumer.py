@@ -8,8 +8,7 @@ cure are handled inside and reported to the hooks; a fatal one stops the consume
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
@@ -17,8 +16,9 @@ from typing import Any, Generic, Protocol, Self
 from typing_extensions import TypeVar
 
 from broker.checks import check_count, check_patience, is_whole, refused
-from broker.consuming.engine import Engine, intake_of
-from broker.consuming.handling import check_handler, conclude, within
+from broker.consuming.engine import Engine
+from broker.consuming.handling import check_handler
+from broker.consuming.workers import LAST_CHANCE, handle_batches, handle_each, work
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler
@@ -26,11 +26,6 @@ from broker.protocols import BatchHandler, Handler
 __all__ = ["Closable", "MessageConsumer", "Service"]
 
 T = TypeVar("T", default=bytes)
-
-logger = logging.getLogger("broker")
-
-_LAST_CHANCE = 1.0
-"""Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""
 
 
 class Closable(Protocol):
@@ -121,7 +116,7 @@ class MessageConsumer(Generic[T]):
             self._opening.cancel()
         self._closed = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_CHANCE), self._one_open:
+            async with asyncio.timeout(LAST_CHANCE), self._one_open:
                 pass
         if self._engine is not None:
             if self.runs_in(asyncio.current_task()):
@@ -211,7 +206,9 @@ class MessageConsumer(Generic[T]):
         their messages back; a fatal error lets them finish, at most `close_timeout` seconds, and is raised.
         """
         check_handler(handler)
-        await self._work(concurrency, lambda: self._handle_each(handler))
+        check_count("concurrency", concurrency)
+        engine = self._opened()
+        await work(engine, self._name, concurrency, lambda: handle_each(engine, handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Run the handler on batches; it returns None to ack all, or per message None or its failure.
@@ -220,97 +217,13 @@ class MessageConsumer(Generic[T]):
         """
         check_handler(handler)
         self._check_batch(max_messages)
-        await self._work(concurrency, lambda: self._handle_batches(handler, max_messages))
+        check_count("concurrency", concurrency)
+        engine = self._opened()
+        await work(engine, self._name, concurrency, lambda: handle_batches(engine, handler, max_messages))
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
         """This consumer and its handler, for `broker.run`."""
         return Service(self, handler, concurrency)
-
-    async def _work(self, concurrency: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        check_count("concurrency", concurrency)
-        engine = self._opened()
-        engine.check()
-        cancelled = True
-        workers = {asyncio.create_task(work(), name=f"broker-worker-{self._name}") for _ in range(concurrency)}
-        engine.workers |= workers
-        ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{self._name}")
-        try:
-            running = workers
-            while running and not ended.done() and not _first_error(workers):
-                _, left = await asyncio.wait({*running, ended}, return_when=asyncio.FIRST_COMPLETED)
-                running = left & workers
-            if running:
-                engine.end()
-                await asyncio.wait(running, timeout=engine.options.close_timeout)
-            cancelled = False
-        finally:
-            ended.cancel()
-            late = [worker for worker in workers if not worker.done()]
-            for worker in late:
-                worker.cancel()
-            if late:
-                await asyncio.wait(late, timeout=_LAST_CHANCE)
-            engine.workers -= workers
-            error = _first_error(workers)
-            if error is not None and cancelled:
-                logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
-        if error is not None:
-            raise error
-
-    async def _handle_each(self, handler: Handler[T]) -> None:
-        engine = self._opened()
-        handling = engine.hooks.handling
-        timeout = engine.disposition.retry.timeout
-        while True:
-            message = engine.take()
-            if message is None:
-                if not _still(engine):
-                    return
-                await engine.wait(1, None)
-                continue
-            intake = intake_of(message)
-            message.in_use = True
-            if handling:
-                intake.begin(message)
-            error: BaseException | None = None
-            try:
-                await within(timeout, handler(message))
-            except BaseException as raised:
-                error = raised
-            if error is None and message.scope is None:
-                message.in_use = False
-                intake.ack_soon(message)
-            else:
-                _raise(conclude(message, error))
-
-    async def _handle_batches(self, handler: BatchHandler[T], max_messages: int) -> None:
-        engine = self._opened()
-        handling = engine.hooks.handling
-        timeout = engine.disposition.retry.timeout
-        while True:
-            messages = engine.take_batch(max_messages)
-            if not messages:
-                if not _still(engine):
-                    return
-                await engine.wait(max_messages, None)
-                continue
-            for message in messages:
-                message.in_use = True
-                if handling:
-                    intake_of(message).begin(message)
-            results: Sequence[BaseException | None] | None = None
-            try:
-                results = await within(timeout, handler(MessageBatch(messages, engine)))
-                if results is not None and len(results) != len(messages):
-                    raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
-            except BaseException as raised:
-                results = [raised] * len(messages)
-            # All are settled before anything is raised, so that none of the batch is forgotten.
-            ends = [
-                conclude(message, error)
-                for message, error in zip(messages, results or [None] * len(messages), strict=True)
-            ]
-            _raise(next((end for end in ends if end is not None), None))
 
     def _is_closed(self) -> Closed:
         return Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")
@@ -378,24 +291,3 @@ class _Batches(AsyncIterator[MessageBatch[T]]):
         if not batch:
             raise StopAsyncIteration
         return batch
-
-
-def _still(engine: Engine) -> bool:
-    try:
-        return engine.check()
-    except Closed as closed:
-        # Another worker has raised the fatal error, or somebody closed the consumer: both end this one.
-        if closed.__cause__ is None or engine.workers:
-            return False
-        raise
-
-
-def _first_error(workers: set[asyncio.Task[None]]) -> BaseException | None:
-    # All are asked, since asyncio complains of those that nobody asked.
-    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
-    return next((error for error in errors if error is not None), None)
-
-
-def _raise(error: BaseException | None) -> None:
-    if error is not None:
-        raise error
