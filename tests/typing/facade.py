@@ -1,0 +1,162 @@
+"""Checked by pyright, never run: the facade satisfies every protocol of `broker.protocols`.
+
+Assigning to a name of the protocol's type is the proof; `assert_type` pins what inference gives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_type
+
+import broker
+from broker import protocols
+from broker.admin import AdminFacade
+from broker.bus import Bus
+from broker.codecs import Bytes, Json, Text
+from broker.consuming.consumer import MessageConsumer
+from broker.envelopes import Envelope
+from broker.messages import Message, MessageBatch
+from broker.outbound import OutboundMessage
+from broker.publishing.topic import TopicFacade
+from broker.reading.log_reader import LogReaderFacade
+from broker.reading.record_consumer import RecordConsumer
+from broker.receipts import Receipt
+from broker.records import Record, RecordBatch
+from broker.redrive import Redriven
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@dataclass
+class Refund:
+    number: int
+    reason: str
+
+
+def facade_satisfies_every_protocol(
+    bus: Bus,
+    topic: TopicFacade[Order],
+    messages: MessageConsumer[Order],
+    records: RecordConsumer[Order],
+    log: LogReaderFacade,
+    admin: AdminFacade,
+    redriven: Redriven,
+) -> None:
+    publisher: protocols.Publisher = bus
+    typed_topic: protocols.Topic[Order] = topic
+    iterator: protocols.MessageIterator[Order] = messages
+    batched_iterator: protocols.BatchedMessageIterator[Order] = messages
+    stream: protocols.MessageStream[Order] = messages
+    batched_stream: protocols.BatchedMessageStream[Order] = messages
+    receiver: protocols.Receiver[Order] = messages
+    batched_receiver: protocols.BatchedReceiver[Order] = messages
+    record_iterator: protocols.RecordIterator[Order] = records
+    batched_record_iterator: protocols.BatchedRecordIterator[Order] = records
+    record_stream: protocols.RecordStream[Order] = records
+    batched_record_stream: protocols.BatchedRecordStream[Order] = records
+    reader: protocols.LogReader = log
+    administration: protocols.Admin = admin
+    groups: protocols.GroupAdmin = admin
+    report: protocols.RedriveReport = redriven
+    bytes_codec: protocols.Codec[bytes] = Bytes()
+    text_codec: protocols.Codec[str] = Text()
+    json_codec: protocols.Codec[Order] = Json(Order)
+    _use(publisher, typed_topic, iterator, batched_iterator, stream, batched_stream, receiver, batched_receiver)
+    _use(record_iterator, batched_record_iterator, record_stream, batched_record_stream, reader, administration)
+    _use(groups, report, bytes_codec, text_codec, json_codec)
+
+
+def envelope_is_shared(message: Message[Order], record: Record[Order]) -> None:
+    envelopes: list[Envelope] = [message, record]
+    _use([OutboundMessage.from_message(envelope) for envelope in envelopes])
+
+
+async def types_follow_the_codec(bus: Bus) -> None:
+    assert_type(bus.topic("orders"), TopicFacade[bytes])
+    assert_type(bus.topic("orders", codec=Json(Order)), TopicFacade[Order])
+    assert_type(bus.messages("orders", subscription="billing"), MessageConsumer[bytes])
+    assert_type(bus.messages("orders", subscription="billing", codec=Text()), MessageConsumer[str])
+    assert_type(bus.messages("orders", subscription="billing", codec=Json(Order)), MessageConsumer[Order])
+    assert_type(bus.messages("orders", subscription="b.x", codec=Json(Order | Refund)), MessageConsumer[Order | Refund])
+    assert_type(bus.messages("orders", subscription="b.x", codec=Json(list[Order])), MessageConsumer[list[Order]])
+    assert_type(bus.records("orders", group="audit"), RecordConsumer[bytes])
+    assert_type(bus.records("orders", group="audit", codec=Json(Order)), RecordConsumer[Order])
+    assert_type(bus.records("orders", group="audit", codec=Json(Order)).as_messages(), MessageConsumer[Order])
+
+
+async def payloads_are_typed(bus: Bus) -> None:
+    async with bus.messages("orders", subscription="billing", codec=Json(Order)) as inbox:
+        message = await inbox.next_message(timeout=1.0)
+        assert_type(message, Message[Order] | None)
+        async for each in inbox:
+            async with each:
+                assert_type(each.payload, Order)
+                assert_type(each.data, bytes | None)
+                assert_type(each.key, bytes | None)
+                assert_type(each.attributes, Mapping[str, str])
+                assert_type(each.delivery_attempt, int | None)
+        async for batch in inbox.batches(10):
+            assert_type(batch, MessageBatch[Order])
+            assert_type(batch[0].payload, Order)
+            await batch.ack()
+        await inbox.receive(_handle_order, concurrency=8)
+        await inbox.receive(_answer_order)
+        await inbox.receive_batches(_handle_orders)
+    async with bus.records("orders", group="audit") as log:
+        async for record in log:
+            assert_type(record.payload, bytes)
+            assert_type(record.offset, int)
+        assert_type(await log.next_batch(), RecordBatch[bytes])
+
+
+async def publishing_is_typed(bus: Bus) -> None:
+    topic = bus.topic("orders", codec=Json(Order))
+    assert_type(await topic.publish(Order(1), key="a", attributes={"a": "b"}), Receipt)
+    assert_type(await topic.publish_batch([Order(1), OutboundMessage(b"{}")]), list[Receipt])
+    assert_type(await topic.publish_all([Order(1), OutboundMessage(b"{}")]), None)
+    assert_type(await topic.enqueue(Order(1)), asyncio.Future[Receipt])
+    await topic.publish(b"bytes")  # pyright: ignore[reportArgumentType]
+    await bus.topic("orders").publish(Order(1))  # pyright: ignore[reportArgumentType]
+
+
+async def transactions_are_typed(bus: Bus) -> None:
+    async with bus.transactional_publisher("mover") as publisher, bus.records("orders", group="mover") as log:
+        as_protocol: protocols.TransactionalPublisher = publisher
+        async with as_protocol.transaction(log) as transaction:
+            open_one: protocols.Transaction = transaction
+            assert_type(await open_one.publish("orders.copy", b"x"), Receipt)
+
+
+async def connect_is_typed() -> None:
+    async with broker.connect("inmem:") as bus:
+        assert_type(bus, Bus)
+
+
+async def _handle_order(message: Message[Order]) -> None:
+    assert_type(message.payload, Order)
+
+
+async def _answer_order(message: Message[Order]) -> int:
+    return message.payload.number
+
+
+async def _handle_orders(batch: MessageBatch[Order]) -> Sequence[BaseException | None]:
+    return [None for _ in batch]
+
+
+def handlers_may_answer(handlers: list[protocols.Handler[Order]]) -> None:
+    async def answers(message: Message[Order]) -> str:
+        return str(message.payload.number)
+
+    def hands_on(message: Message[Order]) -> Awaitable[str]:
+        return answers(message)
+
+    handlers.extend([answers, hands_on, _handle_order])
+
+
+def _use(*_: object) -> None: ...
