@@ -1,26 +1,40 @@
 """Asks brokers where a topic's partitions begin and end, and where they are at a time; with no consumer and no group.
 
 *Concurrency.* Stateless; any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A topic that is not
-there raises TopicNotFound; a partition whose leader is just being chosen is asked again, until the request timeout.
+there raises TopicNotFound; a partition whose leader is just being chosen, or was lost before it answered, is asked
+again, until the request timeout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, ConnectionFailed
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.admin_requests import describe, passing, settled
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 
 __all__ = ["bounds_of", "partitions_of", "positions_at", "topic_bounds"]
+
+_LOST: Final = KafkaError(KafkaError._TRANSPORT)
+_STALE: Final = frozenset(
+    {
+        KafkaError._NOENT,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
 
 
 async def partitions_of(connection: Connection, topic: str) -> list[TopicPartition]:
@@ -69,21 +83,27 @@ async def _offsets(
     if not partitions:
         return {}
     timeout = connection.settings.request_timeout
+    until = monotonic() + timeout
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     asked = {NativePartition(*each): spec for each in partitions}
     topics = sorted({each.topic for each in partitions})
+    what = f"Positions of {', '.join(map(repr, topics))}"
+
+    async def once(patience: float) -> Mapping[Any, Any]:
+        def start(client: Any) -> Any:
+            return client.list_offsets(asked, isolation_level=level, request_timeout=patience)
+
+        found = await connection.outcomes(start, what)
+        return {each: _unanswered(each, what) if _is_missing(result) else result for each, result in found.items()}
 
     async def attempt() -> Mapping[Any, Any]:
-        def start(client: Any) -> Any:
-            return client.list_offsets(asked, isolation_level=level, request_timeout=timeout)
-
-        what = f"Positions of {', '.join(map(repr, topics))}"
-        found = await connection.outcomes(start, what)
-        if any(map(_is_unknown, found.values())):
-            # The client knows topics as they were when it last looked, and does not look for new partitions by itself.
+        # Not all the time there is: the leader that the client knows may be gone, and it waits for that one to return.
+        found = await once(timeout / 3)
+        if any(map(_is_stale, found.values())):
+            # The client knows topics as they were when it last looked, and does not look again by itself.
             for topic in topics:
                 await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
-            found = await connection.outcomes(start, what)
+            found = await once(max(timeout / 3, until - monotonic()))
         return found
 
     results = await settled(timeout, attempt, lambda found: any(map(passing, found.values())))
@@ -95,6 +115,17 @@ async def _offsets(
     return offsets
 
 
-def _is_unknown(result: object) -> bool:
+def _is_missing(result: Any) -> bool:
+    """Whether the leader's connection broke before its answer: the client then tells no error, and no offset either."""
+    return not isinstance(result, BrokerError) and result.offset == OFFSET_INVALID
+
+
+def _unanswered(partition: NativePartition, what: str) -> BrokerError:
+    where = f"{partition.topic!r}[{partition.partition}]"
+    return ConnectionFailed(f"{what}: the leader of {where} did not answer", native=KafkaException(_LOST))
+
+
+def _is_stale(result: object) -> bool:
+    """Whether this may be due to what the client knows of the topic."""
     found = kafka_error(result.native) if isinstance(result, BrokerError) and result.native is not None else None
-    return found is not None and found.code() == KafkaError._NOENT
+    return found is not None and found.code() in _STALE

@@ -25,6 +25,8 @@ class Proxy:
         self._open = asyncio.Event()
         self._refusing = False
         self.cuts = 0
+        self.held = False
+        """Whether anything was said since nothing is let through."""
 
     @property
     def url(self) -> str:
@@ -65,6 +67,7 @@ class Proxy:
         """Let nothing through, in silence, or let it flow again."""
 
         async def change() -> None:
+            self.held = False
             self._open.clear() if holding else self._open.set()
 
         self._run(change())
@@ -116,7 +119,9 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
-                await self._open.wait()
+                if not self._open.is_set():
+                    self.held = True
+                    await self._open.wait()
                 if counted and self._budget is not None:
                     part, self._budget = data[: self._budget], self._budget - len(data)
                     if self._budget <= 0:

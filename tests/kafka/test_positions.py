@@ -1,0 +1,75 @@
+"""Where partitions begin and end, as the brokers say; never what a client says whose question was not answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.errors import ConnectionFailed
+from broker.hooks import Hooks
+from broker.spi import Bounds, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.positions import bounds_of, positions_at
+from broker_kafka.settings import KafkaSettings
+from tests.servers.kafka import PLAIN, KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+from tests.servers.proxy import Proxy
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[KafkaServer, Proxy]]:
+    """A broker whose clients are all behind a proxy."""
+    server = KafkaServer()
+    with Proxy(server.ports[PLAIN.name]) as proxy:
+        server.advertised[PLAIN.name] = proxy.port
+        with server:
+            yield server, proxy
+
+
+async def held(proxy: Proxy) -> None:
+    """Until a question is on its way."""
+    async with asyncio.timeout(10):
+        while not proxy.held:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_leader_that_is_lost_before_it_answers_is_asked_again(server: tuple[KafkaServer, Proxy]) -> None:
+    kafka, proxy = server
+    topic = RawAdmin(kafka.bootstrap).make_topic()
+    produce(kafka.bootstrap, topic, [b"a", b"b"])
+    place = TopicPartition(topic, 0)
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    await connection.open()
+    try:
+        for ask, answer in (
+            (lambda: bounds_of(connection, [place]), {place: Bounds(0, 2)}),
+            (lambda: positions_at(connection, [place], datetime(2020, 1, 1, tzinfo=UTC)), {place: 0}),
+        ):
+            assert await ask() == answer
+            proxy.hold()
+            asked = asyncio.create_task(ask())
+            await held(proxy)
+            proxy.cut()
+            proxy.hold(False)
+            assert await asked == answer
+    finally:
+        proxy.hold(False)
+        await connection.close()
+
+
+async def test_a_leader_that_never_answers_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:
+    kafka, proxy = server
+    topic = RawAdmin(kafka.bootstrap).make_topic()
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), request_timeout=1.0), Hooks())
+    await connection.open()
+    try:
+        assert await bounds_of(connection, [TopicPartition(topic, 0)])
+        proxy.refuse()
+        with pytest.raises(ConnectionFailed, match=topic):
+            await bounds_of(connection, [TopicPartition(topic, 0)])
+    finally:
+        proxy.refuse(False)
+        await connection.close()
