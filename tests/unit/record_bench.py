@@ -43,6 +43,16 @@ class Bench:
     async def buffered(self, count: int) -> None:
         await self.until(lambda: len(self.consumer._pump) == count)
 
+    async def commit_under_way(self) -> tuple[asyncio.Task[None], asyncio.Event]:
+        """The commit of one more record, which the source has, and what lets the source answer."""
+        self.source.append(1)
+        record = await self.consumer.next_record()
+        assert record is not None
+        self.source.commit_gate = gate = asyncio.Event()
+        call = asyncio.create_task(record.commit())
+        await asyncio.wait_for(self.source.commit_begun.wait(), 5)
+        return call, gate
+
 
 @asynccontextmanager
 async def bench(*partitions: int, records: RecordCapabilities | None = None, **options: Any) -> AsyncGenerator[Bench]:

@@ -22,6 +22,28 @@ async def bus() -> AsyncIterator[broker.Bus]:
         yield bus
 
 
+class Working:
+    """A handler of one message of `orders`, which publishes to `out` once it may."""
+
+    def __init__(self, bus: broker.Bus) -> None:
+        self.bus = bus
+        self.begun, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def handle(self, message: broker.Message) -> None:
+        self.begun.set()
+        await self.may_end.wait()
+        await self.bus.topic("out").publish(b"from the handler")
+
+    async def start(self) -> asyncio.Task[None]:
+        """Publish the message and receive it; when it returns, the handler runs."""
+        await self.bus.topic("orders").publish(b"1")
+        inbox = self.bus.messages("orders", subscription="billing")
+        await inbox.open()
+        receiving = asyncio.create_task(inbox.receive(self.handle))
+        await self.begun.wait()
+        return receiving
+
+
 async def test_consumers_are_closed_side_by_side(bus: broker.Bus) -> None:
     started = 0
 
@@ -44,18 +66,8 @@ async def test_consumers_are_closed_side_by_side(bus: broker.Bus) -> None:
 
 
 async def test_a_cancelled_close_goes_on_and_a_second_call_waits_for_it(bus: broker.Bus) -> None:
-    working, done = asyncio.Event(), asyncio.Event()
-
-    async def handle(message: broker.Message) -> None:
-        working.set()
-        await done.wait()
-        await bus.topic("out").publish(b"from the handler")
-
-    await bus.topic("orders").publish(b"1")
-    inbox = bus.messages("orders", subscription="billing")
-    await inbox.open()
-    receiving = asyncio.create_task(inbox.receive(handle))
-    await working.wait()
+    working = Working(bus)
+    receiving = await working.start()
     closing = asyncio.create_task(bus.close())
     await asyncio.sleep(0)
     closing.cancel()
@@ -68,7 +80,7 @@ async def test_a_cancelled_close_goes_on_and_a_second_call_waits_for_it(bus: bro
         bus.messages("orders", subscription="billing")
     with pytest.raises(broker.Closed):
         bus.records("orders", group="audit")
-    done.set()
+    working.may_end.set()
     await second
     await receiving
     with pytest.raises(broker.Closed):
@@ -80,21 +92,11 @@ async def test_a_handler_may_publish_while_the_bus_closes() -> None:
     async with broker.connect(InmemSettings(broker=server)) as bus:
         await bus.admin.ensure_topic("orders")
         await bus.admin.ensure_topic("out")
-        await bus.topic("orders").publish(b"1")
-        working, done = asyncio.Event(), asyncio.Event()
-
-        async def handle(message: broker.Message) -> None:
-            working.set()
-            await done.wait()
-            await bus.topic("out").publish(b"from the handler")
-
-        inbox = bus.messages("orders", subscription="billing")
-        await inbox.open()
-        receiving = asyncio.create_task(inbox.receive(handle))
-        await working.wait()
+        working = Working(bus)
+        receiving = await working.start()
         closing = asyncio.create_task(bus.close())
         await asyncio.sleep(0)
-        done.set()
+        working.may_end.set()
         await closing
         await receiving
     async with broker.connect(InmemSettings(broker=server)) as bus:

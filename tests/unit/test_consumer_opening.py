@@ -48,6 +48,19 @@ async def step(times: int) -> None:
         await asyncio.sleep(0)
 
 
+async def begun(bus: Bus, steps: int, *, idle: float | None = 0.05) -> tuple[MessageConsumer, asyncio.Task[None]]:
+    """A consumer and its opening, which has come so far."""
+    consumer = billing(bus, idle=idle)
+    opening = asyncio.create_task(consumer.open())
+    await step(steps)
+    return consumer, opening
+
+
+async def outcome(opening: asyncio.Task[None]) -> BaseException | None:
+    """The error that it ended with."""
+    return (await asyncio.gather(opening, return_exceptions=True))[0]
+
+
 async def everything_is_there_for_another(bus: Bus) -> None:
     assert (await bus.admin.lag("orders", "billing")).unsettled == 0
     async with billing(bus) as other:
@@ -67,12 +80,10 @@ async def test_two_opens_at_once_are_one(bus: Bus) -> None:
 
 @pytest.mark.parametrize("steps", STEPS)
 async def test_a_close_during_the_opening_is_final(bus: Bus, steps: int) -> None:
-    consumer = billing(bus)
-    opening = asyncio.create_task(consumer.open())
-    await step(steps)
+    consumer, opening = await begun(bus, steps)
     await consumer.close()
     # Where the close came too late for that, it closed an open consumer.
-    ended = (await asyncio.gather(opening, return_exceptions=True))[0]
+    ended = await outcome(opening)
     assert ended is None or isinstance(ended, Closed)
     assert consumer.closed
     with pytest.raises(Closed):
@@ -84,11 +95,9 @@ async def test_a_close_during_the_opening_is_final(bus: Bus, steps: int) -> None
 
 @pytest.mark.parametrize("steps", STEPS)
 async def test_a_cancelled_opening_leaves_nothing_open(bus: Bus, steps: int) -> None:
-    consumer = billing(bus)
-    opening = asyncio.create_task(consumer.open())
-    await step(steps)
+    consumer, opening = await begun(bus, steps)
     opening.cancel()
-    ended = (await asyncio.gather(opening, return_exceptions=True))[0]
+    ended = await outcome(opening)
     if isinstance(ended, asyncio.CancelledError):
         await everything_is_there_for_another(bus)
         await consumer.open()
@@ -98,22 +107,18 @@ async def test_a_cancelled_opening_leaves_nothing_open(bus: Bus, steps: int) -> 
 
 @pytest.mark.parametrize("steps", STEPS)
 async def test_a_cancellation_beside_a_close_goes_on(bus: Bus, steps: int) -> None:
-    consumer = billing(bus)
-    opening = asyncio.create_task(consumer.open())
-    await step(steps)
+    consumer, opening = await begun(bus, steps)
     opened = opening.done()
     opening.cancel()
     await consumer.close()
-    ended = (await asyncio.gather(opening, return_exceptions=True))[0]
+    ended = await outcome(opening)
     assert opened or isinstance(ended, asyncio.CancelledError)
     await everything_is_there_for_another(bus)
 
 
 @pytest.mark.parametrize("steps", STEPS)
 async def test_a_stop_during_the_opening_is_not_forgotten(bus: Bus, steps: int) -> None:
-    consumer = billing(bus, idle=None)
-    opening = asyncio.create_task(consumer.open())
-    await step(steps)
+    consumer, opening = await begun(bus, steps, idle=None)
     consumer.stop()
     await opening
     async with asyncio.timeout(5):

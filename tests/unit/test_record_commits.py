@@ -81,12 +81,7 @@ async def test_overlapping_commits_are_joined_and_reach_the_broker_in_rising_ord
 
 async def test_a_commit_goes_on_when_its_caller_is_cancelled_and_close_waits_for_it() -> None:
     async with bench() as b:
-        b.source.append(1)
-        record = await b.consumer.next_record()
-        assert record is not None
-        b.source.commit_gate = asyncio.Event()
-        call = asyncio.create_task(record.commit())
-        await asyncio.wait_for(b.source.commit_begun.wait(), 5)
+        call, answer = await b.commit_under_way()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -94,7 +89,7 @@ async def test_a_commit_goes_on_when_its_caller_is_cancelled_and_close_waits_for
         await turns()
         assert not closing.done()
         assert not b.source.closed
-        b.source.commit_gate.set()
+        answer.set()
         await closing
         assert b.source.stored == {P0: 2}
 
@@ -116,16 +111,11 @@ async def test_a_refused_commit_raises_and_can_be_repeated() -> None:
 
 async def test_a_failed_commit_that_nobody_awaits_is_a_warning() -> None:
     async with bench() as b:
-        b.source.append(1)
-        record = await b.consumer.next_record()
-        assert record is not None
-        b.source.commit_gate = asyncio.Event()
         b.source.commit_errors.append(ConnectionFailed("cut"))
-        call = asyncio.create_task(record.commit())
-        await asyncio.wait_for(b.source.commit_begun.wait(), 5)
+        call, answer = await b.commit_under_way()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        b.source.commit_gate.set()
+        answer.set()
         await b.until(lambda: bool(b.of(Warned)))
 
 
@@ -170,16 +160,11 @@ async def test_revoked_partitions_leave_the_buffer_and_stay_committable_until_re
 
 async def test_a_revocation_waits_for_a_commit_on_its_way() -> None:
     async with bench() as b:
-        b.source.append(1)
-        record = await b.consumer.next_record()
-        assert record is not None
-        b.source.commit_gate = asyncio.Event()
-        call = asyncio.create_task(record.commit())
-        await asyncio.wait_for(b.source.commit_begun.wait(), 5)
+        call, answer = await b.commit_under_way()
         revoking = asyncio.create_task(b.source.revoke(0))
         await turns()
         assert not revoking.done()
-        b.source.commit_gate.set()
+        answer.set()
         await revoking
         await call
         assert b.source.stored == {P0: 2}

@@ -217,17 +217,12 @@ async def test_close_returns_within_its_time_when_the_source_does_not_heed() -> 
 
 async def test_a_cancelled_close_goes_on() -> None:
     async with bench() as b:
-        b.source.append(1)
-        record = await b.consumer.next_record()
-        assert record is not None
-        b.source.commit_gate = asyncio.Event()
-        call = asyncio.create_task(record.commit())
-        await asyncio.wait_for(b.source.commit_begun.wait(), 5)
+        call, answer = await b.commit_under_way()
         closing = asyncio.create_task(b.consumer.close())
         await turns()
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        b.source.commit_gate.set()
+        answer.set()
         await call
         await b.until(lambda: b.source.closed)
 

@@ -18,7 +18,15 @@ from broker.errors import (
     TransactionFatal,
 )
 from broker.receipts import Receipt
-from tests.unit.transaction_bench import P0, P1, bench
+from tests.unit.transaction_bench import P0, P1, Bench, bench
+
+
+async def one_record_and(b: Bench, step: str, error: Exception) -> None:
+    """A transaction with one record in it, a step of which fails."""
+    b.source.append(1)
+    b.producer.errors[step] = error
+    async with b.publisher.transaction(b.consumer):
+        await b.take(1)
 
 
 async def test_an_exception_aborts_rewinds_and_is_raised_further() -> None:
@@ -83,11 +91,8 @@ async def test_a_commit_of_unknown_outcome_is_fatal() -> None:
 
 async def test_a_fenced_publisher_is_dead() -> None:
     async with bench() as b:
-        b.source.append(1)
-        b.producer.errors["commit"] = TransactionFatal("fenced")
         with pytest.raises(TransactionFatal, match="fenced"):
-            async with b.publisher.transaction(b.consumer):
-                await b.take(1)
+            await one_record_and(b, "commit", TransactionFatal("fenced"))
         assert "abort" not in b.producer.calls
         assert b.source.seeks, "its consumer is rewound all the same"
         with pytest.raises(TransactionFatal, match="ended: fenced"):
@@ -139,11 +144,8 @@ async def test_partitions_that_moved_abort_the_transaction() -> None:
 
 async def test_a_refused_position_aborts_the_transaction() -> None:
     async with bench() as b:
-        b.source.append(1)
-        b.producer.errors["add_offsets"] = LeaseLost("not yours")
         with pytest.raises(TransactionAborted, match="moved"):
-            async with b.publisher.transaction(b.consumer):
-                await b.take(1)
+            await one_record_and(b, "add_offsets", LeaseLost("not yours"))
         assert b.producer.calls[-1] == "abort"
 
 
