@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 from collections.abc import Callable
 from functools import cache
@@ -10,7 +9,7 @@ from functools import cache
 from broker.bus import Bus
 from broker.settings import BackendSettings
 from broker.spi import Backend
-from broker.testing import Harness
+from tests.conformance.server_harness import ServerHarness
 from tests.servers.nats import NatsServer, shared_server
 from tests.servers.proxy import Proxy
 
@@ -23,7 +22,7 @@ def guarded_server() -> NatsServer:
     return server
 
 
-class JetStreamHarness(Harness):
+class JetStreamHarness(ServerHarness[NatsServer]):
     """One server for all tests of a process; topics have unique names."""
 
     name = "jetstream"
@@ -32,10 +31,7 @@ class JetStreamHarness(Harness):
     lease_seconds = 1.0
 
     def __init__(self) -> None:
-        super().__init__()
-        self.server = shared_server()
-        self._proxies: list[Proxy] = []
-        self._behind: dict[Bus, Proxy] = {}
+        super().__init__(shared_server())
 
     def url(self, *, short_lease: bool = False) -> str:
         return f"{self.server.url}?owner_timeout=1{f'&lease_seconds={self.lease_seconds}' if short_lease else ''}"
@@ -46,39 +42,9 @@ class JetStreamHarness(Harness):
         # Each of these has a wire of its own, so that one can be made to die alone.
         proxy = Proxy(self.server.port)
         proxy.__enter__()
-        self._proxies.append(proxy)
         bus = super().open_bus(url.replace(self.server.url, proxy.url), wrap)
-        self._behind[bus] = proxy
+        self.behind[bus] = proxy
         return bus
-
-    async def cut(self, bus: Bus) -> None:
-        self._behind[bus].cut()
-
-    async def crash(self, bus: Bus) -> None:
-        self._behind[bus].hold()
-
-    async def isolate(self, bus: Bus) -> None:
-        self._behind[bus].hold()
-
-    async def heal(self, bus: Bus) -> None:
-        self._behind[bus].hold(False)
-
-    async def age(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def restart(self) -> None:
-        await asyncio.to_thread(self.server.restart)
-
-    async def kill(self) -> None:
-        await asyncio.to_thread(self.server.kill)
-        await asyncio.to_thread(self.server.start)
-
-    async def pause(self, seconds: float) -> None:
-        self.server.pause()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self.server.resume()
 
     def unreachable_url(self) -> str:
         return "nats://127.0.0.1:1"
@@ -90,5 +56,5 @@ class JetStreamHarness(Harness):
         try:
             await super().stop()
         finally:
-            for proxy in self._proxies:
+            for proxy in self.behind.values():
                 proxy.__exit__()

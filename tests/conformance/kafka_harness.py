@@ -7,7 +7,6 @@ start of the broker.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 from collections.abc import Callable
 from functools import cache
@@ -16,7 +15,7 @@ from itertools import count
 from broker.bus import Bus
 from broker.settings import BackendSettings
 from broker.spi import Backend
-from broker.testing import Harness
+from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.proxy import Proxy
 
@@ -61,7 +60,7 @@ def wired() -> Wired:
     return made
 
 
-class KafkaHarness(Harness):
+class KafkaHarness(ServerHarness[KafkaServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "kafka"
@@ -71,11 +70,9 @@ class KafkaHarness(Harness):
     options = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
 
     def __init__(self) -> None:
-        super().__init__()
         self.wired = wired()
-        self.server = self.wired.server
+        super().__init__(self.wired.server)
         self._free = count()
-        self._behind: dict[Bus, Proxy] = {}
 
     def url(self, *, short_lease: bool = False) -> str:
         return f"{self.server.url}?{self.options}{'&client_id=wired' if short_lease else ''}"
@@ -86,28 +83,8 @@ class KafkaHarness(Harness):
         number = next(self._free) % WIRES
         proxy = self.wired.proxies[number]
         bus = super().open_bus(url.replace(self.server.bootstrap, f"127.0.0.1:{proxy.port}"), wrap)
-        self._behind[bus] = proxy
+        self.behind[bus] = proxy
         return bus
-
-    async def cut(self, bus: Bus) -> None:
-        self._behind[bus].cut()
-
-    async def crash(self, bus: Bus) -> None:
-        self._behind[bus].hold()
-
-    async def restart(self) -> None:
-        await asyncio.to_thread(self.server.restart)
-
-    async def kill(self) -> None:
-        await asyncio.to_thread(self.server.kill)
-        await asyncio.to_thread(self.server.start)
-
-    async def pause(self, seconds: float) -> None:
-        self.server.pause()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self.server.resume()
 
     def unreachable_url(self) -> str:
         return "kafka://127.0.0.1:1"
@@ -119,7 +96,7 @@ class KafkaHarness(Harness):
         try:
             await super().stop()
         finally:
-            for proxy in self._behind.values():
+            for proxy in self.behind.values():
                 proxy.hold(False)
 
 
