@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker_kafka.offsets import sql_rows
+from tests.kafka.offset_shelves import Shelf, make_shelf
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
 
@@ -46,3 +51,19 @@ def topic(admin: RawAdmin) -> str:
 def group() -> str:
     """A group's name that nobody used."""
     return f"group-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def shelf(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shelf]:
+    """The store that the parameter names."""
+    closing: list[Callable[[], Any]] = []
+    if request.param.endswith("savepoint"):
+        # As on a database whose INSERT cannot pass over a row that is there.
+        monkeypatch.setattr(sql_rows, "_QUIET_INSERTS", {})
+    yield await make_shelf(request.param, tmp_path, closing)
+    for close in closing:
+        result = close()
+        if asyncio.iscoroutine(result):
+            await result

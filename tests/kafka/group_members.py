@@ -8,15 +8,29 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from broker.bus import connect
+from broker.records import Record
 from broker_kafka.group import GroupConsumer
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import SECONDS, produce
 
-__all__ = ["PROTOCOLS", "eventually", "fill", "new_group", "opened", "options_of", "values_of"]
+__all__ = [
+    "both_protocols",
+    "eventually",
+    "every_protocol",
+    "fill",
+    "new_group",
+    "opened",
+    "options_of",
+    "take",
+    "values_of",
+]
 
-PROTOCOLS = ["cooperative-sticky", "range", "roundrobin", "consumer"]
+every_protocol = pytest.mark.parametrize("protocol", ["cooperative-sticky", "range", "roundrobin", "consumer"])
 """Three strategies of the classic protocol, and KIP-848."""
+both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
 
 
 def options_of(protocol: str) -> dict[str, Any]:
@@ -40,6 +54,17 @@ async def opened(server: KafkaServer, topics: Any, group: str, **options: Any) -
     """A group consumer on a bus of its own."""
     async with connect(server.url) as bus, GroupConsumer(bus, topics, group=group, **options) as consumer:
         yield consumer
+
+
+async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
+    """The next records, at least so many."""
+    taken: list[Record[bytes]] = []
+    async with asyncio.timeout(30):
+        async for batch in consumer.batches():
+            taken += batch
+            if len(taken) >= count:
+                break
+    return taken
 
 
 async def eventually(look: Callable[[], Any], seconds: float = 2 * SECONDS) -> Any:

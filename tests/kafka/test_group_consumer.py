@@ -12,35 +12,28 @@ from typing import Any, TypeVar
 import pytest
 
 from broker.bus import connect
-from broker.errors import Closed, ConfigurationError, LeaseLost, TopicNotFound
-from broker.records import Record
+from broker.errors import Closed, ConfigurationError, TopicNotFound
 from broker.spi import TopicPartition
-from broker_kafka.group import GroupConsumer, OffsetStash, PartitionStream, Rebalance
-from broker_kafka.offsets import StoredOffset
+from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of, values_of
+from tests.kafka.group_members import (
+    both_protocols,
+    eventually,
+    every_protocol,
+    fill,
+    opened,
+    options_of,
+    take,
+    values_of,
+)
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
 T = TypeVar("T")
 
-every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
-both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
-
 
 def per_topic(consumer: GroupConsumer) -> Counter[str]:
     return Counter(place.topic for place in consumer.assignment())
-
-
-async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
-    """The next records, at least so many."""
-    taken: list[Record[bytes]] = []
-    async with asyncio.timeout(30):
-        async for batch in consumer.batches():
-            taken += batch
-            if len(taken) >= count:
-                break
-    return taken
 
 
 # -- who gets what ---------------------------------------------------------------------------------------------
@@ -186,153 +179,6 @@ async def test_a_cancelled_step_takes_nothing(kafka: KafkaServer, topic: str, gr
         await fill(kafka, topic, 1, 2)
         async with asyncio.timeout(20):
             assert [(await anext(records)).offset for _ in range(2)] == [0, 1]
-
-
-# -- marks and commits -----------------------------------------------------------------------------------------
-
-
-async def test_marks_and_resets_are_committed_as_the_next_offset(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
-):
-    left, right = make_topic(partitions=4), make_topic(partitions=4)
-    for topic in (left, right):
-        await fill(kafka, topic, 4, 20)
-    async with opened(kafka, [left, right], group, commit_interval=None) as consumer:
-        records = {(record.topic, record.partition, record.offset): record for record in await take(consumer, 160)}
-        assert await consumer.commit() == {}
-        consumer.mark(records[left, 1, 3], "one")
-        consumer.mark_position(left, 2, 5, "two")
-        consumer.mark(records[right, 1, 2])
-        expected: dict[tuple[str, int], BaseException | None] = {(left, 1): None, (left, 2): None, (right, 1): None}
-        assert await consumer.commit() == expected
-        assert await consumer.commit() == {}
-        for topic, partition, offset, note in ((left, 1, 4, "one"), (left, 2, 5, "two"), (right, 1, 3, "")):
-            stored = admin.committed(group, topic, partition)
-            assert (stored.offset, stored.metadata or "") == (offset, note)
-        assert admin.committed(group, left, 0).offset == -1001
-
-        assert consumer.reset(records[left, 1, 2], "back")
-        assert consumer.reset_position(left, 2, 0)
-        assert consumer.reset(records[right, 1, 2])
-        assert not consumer.reset(records[right, 1, 9])
-        assert await consumer.commit([(left, 1)]) == {(left, 1): None}
-        assert await consumer.commit() == {(left, 2): None}
-        assert admin.committed(group, left, 1).offset == 3
-        assert admin.committed(group, left, 2).offset == 0
-        assert admin.committed(group, right, 1).offset == 3
-        assert (await consumer.committed([(left, 1), (left, 0)])) == {
-            (left, 1): StoredOffset(3, "back"),
-            (left, 0): None,
-        }
-        assert consumer.positions()[TopicPartition(left, 1)] == StoredOffset(3, "back")
-        assert not consumer.mark_position("elsewhere", 0, 3)
-        assert not consumer.reset_position("elsewhere", 0, 3)
-
-
-async def test_a_stash_is_drained_into_the_consumer(kafka: KafkaServer, make_topic: MakeTopic, group: str):
-    topic = make_topic(partitions=2)
-    await fill(kafka, topic, 2, 10)
-    async with opened(kafka, topic, group, commit_interval=None) as consumer:
-        stash = OffsetStash()
-        for record in reversed(await take(consumer, 20)):
-            stash.mark(record)
-        stash.mark_position("elsewhere", 3, 7)
-        assert consumer.mark_stashed(stash) == [("elsewhere", 3)]
-        assert len(stash) == 0
-        assert await consumer.commit() == {(topic, 0): None, (topic, 1): None}
-        stash.reset_position(topic, 0, 4)
-        assert consumer.reset_stashed(stash) == []
-        await consumer.commit()
-        assert await consumer.committed() == {(topic, 0): StoredOffset(4), (topic, 1): StoredOffset(10)}
-
-
-async def test_commits_by_time_and_by_number(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
-    await fill(kafka, topic, 1, 20)
-    async with opened(kafka, topic, group, commit_interval=0.1) as consumer:
-        records = await take(consumer, 20)
-        consumer.mark(records[6])
-        await eventually(lambda: admin.committed(group, topic).offset == 7)
-        consumer.mark(records[7])
-        await eventually(lambda: admin.committed(group, topic).offset == 8)
-    async with opened(kafka, topic, group, commit_interval=None, commit_every=5) as consumer:
-        records = await take(consumer, 12)
-        consumer.mark(records[3])
-        assert await consumer.committed() == {(topic, 0): StoredOffset(8)}
-        consumer.mark(records[4])
-        await eventually(lambda: admin.committed(group, topic).offset == 13)
-
-
-async def test_only_contiguous_finished_records_are_committed(
-    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
-):
-    await fill(kafka, topic, 1, 20)
-    async with opened(kafka, topic, group, flush_timeout=0.2, close_timeout=0.2) as consumer:
-        records = await take(consumer, 20)
-        for record in [*records[:5], *records[6:]]:
-            consumer.finish(record)
-        await consumer.commit()
-        assert admin.committed(group, topic).offset == 5
-    assert admin.committed(group, topic).offset == 5
-
-
-@both_protocols
-async def test_what_is_not_marked_before_a_failure_is_not_committed(
-    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin, protocol: str
-):
-    await fill(kafka, topic, 1, 10)
-    with pytest.raises(ZeroDivisionError):
-        async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
-            async for record in consumer:
-                if record.offset == 4:
-                    raise ZeroDivisionError
-                if record.offset < 3:
-                    consumer.mark(record)
-    assert admin.committed(group, topic).offset == 3
-    async with opened(kafka, topic, group, **options_of(protocol)) as consumer:
-        assert [record.offset for record in await take(consumer, 7)] == list(range(3, 10))
-
-
-async def test_a_record_and_a_batch_commit_themselves(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
-    await fill(kafka, topic, 1, 10)
-    async with opened(kafka, topic, group, commit_interval=None) as consumer:
-        records = aiter(consumer)
-        await anext(records)
-        await (await anext(records)).commit()
-        assert admin.committed(group, topic).offset == 2
-        batch = await anext(consumer.batches(3))
-        await batch.commit()
-        assert admin.committed(group, topic).offset == 5
-        record = await anext(records)
-    with pytest.raises(Closed):
-        await record.commit()
-
-
-@both_protocols
-async def test_a_record_of_an_earlier_assignment_marks_nothing(
-    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
-):
-    topic = make_topic(partitions=2)
-    await fill(kafka, topic, 2, 5)
-    options: dict[str, Any] = {**options_of(protocol), "commit_interval": None}
-    async with opened(kafka, topic, group, **options) as consumer:
-        records = await take(consumer, 10)
-        async with opened(kafka, topic, group, **options):
-            (gone,) = await eventually(lambda: {0, 1} - {each.partition for each in consumer.assignment()})
-        await eventually(lambda: len(consumer.assignment()) == 2)
-        old = [record for record in records if record.partition == gone]
-        assert not consumer.mark(old[-1])
-        assert not consumer.finish(old[-1])
-        assert not consumer.reset(old[-1])
-        assert not consumer.mark_all(records)
-        stash = OffsetStash()
-        stash.mark(old[-1])
-        assert consumer.mark_stashed(stash) == [(topic, gone)]
-        assert consumer.positions()[TopicPartition(topic, gone)] is None
-        with pytest.raises(LeaseLost):
-            await old[-1].commit()
-        with pytest.raises(LeaseLost):
-            await consumer.save_point(old)
-        assert {record.offset for record in await take(consumer, 5)} == set(range(5))
 
 
 # -- the end ---------------------------------------------------------------------------------------------------

@@ -14,12 +14,9 @@ from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
 from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of
+from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
-
-every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
-both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
 
 
 class Log:

@@ -14,30 +14,16 @@ import pytest
 from broker.bus import connect
 from broker.errors import ConfigurationError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, PositionReset
-from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, TopicPattern
 from broker_kafka.offsets import FileOffsetStore, GroupMember, MemoryOffsetStore, OffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.group_members import PROTOCOLS, eventually, fill, opened, options_of
+from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
-every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
-both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
 END = -1
 SOON: dict[str, Any] = {"topic_metadata_refresh_interval_ms": 300}
-
-
-async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:
-    """The next records, at least so many."""
-    taken: list[Record[bytes]] = []
-    async with asyncio.timeout(30):
-        async for batch in consumer.batches():
-            taken += batch
-            if len(taken) >= count:
-                break
-    return taken
 
 
 # -- topics ----------------------------------------------------------------------------------------------------

@@ -3,172 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
-import sys
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, column, create_engine, select, text
-from sqlalchemy import table as sql_table
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, SettleError, TopicNotFound
-from broker.hooks import Hooks
 from broker.spi import TopicPartition
-from broker_kafka.connection import Connection
 from broker_kafka.offsets import (
     FileOffsetStore,
     GroupMember,
     GroupOffsetStore,
-    MemberOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
     SqlOffsetStore,
     StoredOffset,
     migrate_offsets,
-    sql_rows,
 )
 from broker_kafka.offsets.protocol import failures
-from broker_kafka.settings import KafkaSettings
-from tests.kafka import offset_worker
-from tests.servers.kafka import KafkaServer, shared_server
+from tests.kafka.offset_shelves import (
+    KAFKA,
+    OWN,
+    Shelf,
+    committed,
+    connect,
+    every_store,
+    execute,
+    join,
+    own_store,
+    save,
+)
+from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
-from tests.servers.postgres import postgres_url
-
-OWN = ["memory", "file", "sqlite", "sqlite-async", "postgres", "postgres-async", "postgres-savepoint"]
-"""Stores outside Kafka, which fence by themselves."""
-KAFKA = ["kafka-group", "kafka-member"]
-
-
-@dataclass
-class Shelf:
-    """A store, and what a test needs to know of it.
-
-    :ivar again: another store object on the same place.
-    :ivar owner: who may commit.
-    :ivar topics: two topics with three partitions each.
-    """
-
-    store: OffsetStore
-    again: Callable[[], OffsetStore]
-    owner: GroupMember
-    topics: tuple[str, str]
-    engine: Any = None
-    place: Any = None
-
-    def partition(self, number: int, topic: int = 0) -> TopicPartition:
-        return TopicPartition(self.topics[topic], number)
-
-    def member(self, generation: int, member: str = "") -> GroupMember:
-        return GroupMember(self.owner.group, generation, member or f"member-{generation}")
-
-
-@dataclass
-class Opened:
-    closing: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
-
-
-class _Joined:
-    """A consumer that is in its group, called in a thread as its owner would."""
-
-    def __init__(self, client: Consumer) -> None:
-        self.client = client
-
-    async def call(self, function: Callable[[Consumer], Any]) -> Any:
-        return await asyncio.to_thread(function, self.client)
-
-
-def join(server: KafkaServer, group: str, topics: list[str], partitions: int) -> Consumer:
-    client = Consumer(
-        {
-            "bootstrap.servers": server.bootstrap,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "log_level": 3,
-        }
-    )
-    client.subscribe(topics)
-    while len(client.assignment()) < partitions:
-        client.poll(0.05)
-    return client
-
-
-async def connect(server: KafkaServer, **values: Any) -> Connection:
-    connection = Connection(KafkaSettings(servers=(server.bootstrap,), **values), Hooks())
-    await connection.open()
-    return connection
-
-
-async def make_shelf(kind: str, tmp_path: Path, closing: list[Callable[[], Any]]) -> Shelf:
-    group = f"group-{uuid.uuid4().hex[:10]}"
-    topics = (f"left-{uuid.uuid4().hex[:8]}", f"right-{uuid.uuid4().hex[:8]}")
-    owner = GroupMember(group, 5, "member-5")
-    if kind == "memory":
-        memory = MemoryOffsetStore()
-        return Shelf(memory, lambda: memory, owner, topics)
-    if kind == "file":
-        return Shelf(FileOffsetStore(tmp_path), lambda: FileOffsetStore(tmp_path), owner, topics, place=tmp_path)
-    if kind in ("kafka-group", "kafka-member"):
-        server = shared_server()
-        admin = RawAdmin(server.bootstrap)
-        for topic in topics:
-            admin.make_topic(topic, 3)
-        if kind == "kafka-group":
-            connection = await connect(server)
-            closing.append(connection.close)
-            return Shelf(GroupOffsetStore(connection), lambda: GroupOffsetStore(connection), owner, topics)
-        client = await asyncio.to_thread(join, server, group, list(topics), 6)
-        closing.append(lambda: asyncio.to_thread(client.close))
-        joined = _Joined(client)
-        owner = GroupMember.from_metadata(client.consumer_group_metadata())
-        return Shelf(MemberOffsetStore(joined), lambda: MemberOffsetStore(joined), owner, topics)
-    if kind.startswith("sqlite"):
-        path = tmp_path / "offsets.db"
-        url = f"sqlite+aiosqlite:///{path}" if kind.endswith("async") else f"sqlite:///{path}"
-    else:
-        url = await asyncio.to_thread(postgres_url)
-    engine: Engine | AsyncEngine = create_async_engine(url) if kind.endswith("async") else create_engine(url)
-    closing.append(engine.dispose)
-    table = f"offsets_{uuid.uuid4().hex[:10]}"
-    store = SqlOffsetStore(engine, table=table)
-    await store.create_table()
-    await store.create_table()
-    return Shelf(store, lambda: SqlOffsetStore(engine, table=table), owner, topics, engine, table)
-
-
-@pytest.fixture
-async def shelf(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Shelf]:
-    closing: list[Callable[[], Any]] = []
-    if request.param.endswith("savepoint"):
-        # As on a database whose INSERT cannot pass over a row that is there.
-        monkeypatch.setattr(sql_rows, "_QUIET_INSERTS", {})
-    yield await make_shelf(request.param, tmp_path, closing)
-    for close in closing:
-        result = close()
-        if asyncio.iscoroutine(result):
-            await result
-
-
-every_store = pytest.mark.parametrize("shelf", [*OWN, *KAFKA], indirect=True)
-own_store = pytest.mark.parametrize("shelf", OWN, indirect=True)
-sql_store = pytest.mark.parametrize("shelf", [kind for kind in OWN if "sq" in kind or "post" in kind], indirect=True)
-
-
-async def committed(shelf: Shelf, positions: Mapping[TopicPartition, StoredOffset], **how: Any) -> None:
-    assert failures(await shelf.store.commit(shelf.owner, positions, **how)) == {}
 
 
 @every_store
@@ -463,235 +329,6 @@ async def test_of_many_who_claim_at_once_the_newest_wins(shelf: Shelf):
         for member in members
     ]
     assert [generation for generation, error in results if error is None] == [9]
-
-
-# -- results and positions in one transaction ------------------------------------------------------------------
-
-
-async def read(engine: Any, table: str, *columns: str) -> list[Any]:
-    """The rows of a table, by the first column."""
-    rows = select(*(column(name) for name in columns)).select_from(sql_table(table)).order_by(column(columns[0]))
-    return [tuple(row) for row in await execute(engine, rows)]
-
-
-async def execute(engine: Any, statement: Any) -> list[Any]:
-    def run(tx: Any) -> list[Any]:
-        result = tx.execute(text(statement) if isinstance(statement, str) else statement)
-        return list(result) if result.returns_rows else []
-
-    if isinstance(engine, AsyncEngine):
-        async with engine.begin() as tx:
-            return await tx.run_sync(run)
-    with engine.begin() as tx:
-        return run(tx)
-
-
-async def save(
-    shelf: Shelf, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], row: int = 0
-) -> None:
-    """A result and a position in one transaction."""
-    results = Table(f"results-{shelf.place}", MetaData(), Column("place", Integer))
-    insert = results.insert().values(place=row) if row else text("SELECT 1")
-    store: Any = shelf.store
-    if isinstance(shelf.engine, AsyncEngine):
-        async with shelf.engine.begin() as tx:
-            await tx.execute(insert)
-            await store.save_async(tx, owner, positions)
-    else:
-        with shelf.engine.begin() as tx:
-            tx.execute(insert)
-            store.save(tx, owner, positions)
-
-
-@sql_store
-async def test_results_and_position_are_one_transaction(shelf: Shelf):
-    partition = shelf.partition(0)
-    await execute(shelf.engine, f'CREATE TABLE "results-{shelf.place}" (place INTEGER)')
-    await shelf.store.claim(shelf.owner, [partition])
-    await save(shelf, shelf.owner, {partition: StoredOffset(1)}, row=1)
-    # The database fails after the position was written: neither is there.
-    with pytest.raises(ZeroDivisionError):
-        if isinstance(shelf.engine, AsyncEngine):
-            async with shelf.engine.begin() as tx:
-                await shelf.store.save_async(tx, shelf.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
-                raise ZeroDivisionError
-        else:
-            with shelf.engine.begin() as tx:
-                shelf.store.save(tx, shelf.owner, {partition: StoredOffset(2)})  # type: ignore[attr-defined]
-                raise ZeroDivisionError
-    assert await shelf.store.fetch(shelf.owner.group, [partition]) == {partition: StoredOffset(1)}
-    # A newer member has claimed: the result is rolled back with the position.
-    await shelf.store.claim(shelf.member(6), [partition])
-    with pytest.raises(LeaseLost):
-        await save(shelf, shelf.owner, {partition: StoredOffset(2)}, row=2)
-    with pytest.raises(SettleError):
-        await save(shelf, shelf.member(6), {partition: StoredOffset(0)}, row=3)
-    assert [row for (row,) in await read(shelf.engine, f"results-{shelf.place}", "place")] == [1]
-
-
-@sql_store
-async def test_a_session_of_the_orm_will_do(shelf: Shelf):
-    from sqlalchemy.ext.asyncio import AsyncSession
-    from sqlalchemy.orm import Session
-
-    partition, store = shelf.partition(0), shelf.store
-    assert isinstance(store, SqlOffsetStore)
-    if isinstance(shelf.engine, AsyncEngine):
-        async with AsyncSession(shelf.engine) as session, session.begin():
-            await store.save_async(session, shelf.owner, {partition: StoredOffset(4)})
-    else:
-        with Session(shelf.engine) as session, session.begin():
-            store.save(session, shelf.owner, {partition: StoredOffset(4)})
-    assert await store.stored(shelf.owner.group) == {partition: StoredOffset(4)}
-
-
-@pytest.mark.parametrize("database", ["sqlite", "postgres"])
-async def test_the_effects_of_killed_workers_are_exactly_once(
-    database: str, kafka: KafkaServer, topic: str, group: str, tmp_path: Path
-):
-    total = 600
-    await asyncio.to_thread(_fill, kafka, topic, total)
-    url = f"sqlite:///{tmp_path / 'results.db'}" if database == "sqlite" else await asyncio.to_thread(postgres_url)
-    engine = create_engine(url)
-    waits = {"timeout": 0.05} if database == "sqlite" else {"options": "-c lock_timeout=50"}
-    quick = create_engine(url, connect_args=waits)
-    await execute(engine, f'CREATE TABLE "results-{group}" (place INTEGER, body TEXT, generation INTEGER)')
-    store = SqlOffsetStore(engine)
-    await store.create_table()
-    table = store.table
-
-    def start(generation: int) -> subprocess.Popen[bytes]:
-        arguments = [kafka.bootstrap, url, group, topic, str(generation), str(total)]
-        return subprocess.Popen([sys.executable, "-m", offset_worker.__name__, *arguments])
-
-    async def rows() -> list[Any]:
-        return await read(engine, f"results-{group}", "place", "body", "generation")
-
-    async def worked(worker: subprocess.Popen[bytes], generation: int) -> None:
-        """Until it has stored something."""
-        while not any(row[2] == generation for row in await rows()):
-            assert worker.poll() in (None, 0)
-            await asyncio.sleep(0.005)
-
-    async def stop(worker: subprocess.Popen[bytes]) -> None:
-        """Outside of a transaction, whose lock would keep everybody else out of the database."""
-        for _ in range(1000):
-            worker.send_signal(signal.SIGSTOP)
-            try:
-                await execute(quick, table.update().where(table.c.group_name == group).values(note=""))
-            except OperationalError:
-                worker.send_signal(signal.SIGCONT)
-                await asyncio.sleep(0.003)
-            else:
-                return
-        raise AssertionError("it is always in a transaction")
-
-    for generation in (1, 2, 3):
-        worker = start(generation)
-        await worked(worker, generation)
-        worker.kill()
-        worker.wait()
-    # This one is not killed, but sleeps while another takes over, and wakes up afterwards.
-    sleeper = start(4)
-    await worked(sleeper, 4)
-    await stop(sleeper)
-    done = len(await rows())
-    last = start(5)
-    try:
-        assert await asyncio.to_thread(last.wait, 60) == 0
-    finally:
-        sleeper.send_signal(signal.SIGCONT)
-        ended = await asyncio.to_thread(sleeper.wait, 60)
-    found = await rows()
-    assert [(place, body) for place, body, _ in found] == [(n, str(n)) for n in range(total)]
-    if done < total:
-        assert ended == offset_worker.FENCED
-    engine.dispose()
-    quick.dispose()
-
-
-def _fill(kafka: KafkaServer, topic: str, total: int) -> None:
-    from tests.servers.kafka_client import produce
-
-    produce(kafka.bootstrap, topic, [str(number).encode() for number in range(total)], partition=0)
-
-
-# -- migration ---------------------------------------------------------------------------------------------------
-
-
-@every_store
-async def test_positions_move_between_stores(shelf: Shelf):
-    group = shelf.owner.group
-    source = MemoryOffsetStore()
-    positions = {shelf.partition(n): StoredOffset(n + 1, f"note {n}") for n in range(3)}
-    await source.reset(group, positions)
-    await committed(shelf, {shelf.partition(1): StoredOffset(2, "note 1"), shelf.partition(2): StoredOffset(9)})
-    before = await shelf.store.stored(group)
-    plan = await migrate_offsets(source, shelf.store, group, dry_run=True)
-    assert [(move.partition.partition, move.action) for move in plan] == [(0, "copy"), (1, "same"), (2, "keep")]
-    assert plan[2].target == StoredOffset(9)
-    assert await shelf.store.stored(group) == before
-    moved = await migrate_offsets(source, shelf.store, group, existing="overwrite")
-    assert [move.action for move in moved] == ["copy", "same", "overwrite"]
-    assert await shelf.store.stored(group) == positions
-    assert {move.action for move in await migrate_offsets(source, shelf.store, group)} == {"same"}
-
-
-@pytest.mark.parametrize("shelf", ["kafka-group"], indirect=True)
-async def test_a_partition_that_cannot_be_moved_is_told(shelf: Shelf):
-    group, source = shelf.owner.group, MemoryOffsetStore()
-    await source.reset(group, {shelf.partition(0): StoredOffset(1), shelf.partition(99): StoredOffset(1)})
-    good, bad = await migrate_offsets(source, shelf.store, group)
-    assert (good.action, bad.action) == ("copy", "fail")
-    assert isinstance(bad.error, TopicNotFound)
-    with pytest.raises(ConfigurationError, match="same store"):
-        await migrate_offsets(source, source, group)
-    with pytest.raises(ConfigurationError, match="merge"):
-        await migrate_offsets(source, shelf.store, group, existing="merge")  # type: ignore[arg-type]
-
-
-# -- the stores agree ----------------------------------------------------------------------------------------------
-
-_step = st.tuples(
-    st.sampled_from(["claim", "restart", "commit", "rewind", "reset"]),
-    st.integers(1, 3),
-    st.sampled_from(["a", "b"]),
-    st.dictionaries(st.integers(0, 2), st.integers(0, 4), min_size=1),
-)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(_step, max_size=12))
-def test_memory_file_and_database_take_the_same_steps_alike(steps: list[Any], tmp_path: Path):
-    async def run() -> None:
-        engine = create_engine(f"sqlite:///{tmp_path / uuid.uuid4().hex}.db")
-        sql = SqlOffsetStore(engine)
-        directory = tmp_path / uuid.uuid4().hex
-        stores: list[OffsetStore] = [MemoryOffsetStore(), FileOffsetStore(directory), sql]
-        await sql.create_table()
-        for name, generation, member, offsets in steps:
-            owner = GroupMember("group", generation, member)
-            positions = {TopicPartition("topic", n): StoredOffset(offset) for n, offset in offsets.items()}
-            answers = [_plain(await _take(store, name, owner, positions)) for store in stores]
-            assert answers[0] == answers[1] == answers[2], (name, owner, offsets)
-        assert len({str(await store.stored("group")) for store in stores}) == 1
-        engine.dispose()
-
-    asyncio.run(run())
-
-
-async def _take(store: OffsetStore, name: str, owner: GroupMember, positions: Mapping[TopicPartition, Any]) -> Any:
-    match name:
-        case "claim" | "restart":
-            return await store.claim(owner, list(positions), restarted=name == "restart")
-        case "commit" | "rewind":
-            return await store.commit(owner, positions, rewind=name == "rewind")
-        case _:
-            return await store.reset(owner.group, positions)
-
-
-def _plain(results: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
-    return {key: str(value) if isinstance(value, BrokerError) else value for key, value in results.items()}
 
 
 def test_the_member_of_a_consumer_is_read_from_its_metadata():

@@ -1,0 +1,104 @@
+"""Several offset stores at once: positions move between them, and all take the same steps alike."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+
+from broker.errors import BrokerError, ConfigurationError, TopicNotFound
+from broker.spi import TopicPartition
+from broker_kafka.offsets import (
+    FileOffsetStore,
+    GroupMember,
+    MemoryOffsetStore,
+    OffsetStore,
+    SqlOffsetStore,
+    StoredOffset,
+    migrate_offsets,
+)
+from tests.kafka.offset_shelves import Shelf, committed, every_store
+
+# -- migration ---------------------------------------------------------------------------------------------------
+
+
+@every_store
+async def test_positions_move_between_stores(shelf: Shelf):
+    group = shelf.owner.group
+    source = MemoryOffsetStore()
+    positions = {shelf.partition(n): StoredOffset(n + 1, f"note {n}") for n in range(3)}
+    await source.reset(group, positions)
+    await committed(shelf, {shelf.partition(1): StoredOffset(2, "note 1"), shelf.partition(2): StoredOffset(9)})
+    before = await shelf.store.stored(group)
+    plan = await migrate_offsets(source, shelf.store, group, dry_run=True)
+    assert [(move.partition.partition, move.action) for move in plan] == [(0, "copy"), (1, "same"), (2, "keep")]
+    assert plan[2].target == StoredOffset(9)
+    assert await shelf.store.stored(group) == before
+    moved = await migrate_offsets(source, shelf.store, group, existing="overwrite")
+    assert [move.action for move in moved] == ["copy", "same", "overwrite"]
+    assert await shelf.store.stored(group) == positions
+    assert {move.action for move in await migrate_offsets(source, shelf.store, group)} == {"same"}
+
+
+@pytest.mark.parametrize("shelf", ["kafka-group"], indirect=True)
+async def test_a_partition_that_cannot_be_moved_is_told(shelf: Shelf):
+    group, source = shelf.owner.group, MemoryOffsetStore()
+    await source.reset(group, {shelf.partition(0): StoredOffset(1), shelf.partition(99): StoredOffset(1)})
+    good, bad = await migrate_offsets(source, shelf.store, group)
+    assert (good.action, bad.action) == ("copy", "fail")
+    assert isinstance(bad.error, TopicNotFound)
+    with pytest.raises(ConfigurationError, match="same store"):
+        await migrate_offsets(source, source, group)
+    with pytest.raises(ConfigurationError, match="merge"):
+        await migrate_offsets(source, shelf.store, group, existing="merge")  # type: ignore[arg-type]
+
+
+# -- the stores agree ----------------------------------------------------------------------------------------------
+
+_step = st.tuples(
+    st.sampled_from(["claim", "restart", "commit", "rewind", "reset"]),
+    st.integers(1, 3),
+    st.sampled_from(["a", "b"]),
+    st.dictionaries(st.integers(0, 2), st.integers(0, 4), min_size=1),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(_step, max_size=12))
+def test_memory_file_and_database_take_the_same_steps_alike(steps: list[Any], tmp_path: Path):
+    async def run() -> None:
+        engine = create_engine(f"sqlite:///{tmp_path / uuid.uuid4().hex}.db")
+        sql = SqlOffsetStore(engine)
+        directory = tmp_path / uuid.uuid4().hex
+        stores: list[OffsetStore] = [MemoryOffsetStore(), FileOffsetStore(directory), sql]
+        await sql.create_table()
+        for name, generation, member, offsets in steps:
+            owner = GroupMember("group", generation, member)
+            positions = {TopicPartition("topic", n): StoredOffset(offset) for n, offset in offsets.items()}
+            answers = [_plain(await _take(store, name, owner, positions)) for store in stores]
+            assert answers[0] == answers[1] == answers[2], (name, owner, offsets)
+        assert len({str(await store.stored("group")) for store in stores}) == 1
+        engine.dispose()
+
+    asyncio.run(run())
+
+
+async def _take(store: OffsetStore, name: str, owner: GroupMember, positions: Mapping[TopicPartition, Any]) -> Any:
+    match name:
+        case "claim" | "restart":
+            return await store.claim(owner, list(positions), restarted=name == "restart")
+        case "commit" | "rewind":
+            return await store.commit(owner, positions, rewind=name == "rewind")
+        case _:
+            return await store.reset(owner.group, positions)
+
+
+def _plain(results: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
+    return {key: str(value) if isinstance(value, BrokerError) else value for key, value in results.items()}
