@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self, TypedDict, overload
+from typing import Any, NoReturn, Self, overload
 
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
@@ -37,8 +37,9 @@ from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
+from broker.reading.options import AnyRecordOptions
 from broker.settings import BackendSettings
-from broker.spi import Start, TopicPartition
+from broker.spi import TopicPartition
 
 __all__ = ["Bus", "MessageOptions", "OnRevoking", "RecordOptions", "connect"]
 
@@ -50,16 +51,10 @@ OnRevoking = Callable[[Sequence[TopicPartition]], object]
 """Called with the partitions that are about to be given up."""
 
 
-class RecordOptions(TypedDict, total=False):
+class RecordOptions(AnyRecordOptions, total=False):
     """The options of `bus.records(...)`, described at `broker.Bus.records`."""
 
-    start: Start
-    isolation: Literal["read_committed", "read_uncommitted"]
-    on_decode_error: str
     on_revoking: OnRevoking | None
-    max_buffered: int
-    stop_when_idle: float | None
-    close_timeout: float
 
 
 def connect(target: str | BackendSettings | None = None) -> Bus:

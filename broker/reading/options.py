@@ -10,19 +10,24 @@ from broker.names import check_name
 from broker.reading.group_member import OnRevoking
 from broker.spi import RecordSubscription, Start
 
-__all__ = ["RecordOptions", "check_record_options"]
+__all__ = ["AnyRecordOptions", "RecordOptions", "check_record_options"]
 
 
-class RecordOptions(TypedDict, total=False):
-    """The keyword options of `Bus.records`, which documents each."""
+class AnyRecordOptions(TypedDict, total=False):
+    """What `records` of an asynchronous and of a blocking bus take alike."""
 
     start: Start
     isolation: Literal["read_committed", "read_uncommitted"]
     on_decode_error: str
-    on_revoking: OnRevoking | None
     max_buffered: int
     stop_when_idle: float | None
     close_timeout: float
+
+
+class RecordOptions(AnyRecordOptions, total=False):
+    """The keyword options of `Bus.records`, which documents each."""
+
+    on_revoking: OnRevoking | None
 
 
 def check_record_options(

@@ -1,17 +1,18 @@
-"""The rules by which every store outside Kafka takes a claim or a commit, on one partition. Pure functions.
+"""The rules by which every store outside Kafka takes a claim or a commit. Functions of what they are given.
 
 Kept in one place so that memory, file and SQL cannot drift apart; SQL also writes them as a condition of its UPDATE.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from broker.errors import LeaseLost, SettleError
+from broker.errors import BrokerError, LeaseLost, SettleError
 from broker.spi import TopicPartition
-from broker_kafka.offsets.protocol import GroupMember, StoredOffset
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
-__all__ = ["UNCLAIMED", "Entry", "check_claim", "check_commit", "claimed", "committed", "put_back"]
+__all__ = ["UNCLAIMED", "Entries", "Entry", "check_claim", "check_commit", "claim", "commit", "position_of", "put_back"]
 
 UNCLAIMED = -2
 """The generation of an entry that nobody has claimed; Kafka uses -1 for a consumer without a group."""
@@ -31,6 +32,11 @@ class Entry(NamedTuple):
     @property
     def position(self) -> StoredOffset | None:
         return None if self.offset is None else StoredOffset(self.offset, self.metadata)
+
+
+Entries = dict[TopicPartition, Entry]
+"""What a store keeps of a group."""
+_NONE = Entry()
 
 
 def check_claim(partition: TopicPartition, entry: Entry, owner: GroupMember, restarted: bool) -> LeaseLost | None:
@@ -63,17 +69,41 @@ def check_commit(
     return None
 
 
-def claimed(entry: Entry, owner: GroupMember) -> Entry:
-    return entry._replace(generation=owner.generation, member=owner.member)
+def position_of(entries: Entries, partition: TopicPartition) -> StoredOffset | None:
+    """The next offset to read; None if nothing was ever committed."""
+    return entries.get(partition, _NONE).position
 
 
-def committed(position: StoredOffset, owner: GroupMember) -> Entry:
-    return Entry(position.offset, position.metadata, owner.generation, owner.member)
+def claim(entries: Entries, owner: GroupMember, partitions: Sequence[TopicPartition], restarted: bool) -> FetchResults:
+    """Make it the owner of what it may claim."""
+    results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
+    for partition in partitions:
+        entry = entries.get(partition, _NONE)
+        error = check_claim(partition, entry, owner, restarted)
+        if error is None:
+            entries[partition] = entry._replace(generation=owner.generation, member=owner.member)
+        results[partition] = error or entry.position
+    return results
 
 
-def put_back(entry: Entry, position: StoredOffset) -> Entry:
-    """An operator's reset: the present owner, whoever it is, is fenced until its next generation."""
-    return Entry(position.offset, position.metadata, entry.generation, "")
+def commit(
+    entries: Entries, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], rewind: bool
+) -> CommitResults:
+    """Keep the positions that it may commit."""
+    results: dict[TopicPartition, BrokerError | None] = {}
+    for partition, position in positions.items():
+        error = check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
+        if error is None:
+            entries[partition] = Entry(position.offset, position.metadata, owner.generation, owner.member)
+        results[partition] = error
+    return results
+
+
+def put_back(entries: Entries, positions: Mapping[TopicPartition, StoredOffset]) -> None:
+    """An operator's reset: the present owners, whoever they are, are fenced until their next generation."""
+    for partition, position in positions.items():
+        generation = entries.get(partition, _NONE).generation
+        entries[partition] = Entry(position.offset, position.metadata, generation)
 
 
 def _of(partition: TopicPartition, group: str) -> str:

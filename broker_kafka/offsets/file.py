@@ -23,13 +23,12 @@ import msgspec
 from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, SettleError
 from broker.spi import TopicPartition
 from broker_kafka.offsets import fencing
-from broker_kafka.offsets.fencing import UNCLAIMED, Entry
+from broker_kafka.offsets.fencing import UNCLAIMED, Entries, Entry
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
 
 __all__ = ["FileOffsetStore"]
 
 _VERSION: Final = 1
-_NONE: Final = Entry()
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -72,7 +71,7 @@ class FileOffsetStore:
             entries = await asyncio.to_thread(self._read, group)
         except (OSError, BackendError) as error:
             return dict.fromkeys(partitions, _unusable(self._path(group), error))
-        return {partition: entries.get(partition, _NONE).position for partition in partitions}
+        return {partition: fencing.position_of(entries, partition) for partition in partitions}
 
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
@@ -80,13 +79,8 @@ class FileOffsetStore:
         self._check()
         results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
 
-        def change(entries: dict[TopicPartition, Entry]) -> None:
-            for partition in partitions:
-                entry = entries.get(partition, _NONE)
-                error = fencing.check_claim(partition, entry, owner, restarted)
-                if error is None:
-                    entries[partition] = fencing.claimed(entry, owner)
-                results[partition] = error or entry.position
+        def change(entries: Entries) -> None:
+            results.update(fencing.claim(entries, owner, partitions, restarted))
 
         error = await self._change(owner.group, change)
         return results if error is None else dict.fromkeys(partitions, error)
@@ -98,12 +92,8 @@ class FileOffsetStore:
         check_positions(positions)
         results: dict[TopicPartition, BrokerError | None] = {}
 
-        def change(entries: dict[TopicPartition, Entry]) -> None:
-            for partition, position in positions.items():
-                error = fencing.check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
-                if error is None:
-                    entries[partition] = fencing.committed(position, owner)
-                results[partition] = error
+        def change(entries: Entries) -> None:
+            results.update(fencing.commit(entries, owner, positions, rewind))
 
         error = await self._change(owner.group, change)
         # Nothing was written, so what was refused for a reason of its own keeps that.
@@ -112,12 +102,7 @@ class FileOffsetStore:
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
         self._check()
         check_positions(positions)
-
-        def change(entries: dict[TopicPartition, Entry]) -> None:
-            for partition, position in positions.items():
-                entries[partition] = fencing.put_back(entries.get(partition, _NONE), position)
-
-        return dict.fromkeys(positions, await self._change(group, change))
+        return dict.fromkeys(positions, await self._change(group, lambda entries: fencing.put_back(entries, positions)))
 
     async def stored(self, group: str) -> FetchResults:
         self._check()
@@ -138,7 +123,7 @@ class FileOffsetStore:
         # A dot is quoted too, so that no group is called like a directory or a lock.
         return self._directory / f"{quote(group, safe='').replace('.', '%2E')}.json"
 
-    async def _change(self, group: str, change: Callable[[dict[TopicPartition, Entry]], None]) -> SettleError | None:
+    async def _change(self, group: str, change: Callable[[Entries], None]) -> SettleError | None:
         def run() -> None:
             with self._lock(group):
                 entries = self._read(group)
@@ -163,7 +148,7 @@ class FileOffsetStore:
         finally:
             os.close(descriptor)
 
-    def _read(self, group: str) -> dict[TopicPartition, Entry]:
+    def _read(self, group: str) -> Entries:
         path = self._path(group)
         try:
             text = path.read_bytes()
