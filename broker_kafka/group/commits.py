@@ -2,7 +2,8 @@
 
 *Concurrency.* One commit at a time, so that a later one never overtakes an earlier. *Cancellation.* A commit that was
 begun goes on. *Failure.* Every partition has its own answer. What could not be stored stays to be stored, and is tried
-again at the next turn, until the partition is gone. What nobody awaits is reported.
+again at the next turn, until the partition is gone. What nobody awaits is reported. Whatever a store raises is the
+answer for each partition of the call; it never ends a release.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker.errors import BrokerError, OperationTimeout
+from broker.errors import BackendError, BrokerError, OperationTimeout
+from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.errors import kafka_error
 from broker_kafka.group.held import Held
@@ -27,6 +29,7 @@ _FOR_NOW: Final = frozenset(
 )
 """The group is changing, and the brokers are a generation ahead of the client: the same commit is taken in a moment, if
 this is a member still. If it is none, the client finds out, and the partitions are lost."""
+_UNANSWERED: Final = BrokerError("The offset store did not answer for this partition", retriable=True)
 
 
 class Commits:
@@ -138,11 +141,16 @@ class Commits:
         until = self._loop.time() + self._timeout
         try:
             async with asyncio.timeout_at(until if deadline is None else min(until, deadline)) as self._clock:
-                return await self._store.commit(self._owner(), positions, rewind=rewind)
+                answer = await self._store.commit(self._owner(), positions, rewind=rewind)
+                return {partition: answer.get(partition, _UNANSWERED) for partition in positions}
         except BrokerError as error:
             return dict.fromkeys(positions, error)
-        except TimeoutError:
+        except TimeoutError as error:
+            if self._clock is not None and not self._clock.expired():
+                return dict.fromkeys(positions, _broken(error))  # the store's own
             return dict.fromkeys(positions, OperationTimeout("The commit got no answer in time"))
+        except Exception as error:
+            return dict.fromkeys(positions, _broken(error))
         finally:
             self._clock = None
 
@@ -169,10 +177,20 @@ class Commits:
             for partition, error in results.items():
                 if error is not None and not _passes(error):
                     self._report(partition, error)
+        except Exception:
+            logger.exception("A commit in the background failed")
         finally:
             self._running = None
             if self._timer is None and any(held.marks.dirty for held in self._held.values()):
                 self._set_timer()
+
+
+def _broken(error: Exception) -> BackendError:
+    return BackendError(
+        f"The offset store failed: {error!r}",
+        native=error,
+        advice="A store answers for each partition and raises nothing; the next commit tries again",
+    )
 
 
 def _passes(error: BrokerError) -> bool:

@@ -6,7 +6,7 @@ Synchronous, without I/O: what is marked is committed later.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker.errors import LeaseLost
@@ -14,8 +14,8 @@ from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.group.held import Held
 from broker_kafka.group.membership import Membership
-from broker_kafka.group.stash import OffsetStash, Stashed, check_position
-from broker_kafka.offsets.protocol import GroupMember, StoredOffset
+from broker_kafka.group.stash import OffsetStash, check_position
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset, check_metadata
 
 __all__ = ["Marking", "SavePoint"]
 
@@ -42,7 +42,10 @@ class Marking(ABC):
         A mark below an earlier one changes nothing.
 
         :returns: False if the partition was given up since; its next owner reads the record again.
+        :raises ConfigurationError: the metadata cannot be stored: it is no text, or has a NUL, or is no Unicode.
         """
+        if metadata != "":
+            check_metadata((record.topic, record.partition), metadata)
         held = self._open_parts().member.owner_of(record)
         if held is None:
             return False
@@ -50,7 +53,10 @@ class Marking(ABC):
         return True
 
     def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
-        """`mark` for each of these; False if a partition of one was given up since."""
+        """`mark` for each of these; False if a partition of one was given up since.
+
+        :raises ConfigurationError: the metadata cannot be stored; nothing is marked.
+        """
         ours = True
         last: Record[Any] | None = None
         for record in records:
@@ -67,7 +73,10 @@ class Marking(ABC):
         `flush_timeout`.
 
         :returns: False if the partition was given up since; its next owner may read the record again.
+        :raises ConfigurationError: the metadata cannot be stored.
         """
+        if metadata != "":
+            check_metadata((record.topic, record.partition), metadata)
         parts = self._open_parts()
         held = parts.member.owner_of(record)
         if held is None:
@@ -85,14 +94,16 @@ class Marking(ABC):
         `reset_position`.
 
         :returns: False if nothing was changed.
+        :raises ConfigurationError: the metadata cannot be stored.
         """
+        check_metadata((record.topic, record.partition), metadata)
         held = self._open_parts().member.owner_of(record)
         return held is not None and self._reset(held, record.offset + 1, metadata)
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
         """Every offset below `position`, the next to read, is done; False if the partition is not assigned.
 
-        :raises ConfigurationError: the position cannot be one.
+        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         held = self._open_parts().member.own(topic, partition)
@@ -105,7 +116,7 @@ class Marking(ABC):
         """Take the mark back to `position`, the next to read. Above the mark it changes nothing.
 
         :returns: False if nothing was changed.
-        :raises ConfigurationError: the position cannot be one.
+        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         held = self._open_parts().member.own(topic, partition)
@@ -113,25 +124,11 @@ class Marking(ABC):
 
     def mark_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
         """Mark what was stashed, and empty the stash; the partitions that were given up since."""
-        gone: list[TopicPartition] = []
-        for place, stashed in stash.drain().items():
-            held = self._stashed(place, stashed)
-            if held is None:
-                gone.append(place)
-            else:
-                self._grew(held.marks.mark(*stashed.position))
-        return gone
+        return self._drain(stash, lambda held, position: self._grew(held.marks.mark(*position)))
 
     def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
         """Reset to what was stashed, and empty the stash; the partitions that were given up since."""
-        gone: list[TopicPartition] = []
-        for place, stashed in stash.drain().items():
-            held = self._stashed(place, stashed)
-            if held is None:
-                gone.append(place)
-            else:
-                self._reset(held, *stashed.position)
-        return gone
+        return self._drain(stash, lambda held, position: self._reset(held, *position))
 
     async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
         """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
@@ -175,6 +172,12 @@ class Marking(ABC):
         self._open_parts().commits.grew(1)
         return True
 
-    def _stashed(self, place: TopicPartition, stashed: Stashed) -> Held | None:
-        held = self._open_parts().member.own(*place)
-        return held if held is not None and stashed.generation in (None, held.generation) else None
+    def _drain(self, stash: OffsetStash, apply: Callable[[Held, StoredOffset], object]) -> list[TopicPartition]:
+        member, gone = self._open_parts().member, list[TopicPartition]()
+        for place, stashed in stash.drain().items():
+            held = member.own(*place)
+            if held is None or stashed.generation not in (None, held.generation):
+                gone.append(place)
+            else:
+                apply(held, stashed.position)
+        return gone

@@ -180,14 +180,17 @@ class Member:
         for clock in self._clocks:
             if not clock.expired():
                 clock.reschedule(min(clock.when() or self._until, self._until))
-        # No rebalance waits here, so that the commit may take the whole time, for instance of a broker's restart.
-        await self._release([held for held in self.held.values() if not held.revoking], self._until)
-        self._commits.close()
-        for task in self._tasks:
-            task.cancel()
-        await self._thread.stop(max(1.0, self._until - self._loop.time()) + self._options.commit_seconds)
-        self._teller.cancel()
-        self._let_go(list(self.held.values()))
+        try:
+            # No rebalance waits here, so that the commit may take the whole time, for instance of a broker's restart.
+            await self._release([held for held in self.held.values() if not held.revoking], self._until)
+        finally:
+            # Whatever happened, the group must not keep a member that nobody reads.
+            self._commits.close()
+            for task in self._tasks:
+                task.cancel()
+            await self._thread.stop(max(1.0, self._until - self._loop.time()) + self._options.commit_seconds)
+            self._teller.cancel()
+            self._let_go(list(self.held.values()))
 
     async def _open(self, new: list[Held], event: Rebalance) -> None:
         call = self._tell(self._options.on_assigned, event)
@@ -203,6 +206,13 @@ class Member:
             return
         for held in going:
             held.revoking = True
+        try:
+            await self._wind_up(going, commit_until)
+        finally:
+            self._let_go(going)
+
+    async def _wind_up(self, going: list[Held], commit_until: float) -> None:
+        """Have the application finish what it has in hand of these, and commit what it marks."""
         self._intake.drop(going)
         self._delivery.changed()
         deadline = self._loop.time() + self._options.flush_seconds
@@ -226,7 +236,6 @@ class Member:
         finally:
             self._clocks.discard(clock)
         await self._commits.flush(going, max(commit_until, self._loop.time() + self._options.commit_seconds))
-        self._let_go(going)
 
     def _finished(self, going: list[Held]) -> bool:
         return not self.finishes or not any(held.marks.runs.unfinished for held in going)

@@ -118,8 +118,10 @@ class Membership:
 
         :param caller: a task that waits for this, and cannot come back for more meanwhile.
         """
-        await self._watch.stop()
-        await self.member.leave(timeout, caller)
+        try:
+            await self._watch.stop()
+        finally:
+            await self.member.leave(timeout, caller)
 
     async def _subscribe(self, topics: Sequence[str]) -> None:
         if topics:

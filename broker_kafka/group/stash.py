@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from broker.errors import ConfigurationError
 from broker.records import Record
 from broker.spi import TopicPartition
-from broker_kafka.offsets.protocol import StoredOffset, check_positions
+from broker_kafka.offsets.protocol import StoredOffset, check_metadata, check_positions
 
 __all__ = ["OffsetStash", "Stashed", "check_position"]
 
@@ -36,27 +36,33 @@ class OffsetStash:
         return len(self._kept)
 
     def mark(self, record: Record[Any], metadata: str = "") -> None:
-        """This record and every lower offset of its partition is done."""
+        """This record and every lower offset of its partition is done.
+
+        :raises ConfigurationError: the metadata cannot be stored.
+        """
         place = TopicPartition(record.topic, record.partition)
-        self._mark(place, Stashed(StoredOffset(record.offset + 1, metadata), record.generation))
+        self._mark(place, _following(place, record, metadata))
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """Every offset below `position`, the next to read, is done.
 
-        :raises ConfigurationError: the position cannot be one.
+        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._mark(place, Stashed(check_position(place, position, metadata), None))
 
     def reset(self, record: Record[Any], metadata: str = "") -> None:
-        """This record is the last that is done."""
+        """This record is the last that is done.
+
+        :raises ConfigurationError: the metadata cannot be stored.
+        """
         place = TopicPartition(record.topic, record.partition)
-        self._reset(place, Stashed(StoredOffset(record.offset + 1, metadata), record.generation))
+        self._reset(place, _following(place, record, metadata))
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """`position` is the next to read.
 
-        :raises ConfigurationError: the position cannot be one.
+        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
         """
         place = TopicPartition(topic, partition)
         self._reset(place, Stashed(check_position(place, position, metadata), None))
@@ -84,13 +90,18 @@ class OffsetStash:
 def check_position(place: TopicPartition, position: int, metadata: str) -> StoredOffset:
     """The position as stores take it.
 
-    :raises ConfigurationError: it is no whole number of 0 or more, or the metadata is no text.
+    :raises ConfigurationError: it is no whole number of 0 or more, or the metadata cannot be stored.
     """
     stored = StoredOffset(position, metadata)
     if not isinstance(place.topic, str) or not place.topic:
         raise ConfigurationError(f"The topic is {place.topic!r}", advice="It takes a topic's name")
     check_positions({place: stored})
     return stored
+
+
+def _following(place: TopicPartition, record: Record[Any], metadata: str) -> Stashed:
+    check_metadata(place, metadata)
+    return Stashed(StoredOffset(record.offset + 1, metadata), record.generation)
 
 
 def _newer(new: Stashed, old: Stashed) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "GroupMember",
     "OffsetStore",
     "StoredOffset",
+    "check_metadata",
     "check_positions",
     "failures",
 ]
@@ -128,7 +129,7 @@ class OffsetStore(Protocol):
 def check_positions(positions: Mapping[TopicPartition, StoredOffset]) -> None:
     """Refuse what no store can keep.
 
-    :raises ConfigurationError: an offset is no whole number of 0 or more, or metadata is no text.
+    :raises ConfigurationError: an offset is no whole number of 0 or more, or metadata cannot be stored.
     """
     for partition, position in positions.items():
         where = f"{partition.topic!r}[{partition.partition}]"
@@ -136,8 +137,30 @@ def check_positions(positions: Mapping[TopicPartition, StoredOffset]) -> None:
             raise ConfigurationError(
                 f"The offset of {where} is {position.offset!r}", advice="It takes the next offset to read, 0 or more"
             )
-        if not isinstance(position.metadata, str):
-            raise ConfigurationError(f"The metadata of {where} is {position.metadata!r}", advice="It takes text")
+        check_metadata(partition, position.metadata)
+
+
+def check_metadata(partition: tuple[str, int], metadata: object) -> None:
+    """Refuse metadata that no store can keep.
+
+    :raises ConfigurationError: it is no text, or one that has a NUL or is no Unicode.
+    """
+    where = f"{partition[0]!r}[{partition[1]}]"
+    if not isinstance(metadata, str):
+        raise ConfigurationError(f"The metadata of {where} is {metadata!r}", advice="It takes text")
+    if "\0" in metadata or not _is_unicode(metadata):
+        raise ConfigurationError(
+            f"The metadata of {where} is {metadata[:40]!r}",
+            advice="It takes text without NUL and without lone surrogates; encode bytes as base64",
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def failures(results: CommitResults) -> dict[TopicPartition, BrokerError]:

@@ -167,6 +167,18 @@ def test_what_is_no_position_is_refused(position: Any):
         OffsetStash().mark_position("orders", 0, position)
 
 
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", 5, None, b"x"])
+def test_a_stash_refuses_metadata_that_cannot_be_stored(text: Any):
+    stash = OffsetStash()
+    for mark in (stash.mark, stash.reset):
+        with pytest.raises(ConfigurationError, match="metadata of 'orders'"):
+            mark(record(3), text)
+    for position in (stash.mark_position, stash.reset_position):
+        with pytest.raises(ConfigurationError, match="metadata of 'orders'"):
+            position("orders", 0, 3, text)
+    assert len(stash) == 0
+
+
 # -- topics ----------------------------------------------------------------------------------------------------
 
 

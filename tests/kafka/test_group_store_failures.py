@@ -1,0 +1,142 @@
+"""A group consumer whose offset store breaks its promise, or is given what none can keep: told, and never a trap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from broker.bus import connect
+from broker.errors import BackendError, ConfigurationError
+from broker.hooks import Event, Warned
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer
+from broker_kafka.offsets import GroupMember, MemoryOffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import CommitResults
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.group_members import both_protocols, eventually, fill, opened, options_of, take
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+
+class BrokenStore(MemoryOffsetStore):
+    """Raises what no store may, while `error` is set; or answers for no partition, while it is silent."""
+
+    error: BaseException | None = None
+    silent = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[Mapping[TopicPartition, StoredOffset]] = []
+        """What was committed."""
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        if self.error is not None:
+            raise self.error
+        if self.silent:
+            return {}
+        self.taken.append(positions)
+        return await super().commit(owner, positions, rewind=rewind)
+
+
+def members_of(admin: RawAdmin, group: str) -> int:
+    described: Any = admin.client.describe_consumer_groups([group])[group].result()
+    return len(described.members)
+
+
+@both_protocols
+@pytest.mark.parametrize("error", [RuntimeError("no disk"), TimeoutError("of its own")], ids=["any", "timeout"])
+async def test_a_store_that_raises_is_told_and_the_member_leaves(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str, error: Exception
+):
+    topic, store = make_topic(partitions=2), BrokenStore()
+    await fill(kafka, topic, 2, 10)
+    options: dict[str, Any] = {**options_of(protocol), "commit_interval": None, "store": store}
+    async with connect(kafka.url) as bus:
+        consumer = GroupConsumer(bus, topic, group=group, **options)
+        async with consumer:
+            consumer.mark_all(await take(consumer, 20))
+            store.error = error
+            results = await consumer.commit()
+            assert set(results) == {(topic, 0), (topic, 1)}
+            for told in results.values():
+                assert isinstance(told, BackendError)
+                assert told.native is error
+        assert consumer.closed
+        assert members_of(admin, group) == 0
+    store.error = None
+    async with opened(kafka, topic, group, **options) as consumer:
+        assert len(await take(consumer, 20)) == 20
+
+
+async def test_a_store_that_is_cancelled_does_not_keep_the_member(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+):
+    await fill(kafka, topic, 1, 10)
+    store = BrokenStore()
+    async with connect(kafka.url) as bus:
+        consumer = await GroupConsumer(bus, topic, group=group, store=store, commit_interval=None).__aenter__()
+        consumer.mark_all(await take(consumer, 10))
+        store.error = asyncio.CancelledError()
+        with pytest.raises(asyncio.CancelledError):
+            await consumer.close()
+        assert members_of(admin, group) == 0
+
+
+async def test_a_commit_in_the_background_that_fails_is_an_event_and_tried_again(
+    kafka: KafkaServer, topic: str, group: str
+):
+    await fill(kafka, topic, 1, 10)
+    store, told = BrokenStore(), list[Event]()
+    async with connect(kafka.url) as bus:
+        bus.hooks.listen(told.append)
+        async with GroupConsumer(bus, topic, group=group, store=store, commit_interval=0.05) as consumer:
+            records = await take(consumer, 10)
+            store.error = RuntimeError("no disk")
+            consumer.mark(records[3])
+            warned: list[Warned] = await eventually(lambda: [event for event in told if isinstance(event, Warned)])
+            assert "no disk" in warned[0].text
+            store.error = None
+            await eventually(lambda: store.taken == [{(topic, 0): StoredOffset(4)}])
+            store.silent = True
+            consumer.mark(records[5])
+            (answer,) = (await consumer.commit()).values()
+            assert answer is not None
+            assert answer.retriable
+            store.silent = False
+            consumer.mark(records[7])
+    assert (await store.stored(group))[TopicPartition(topic, 0)] == StoredOffset(8)
+
+
+_MARKS: Mapping[str, Callable[[GroupConsumer, Record[Any], Any], object]] = {
+    "mark": lambda consumer, record, text: consumer.mark(record, text),
+    "mark_all": lambda consumer, record, text: consumer.mark_all([record], text),
+    "finish": lambda consumer, record, text: consumer.finish(record, text),
+    "reset": lambda consumer, record, text: consumer.reset(record, text),
+    "mark_position": lambda consumer, record, text: consumer.mark_position(record.topic, record.partition, 5, text),
+    "reset_position": lambda consumer, record, text: consumer.reset_position(record.topic, record.partition, 5, text),
+}
+
+
+async def test_metadata_that_cannot_be_stored_is_refused_where_it_is_marked(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = {(record.partition, record.offset): record for record in await take(consumer, 20)}
+        consumer.mark(records[1, 9], "fine: ü")
+        for mark in _MARKS.values():
+            for text in ("a\0b", "\ud800", 5, None, b"x"):
+                with pytest.raises(ConfigurationError, match="metadata of"):
+                    mark(consumer, records[0, 3], text)
+        assert consumer.positions()[TopicPartition(topic, 0)] is None
+        assert await consumer.commit() == {(topic, 1): None}
+    assert members_of(admin, group) == 0
+    assert admin.committed(group, topic, 1).offset == 10
+    assert admin.committed(group, topic, 0).offset == -1001
