@@ -22,6 +22,7 @@ from broker.messages import Message, Outcome
 __all__ = ["Lanes"]
 
 _GONE_AFTER: Final = 60.0
+"""Seconds without a message that was given back, or more where leases are longer, after which it went elsewhere."""
 _SWEPT_AT_ONCE: Final = 100
 _SETTLED: Final = 100
 _SHORTEST: Final = 0.02
@@ -81,12 +82,14 @@ class Lanes:
     :param share: the most messages that one key may hold; None where the broker cannot take messages back
         with a delay, which leaves a hot key unbounded.
     :param clock: seconds, monotonic; a message given back that has not come again for a minute is taken to
-        have gone to another consumer.
+        have gone to another consumer, or to have been settled by an ack whose answer was lost.
+    :param lease: the broker's; what is still leased to us cannot come again, so that longer leases are waited for.
     """
 
-    def __init__(self, share: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, share: int | None, clock: Callable[[], float], lease: float | None = None) -> None:
         self._share = share
         self._clock = clock
+        self._gone_after = max(_GONE_AFTER, (lease or 0.0) + 2 * _LONGEST)
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
         self._following: list[tuple[int, int, _Lane]] = []
@@ -248,7 +251,7 @@ class Lanes:
     def _spill(self, lane: _Lane, topic: str, key: bytes, message_id: str, now: float) -> float:
         if lane.settled is not None and message_id in lane.settled:
             return _LONGEST
-        self._sweeps.setdefault((topic, key), now + _GONE_AFTER)
+        self._sweeps.setdefault((topic, key), now + self._gone_after)
         return lane.spill(message_id, now)
 
     def _sweep(self, now: float) -> None:
@@ -260,10 +263,14 @@ class Lanes:
             lane = self._lanes.get(key)
             if lane is None:
                 continue
-            if lane.free and not lane.waiting and all(now - one.seen >= _GONE_AFTER for one in lane.spilled.values()):
+            if (
+                lane.free
+                and not lane.waiting
+                and all(now - one.seen >= self._gone_after for one in lane.spilled.values())
+            ):
                 del self._lanes[key]
             elif lane.spilled:
-                self._sweeps[key] = now + _GONE_AFTER
+                self._sweeps[key] = now + self._gone_after
 
     def _next_of_spilled(self, lane: _Lane, message_id: str) -> bool:
         """Whether this is the message that must follow now, and there is room for it."""
@@ -275,7 +282,7 @@ class Lanes:
                     return False
                 del lane.spilled[first]
                 return True
-            if now - spilled.seen < _GONE_AFTER:
+            if now - spilled.seen < self._gone_after:
                 return False
             del lane.spilled[first]
         return self._share is None or lane.held < self._share
