@@ -305,7 +305,8 @@ class Engine:
     def _make_ready(self, most: int) -> Ready:
         if not self.options.ordered_by_key:
             return ArrivalOrder()
-        return Lanes(max(1, most // 4) if self.capabilities.native_delay > 0 else None, self._loop.time)
+        share = max(1, most // 4) if self.capabilities.native_delay > 0 else None
+        return Lanes(share, self._loop.time, self.capabilities.lease_seconds)
 
     def _wake(self, count: int) -> None:
         waiters = self._waiters
