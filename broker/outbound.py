@@ -87,14 +87,20 @@ class OutboundMessage:
         """Copy a received message or record for forwarding: body, key, attributes, producer's time and id.
 
         `native` rides along, so that a backend of the same kind can forward what this model cannot show.
+
+        :raises InvalidMessage: it is neither.
         """
+        try:
+            data, native = message.data, message.native
+        except AttributeError:
+            _wrong("message", message, "a received message or record")
         return cls(
-            message.data,
+            data,
             message.key,
             message.attributes,
             id=getattr(message, "id", None),
             publish_time=message.publish_time,
-            native=message.native,
+            native=native,
         )
 
     def __repr__(self) -> str:
