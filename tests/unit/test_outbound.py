@@ -76,3 +76,11 @@ def test_a_large_wrong_value_does_not_flood_the_error() -> None:
     with pytest.raises(InvalidMessage) as raised:
         OutboundMessage("x" * 1_000_000)  # type: ignore[arg-type]
     assert len(raised.value.message) < 200
+
+
+@pytest.mark.parametrize("given", [None, b"body", memoryview(b"body"), {"data": b"body"}])
+def test_only_what_was_received_can_be_forwarded(given: Any) -> None:
+    with pytest.raises(InvalidMessage) as raised:
+        OutboundMessage.from_message(given)
+    assert raised.value.message.startswith(f"message is {given!r} of type {type(given).__name__}")
+    assert raised.value.advice == "It takes a received message or record"
