@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
+# Most tests wait for a server, so that two cores serve more than two workers.
+WORKERS ?= 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
@@ -50,7 +52,7 @@ kafka: $(STAMP)
 	-@$(KAFKA)
 
 test: $(STAMP) kafka
-	$(PYTEST) -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -63,7 +65,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 conformance: $(STAMP) kafka
-	$(PYTEST) -n 2 --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
 

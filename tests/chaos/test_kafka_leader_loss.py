@@ -16,7 +16,13 @@ from broker.outbound import OutboundMessage
 from tests.servers.kafka_client import read_all
 from tests.servers.kafka_cluster import KafkaCluster
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(120)]
+# Of the same group as the other tests of clusters: six brokers at once are more than a small machine holds.
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.xdist_group("kafka-chaos-cluster"),
+]
 
 PARTITIONS = 2
 ROUNDS = 2

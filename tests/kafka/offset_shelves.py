@@ -97,6 +97,9 @@ def join(server: KafkaServer, group: str, topics: list[str], partitions: int) ->
             "group.id": group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            # So that one which is silent is soon replaced.
+            "session.timeout.ms": 3000,
+            "heartbeat.interval.ms": 300,
             "log_level": 3,
         }
     )

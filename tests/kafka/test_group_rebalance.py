@@ -300,7 +300,7 @@ async def test_slow_handlers_never_exceed_the_poll_interval(
     async with opened(kafka, topic, group, **log.events, **options) as consumer:
         async for record in consumer:
             if not seen:
-                await asyncio.sleep(5)
+                await asyncio.sleep(3)
             seen.append(record.offset)
             if len(seen) == 6000:
                 break
