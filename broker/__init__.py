@@ -20,6 +20,7 @@ from broker.capabilities import (
 from broker.codecs import Bytes, Json, Text
 from broker.consuming.consumer import MessageConsumer, Service
 from broker.consuming.retry import DROP, Retry
+from broker.consuming.retry_topics import RetryTopics
 from broker.consuming.runner import run, serve
 from broker.envelopes import Envelope
 from broker.errors import (
@@ -143,6 +144,7 @@ __all__ = [
     "RecordIterator",
     "RecordStream",
     "Retry",
+    "RetryTopics",
     "Service",
     "SettleError",
     "SettleState",

@@ -24,6 +24,7 @@ from broker.consuming.consumer import MessageConsumer
 from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
 from broker.consuming.options import ConsumerOptions, MessageOptions
 from broker.consuming.retry import Drop, Retry
+from broker.consuming.retry_topics import RetryTopics
 from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
@@ -219,6 +220,7 @@ class Bus:
         subscription: str | Ephemeral,
         codec: Codec[Any] | None = None,
         retry: Retry | None = None,
+        retry_topics: RetryTopics | None = None,
         dead_letter: str | Drop | None = None,
         ordered_by_key: bool = False,
         start: Start = "earliest",
@@ -238,6 +240,7 @@ class Bus:
         :param subscription: consumers of one subscription share its messages; each subscription gets all.
             It persists after the close; `ephemeral()` gives this consumer one of its own.
         :param retry: what happens when a handler raises; `Retry()` if None.
+        :param retry_topics: where messages that failed wait for their next try, durably; these topics must exist.
         :param dead_letter: the topic for exhausted, rejected and undecodable messages, which must exist; `DROP`
             acknowledges them; None brings them back at the longest backoff.
         :param ordered_by_key: messages of a key are handed over one after the other, keys in parallel; the next one
@@ -260,7 +263,8 @@ class Bus:
             check_topics(topics),
             subscription=subscription,
             codec=codec,
-            retry=Retry() if retry is None else retry,
+            retry=retry,
+            retry_topics=retry_topics,
             dead_letter=dead_letter,
             start=start,
             create=create,

@@ -95,6 +95,8 @@ class MessageCapabilities:
     start_latest: bool = True
     start_time: bool = False
     ephemeral: bool = True
+    retry_topics: bool = False
+    """`retry_topics=` is honoured: messages wait for their next try on topics of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

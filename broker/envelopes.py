@@ -7,12 +7,27 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-__all__ = ["DEAD_LETTER_PREFIX", "NO_ATTRIBUTES", "RESERVED_PREFIX", "UNSET", "Envelope", "View", "brief"]
+__all__ = [
+    "DEAD_LETTER_PREFIX",
+    "NO_ATTRIBUTES",
+    "RESERVED_PREFIX",
+    "RETRY_LETTER_PREFIX",
+    "UNSET",
+    "Envelope",
+    "View",
+    "brief",
+    "is_letter",
+]
 
 RESERVED_PREFIX: Final = "anybroker-"
 """Attributes under this prefix carry what a broker has no place for (key, times); users never see or set them."""
 DEAD_LETTER_PREFIX: Final = "dead-letter-"
 """Attributes under this prefix tell why and whence a dead letter came; `redrive` removes them. Users set none."""
+RETRY_LETTER_PREFIX: Final = "retry-letter-"
+"""Attributes under this prefix tell when a message on a retry topic is due, and whence it came. Users set none."""
+
+_OF_DEAD_LETTERS: Final = f"{DEAD_LETTER_PREFIX}topic"
+_OF_RETRY_LETTERS: Final = f"{RETRY_LETTER_PREFIX}topic"
 
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -53,6 +68,11 @@ class View(Protocol):
     def broker_time(self, raw: Any, /) -> datetime | None: ...
     def delivery_attempt(self, raw: Any, /) -> int | None: ...
     def native(self, raw: Any, /) -> Any: ...
+
+
+def is_letter(attributes: Mapping[str, str]) -> bool:
+    """Whether they are those of a dead letter or of a message on a retry topic: every one of these tells its topic."""
+    return _OF_DEAD_LETTERS in attributes or _OF_RETRY_LETTERS in attributes
 
 
 def brief(data: bytes | None) -> str:

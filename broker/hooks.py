@@ -33,6 +33,8 @@ __all__ = [
     "PartitionsRevoked",
     "PositionReset",
     "Published",
+    "RetryScheduled",
+    "RetryWriteFailed",
     "SettleFailed",
     "Settled",
     "Warned",
@@ -130,6 +132,26 @@ class DeadLettered(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFailed(Event):
     """Writing a dead letter failed; the write is repeated after `pause` seconds, the original is not acked."""
+
+    message: Message[Any]
+    target: str
+    error: BaseException
+    pause: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryScheduled(Event):
+    """A message was written to a retry topic, where it waits for `delay` seconds at least."""
+
+    message: Message[Any]
+    target: str
+    delay: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryWriteFailed(Event):
+    """Writing to a retry topic failed; the write is repeated after `pause` seconds, the original is not acked."""
 
     message: Message[Any]
     target: str

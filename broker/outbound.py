@@ -8,14 +8,21 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from broker.checks import is_finite
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, Envelope, brief
+from broker.envelopes import (
+    DEAD_LETTER_PREFIX,
+    NO_ATTRIBUTES,
+    RESERVED_PREFIX,
+    RETRY_LETTER_PREFIX,
+    Envelope,
+    brief,
+)
 from broker.errors import InvalidMessage
 
 __all__ = ["OutboundMessage", "check_batch"]
 
-_RESERVED: Final = (RESERVED_PREFIX, DEAD_LETTER_PREFIX)
-_OF_LETTERS: Final = f"{DEAD_LETTER_PREFIX}topic"
-"""Every dead letter has it; a letter that is forwarded keeps what it tells."""
+_OF_LETTERS: Final = {prefix: f"{prefix}topic" for prefix in (DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)}
+"""Every letter has its kind's; one that is forwarded keeps what it tells."""
+_RESERVED: Final = (RESERVED_PREFIX, *_OF_LETTERS)
 _SHOWN: Final = 100
 """Characters of a wrong value that an error shows."""
 
@@ -153,9 +160,12 @@ def _checked_attributes(attributes: Mapping[str, str]) -> Mapping[str, str]:
             _wrong(f"attributes[{name!r}]", value, "a str under a str name")
         if not name:
             raise InvalidMessage("An attribute name is empty", advice="Give every attribute a name")
-        if name.startswith(_RESERVED) and (name.startswith(RESERVED_PREFIX) or _OF_LETTERS not in copy):
-            prefix = RESERVED_PREFIX if name.startswith(RESERVED_PREFIX) else DEAD_LETTER_PREFIX
-            raise InvalidMessage(f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename it")
+        if name.startswith(_RESERVED):
+            prefix = next(prefix for prefix in _RESERVED if name.startswith(prefix))
+            if _OF_LETTERS.get(prefix) not in copy:
+                raise InvalidMessage(
+                    f"Attribute {name!r} begins with the reserved prefix {prefix!r}", advice="Rename it"
+                )
         try:
             # ASCII is the common case and needs no encoding to be known as valid.
             _ = (name.isascii() and value.isascii()) or (name.encode(), value.encode())

@@ -33,7 +33,7 @@ be called twice, and after a failure.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -64,6 +64,7 @@ __all__ = [
     "RecordListener",
     "RecordSource",
     "RecordSubscription",
+    "RetryTopic",
     "Settlement",
     "SourceListener",
     "Start",
@@ -92,6 +93,16 @@ class Bounds(NamedTuple):
     next: int
 
 
+class RetryTopic(NamedTuple):
+    """One of the topics on which messages of a subscription wait for their next try."""
+
+    name: str
+    origin: str
+    """The topic whose messages wait on it."""
+    delay: float
+    """The seconds that each of them waits."""
+
+
 class Settlement(msgspec.Struct, frozen=True, gc=False):
     """One message and what is to become of it."""
 
@@ -118,6 +129,8 @@ class MessageSubscription:
     """The most messages the core will hold unsettled, for the broker's own bound; the core enforces it anyway."""
     max_deliveries: int | None = None
     """The core gives up after so many deliveries; the broker's own limit must lie above it, or be off."""
+    retry_topics: Sequence[RetryTopic] = ()
+    """Delivered likewise, each message when it is due; only where `capabilities.messages.retry_topics` says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +141,8 @@ class RecordSubscription:
     group: str | Ephemeral
     start: Start = "earliest"
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    whole: Collection[str] = ()
+    """Those of the topics that a new group reads from their first record on, whatever `start` says."""
 
 
 class SourceListener(Protocol):

@@ -71,14 +71,14 @@ class Group:
         self._committed: dict[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
 
-    def join(self, number: int, member: GroupMember, start: Start, now: float) -> None:
-        """A member comes; partitions that others have are asked back from them."""
+    def join(self, number: int, member: GroupMember, starts: Mapping[str, Start], now: float) -> None:
+        """A member comes, and says where new topics begin; partitions that others have are asked back from them."""
         for name in member.topics:
             if name not in self.topics:
                 topic = self._existing[name]
                 # A subscription that was made beforehand and never consumed says where the group begins.
                 prepared = topic.queues.get(self.name)
-                positions = topic.positions(start, now) if prepared is None else prepared.start
+                positions = topic.positions(starts[name], now) if prepared is None else prepared.start
                 if prepared is not None:
                     topic.delete_queue(self.name)
                 self._starts.update((TopicPartition(name, number), at) for number, at in positions.items())

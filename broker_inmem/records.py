@@ -1,7 +1,6 @@
 """One member of a record group on an in-memory server.
 
-`fetch` sleeps without polling: it is woken by what is published or committed, by a change of partitions, and by
-its own `wait`. The listener is called on the member's loop only, never under the server's lock; partitions are
+`fetch` is woken by what is published or committed, and by a change of partitions. The listener is called on the member's loop only, never under the server's lock; partitions are
 let go when it has answered, or when its time is over. A member that was put out of its group while it was cut
 off learns so when it reaches the server again, and joins anew.
 """
@@ -13,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound
-from broker.hooks import Connected, Disconnected, Warned
+from broker.errors import BrokerError, Closed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound
+from broker.hooks import Warned
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
+from broker_inmem.fetching import Fetching
 from broker_inmem.groups import Claim, Group, Notice
 from broker_inmem.server import Broker
-from broker_inmem.waiting import Waker
 
 __all__ = ["InmemRecordSource"]
 
@@ -40,7 +39,7 @@ class _Assigned:
         self.revoking = False
 
 
-class InmemRecordSource:
+class InmemRecordSource(Fetching[Record[Any]]):
     """Implements `broker.spi.RecordSource`, and `GroupMember` for its group."""
 
     def __init__(
@@ -52,23 +51,17 @@ class InmemRecordSource:
         *,
         on_close: Callable[[InmemRecordSource], object],
     ) -> None:
-        self._broker = broker
-        self._connection = connection
+        super().__init__(broker, connection, listener.event)
         self._listener = listener
-        self._start: Start = subscription.start
+        self._starts: dict[str, Start] = dict.fromkeys(subscription.topics, subscription.start)
+        self._starts |= dict.fromkeys(subscription.whole, "earliest")
         self._committed_only = subscription.isolation == "read_committed"
         self._on_close = on_close
         self._topics: Final = tuple(dict.fromkeys(subscription.topics))
-        self._waker = Waker()
         self._notices: deque[Notice] = deque()
         self._partitions: dict[TopicPartition, _Assigned] = {}
         self._giving_up: set[asyncio.Task[None]] = set()
         self._turn = 0
-        self._fetching = False
-        self._interrupted = False
-        self._closed = False
-        self._broken: BrokerError | None = None
-        self._disconnected = False
         with broker.lock:
             connection.check()
             if broker.faults.armed:
@@ -104,48 +97,7 @@ class InmemRecordSource:
         return self._broker
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
-        broker, waker, clock = self._broker, self._waker, self._broker.clock
-        self._fetching, self._interrupted = True, False
-        until = waker.loop.time() + wait
-        slow = broker.faults.fetch_delay
-        try:
-            if slow > 0:
-                await self._pause(clock.time() + slow)
-            while True:
-                self._hear_notices()
-                with broker.lock:
-                    self._check("fetch")
-                    now = clock.time()
-                    for name in self._topics:
-                        broker.topic(name, now)
-                    self._group.advance(now)
-                    if self._notices:
-                        continue
-                    records = self._read(max_records, max_bytes, now)
-                    if records or self._interrupted or waker.loop.time() >= until:
-                        return records
-                    waker.prepare()
-                    for name in self._topics:
-                        broker.topics[name].watchers.add(waker)
-                    due = broker.next_due(self._topics, self._group.next_due())
-                try:
-                    await waker.wait(clock, due, until)
-                finally:
-                    with broker.lock:
-                        for name in self._topics:
-                            if name in broker.topics:
-                                broker.topics[name].watchers.discard(waker)
-        except Closed:
-            if self._interrupted:
-                return []
-            raise
-        finally:
-            self._fetching = False
-
-    def interrupt(self) -> None:
-        if self._fetching:
-            self._interrupted = True
-            self._waker.wake()
+        return await self._fetch(max_records, max_bytes, wait)
 
     async def commit(self, positions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, BrokerError | None]:
         broker = self._broker
@@ -157,7 +109,7 @@ class InmemRecordSource:
                     broker.faults.check("commit", name)
             self._group.advance(broker.clock.time())
             results = self._group.commit(claims)
-        self._hear_notices()
+        self._hear()
         return results
 
     def claims(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Claim]:
@@ -232,29 +184,18 @@ class InmemRecordSource:
 
     def tell(self, notice: Notice) -> None:
         self._notices.append(notice)
-        self._waker.call(self._hear_notices)
+        self._waker.call(self._hear)
 
     def wake(self) -> None:
         self._waker.wake()
 
-    def broken(self, *, lost: bool) -> None:
-        """The connection broke. Partitions are kept while the session lasts."""
-        self._broken = ConnectionFailed(f"The connection to the in-memory broker {self._broker.name!r} broke")
-        self._waker.call(self._report_break)
-
     # What follows runs on the member's loop.
-
-    def _report_break(self) -> None:
-        self._waker.wake()
-        if not self._closed and not self._disconnected:
-            self._disconnected = True
-            self._listener.event(Disconnected(server=self._broker.url, error=self._broken))
 
     def _join(self, now: float) -> None:
         self._group = self._broker.ensure_group(self._group_name)
-        self._group.join(self._number, self, self._start, now)
+        self._group.join(self._number, self, self._starts, now)
 
-    def _hear_notices(self) -> None:
+    def _hear(self) -> None:
         """Act on what the group said; nothing is heard while the server cannot be reached."""
         while self._notices and not self._closed and self._connection.usable:
             kind, partitions, positions, generation = self._notices.popleft()
@@ -308,6 +249,31 @@ class InmemRecordSource:
             if not self._closed:
                 self._group.release(self._number, mine, broker.clock.time())
 
+    def _is_closed(self) -> Closed:
+        return Closed(f"The member of group {self._group_name!r} was closed")
+
+    def _take(self, most: int, max_bytes: int, now: float) -> list[Record[Any]] | None:
+        broker = self._broker
+        for name in self._topics:
+            if broker.faults.armed:
+                broker.faults.check("fetch", name)
+            if name in broker.topics and name not in self._group.topics:
+                raise SubscriptionNotFound(f"Group {self._group_name!r} of topic {name!r} was deleted")
+        for name in self._topics:
+            broker.topic(name, now)
+        self._group.advance(now)
+        return None if self._notices else self._read(most, max_bytes, now)
+
+    def _watch(self) -> float | None:
+        for name in self._topics:
+            self._broker.topics[name].watchers.add(self._waker)
+        return self._broker.next_due(self._topics, self._group.next_due())
+
+    def _unwatch(self) -> None:
+        for name in self._topics:
+            if name in self._broker.topics:
+                self._broker.topics[name].watchers.discard(self._waker)
+
     def _read(self, max_records: int, max_bytes: int, now: float) -> list[Record[Any]]:
         records: list[Record[Any]] = []
         order = list(self._partitions.items())
@@ -339,32 +305,6 @@ class InmemRecordSource:
             f"from {position} to {first}; it goes on at {first}"
         )
         self._waker.call(self._listener.event, Warned(text=text))
-
-    def _check(self, operation: Any) -> None:
-        if self._closed:
-            raise Closed(f"The member of group {self._group_name!r} was closed")
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
-            raise broken if self._connection.usable else self._connection.error()
-        self._connection.check()
-        if self._disconnected:
-            self._disconnected = False
-            self._waker.call(self._listener.event, Connected(server=self._broker.url, again=True))
-        for name in self._topics:
-            if self._broker.faults.armed:
-                self._broker.faults.check(operation, name)
-            if name in self._broker.topics and name not in self._group.topics:
-                raise SubscriptionNotFound(f"Group {self._group_name!r} of topic {name!r} was deleted")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"The member of group {self._group_name!r} was closed")
-        self._connection.check()
-
-    async def _pause(self, due: float) -> None:
-        while not self._interrupted and not self._closed and self._broker.clock.time() < due:
-            self._waker.prepare()
-            await self._waker.wait(self._broker.clock, due, self._waker.loop.time() + 3600.0)
 
 
 def _record(entry: Entry, generation: int) -> Record[Any]:

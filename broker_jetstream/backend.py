@@ -190,7 +190,13 @@ class JetStreamBackend:
         ephemeral = isinstance(subscription.group, Ephemeral)
         group = NativeName(f"+{token_hex(8)}") if isinstance(subscription.group, Ephemeral) else subscription.group
         source = JetStreamRecordSource(
-            self._connection, self._layouts, group, subscription.start, listener, ephemeral=ephemeral
+            self._connection,
+            self._layouts,
+            group,
+            subscription.start,
+            listener,
+            ephemeral=ephemeral,
+            whole=subscription.whole,
         )
         self._sources.append(source)
         try:

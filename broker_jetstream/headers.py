@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, is_letter
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
 
@@ -60,7 +60,6 @@ LETTER_TEXT: Final = 1024
 LETTER_ROOM: Final = 3 * LETTER_TEXT + 512
 """Bytes of headers that stay free for it; what is no plain text is written in three times the space."""
 
-_LETTER: Final = f"{DEAD_LETTER_PREFIX}topic"
 _KEY: Final = b"\r\nanybroker-key: "
 _KEY_64: Final = b"\r\nanybroker-key-64: "
 _TIME: Final = b"\r\nanybroker-time: "
@@ -185,7 +184,7 @@ def encode_headers(message: OutboundMessage, message_id: bytes, now: int, extra:
 
 def room_to_leave(message: OutboundMessage) -> int:
     """Bytes that a message leaves free, so that a dead letter of it can be written."""
-    return 0 if _LETTER in message.attributes else LETTER_ROOM
+    return 0 if is_letter(message.attributes) else LETTER_ROOM
 
 
 def encode_id(message_id: str) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound
@@ -59,11 +59,13 @@ class JetStreamRecordSource:
         listener: RecordListener,
         *,
         ephemeral: bool,
+        whole: Collection[str] = (),
     ) -> None:
         self._connection = connection
         self._layouts = layouts
         self._group = group
         self._start: Start = start
+        self._whole = frozenset(whole)
         self._listener = listener
         self._ephemeral = ephemeral
         self._log = JetStreamLogReader(connection, layouts)
@@ -84,7 +86,8 @@ class JetStreamRecordSource:
         """
         for name in dict.fromkeys(topics):
             layout = await self._layouts.find(name, fresh=True)
-            await ensure_group(self._connection, self._log, layout, self._group, self._start, ephemeral=self._ephemeral)
+            start: Start = "earliest" if name in self._whole else self._start
+            await ensure_group(self._connection, self._log, layout, self._group, start, ephemeral=self._ephemeral)
             encoded = group_consumer(self._group, 0)[:-2]
             membership = Membership(self._connection, layout.stream, encoded, self._nudge.set)
             self._topics[name] = _Topic(layout, membership)

@@ -38,6 +38,6 @@ async def subscribe(
             await starts.found(name, await partitions_of(connection, subscription.topic))
         else:
             await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
-    source = RecordsAsMessages(listener, hooks=hooks)
+    source = RecordsAsMessages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
     wanted = RecordSubscription(topics=(subscription.topic,), group=name, start=subscription.start)
     return await source.join(backend, wanted)

@@ -81,7 +81,10 @@ class KafkaRecordSource:
         self._store = store or ThreadOffsetStore(self.thread, timeout=timeout)
         self._claims: Claims
         self._starts = StartPositions(
-            connection, subscription.start, committed=subscription.isolation == "read_committed"
+            connection,
+            subscription.start,
+            committed=subscription.isolation == "read_committed",
+            whole=subscription.whole,
         )
         self._owned: dict[TopicPartition, int] = {}
         """What is assigned, and the number of the assignment."""

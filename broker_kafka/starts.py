@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -31,14 +31,21 @@ class StartPositions:
     :param start: the group's, or positions by partition; a partition that is not among them begins at the first
         record that there is.
     :param committed: whether open transactions bound what "latest" is.
+    :param whole: topics that begin at their first record whatever `start` says.
     """
 
     def __init__(
-        self, connection: Connection, start: Start | Mapping[TopicPartition, int], *, committed: bool = True
+        self,
+        connection: Connection,
+        start: Start | Mapping[TopicPartition, int],
+        *,
+        committed: bool = True,
+        whole: Collection[str] = (),
     ) -> None:
         self._connection = connection
         self._start = start
         self._committed = committed
+        self._whole = frozenset(whole)
         self._latest: dict[TopicPartition, int] = {}
 
     @property
@@ -49,7 +56,7 @@ class StartPositions:
     async def capture(self, partitions: Sequence[TopicPartition]) -> None:
         """Fix what "latest" means: the ends of the partitions that there are now. Later ones are read in full."""
         if self._start == "latest":
-            self._latest = await self._ends(partitions)
+            self._latest = await self._ends([each for each in partitions if each.topic not in self._whole])
 
     async def found(self, group: str, partitions: Sequence[TopicPartition]) -> None:
         """Store the begins as the group's positions if it has none on any of these, so that it exists from now on.
@@ -80,12 +87,14 @@ class StartPositions:
         """
         start = self._start
         if isinstance(start, datetime):
+            later = [each for each in partitions if each.topic not in self._whole]
             # What is appended between the two questions has its time looked up, and must not be passed over.
-            ends = await self._ends(partitions)
+            ends = await self._ends(later)
             # A record's time has milliseconds: what was written in the rest of this one is not to be missed.
             begun = start.replace(microsecond=start.microsecond // 1000 * 1000)
-            found = await positions_at(self._connection, partitions, begun)
-            return {partition: min(at, ends[partition]) for partition, at in found.items()}
+            found = await positions_at(self._connection, later, begun) if later else {}
+            begins = {partition: min(at, ends[partition]) for partition, at in found.items()}
+            return dict.fromkeys(partitions, BEGINNING) | begins
         if isinstance(start, Mapping):
             return {partition: start.get(partition, BEGINNING) for partition in partitions}
         return {partition: self._latest.get(partition, BEGINNING) for partition in partitions}

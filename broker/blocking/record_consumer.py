@@ -18,6 +18,7 @@ from broker.blocking.consumer import MessageConsumer
 from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
 from broker.consuming.retry import Drop, Retry
+from broker.consuming.retry_topics import RetryTopics
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
 from broker.reading import record_consumer as asynchronous
@@ -33,6 +34,7 @@ class AsMessagesOptions(TypedDict, total=False):
     """The options of `as_messages(...)`, described at `broker.RecordConsumer.as_messages`."""
 
     retry: Retry | None
+    retry_topics: RetryTopics | None
     dead_letter: str | Drop | None
     ordered_by_key: bool
     max_outstanding: int

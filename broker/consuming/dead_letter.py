@@ -6,25 +6,22 @@ the original stays unsettled, its lease renewed, until its letter is on the brok
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 from broker.capabilities import Limits
+from broker.consuming.letters import LetterPump, describe
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BackendError, BrokerError, InvalidMessage, PublishError
+from broker.errors import BrokerError, InvalidMessage
 from broker.hooks import DeadLetterFailed, Hooks
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 
-__all__ = ["DeadLetterWriter", "describe", "make_dead_letter"]
+__all__ = ["DeadLetterWriter", "make_dead_letter"]
 
-_FIRST_PAUSE: Final = 0.2
-_LONGEST_PAUSE: Final = 30.0
 _LONGEST_TEXT: Final = 2048
 _SHORT_TEXT: Final = 128
 _SHORT_ROOM: Final = 1024
@@ -91,11 +88,11 @@ class DeadLetterWriter:
         self._publish = publish
         self._limits = limits
         self._hooks = hooks
-        self._closing = asyncio.Event()
+        self._pump = LetterPump()
 
     def close(self) -> None:
         """Repeat no failed write from now on; one that is under way may still succeed."""
-        self._closing.set()
+        self._pump.close()
 
     async def write(
         self,
@@ -110,42 +107,25 @@ class DeadLetterWriter:
 
         :raises BrokerError: the write failed, and the writer is closed.
         """
-        make = partial(
-            make_dead_letter,
-            message,
-            id=message.id,
-            reason=reason,
-            error=error,
-            attempts=attempts,
-            subscription=subscription,
-            limits=self._limits,
-        )
-        letters = [make()]
-        pause = _FIRST_PAUSE
-        shape = 0
-        while True:
-            try:
-                await self._publish(letters[shape])
-            except Exception as raised:
-                refused = _refusal(raised)
-                shape += 1
-                if refused is not None and shape < len(_SHAPES):
-                    # Each is made once: a second attempt has the id of the first, which may have been stored.
-                    if shape == len(letters):
-                        brief, bare = _SHAPES[shape]
-                        letters.append(make(brief=brief, refused=refused if bare else None))
-                    continue
-                shape = 0
-                failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
-                if self._closing.is_set():
-                    raise failure from None
-                self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._closing.wait()
-                pause = min(_LONGEST_PAUSE, 2 * pause)
-            else:
-                return
+
+        def make(refused: InvalidMessage | None, *, brief: bool, bare: bool) -> OutboundMessage:
+            return make_dead_letter(
+                message,
+                id=message.id,
+                reason=reason,
+                error=error,
+                attempts=attempts,
+                subscription=subscription,
+                limits=self._limits,
+                brief=brief,
+                refused=refused if bare else None,
+            )
+
+        def failed(failure: BrokerError, pause: float) -> None:
+            self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
+
+        shapes = [partial(make, brief=brief, bare=bare) for brief, bare in _SHAPES]
+        await self._pump.write(shapes, self._publish, failed, stubborn=True)
 
 
 def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, limits: Limits) -> dict[str, str]:
@@ -179,21 +159,6 @@ def _fit(told: dict[str, str], room: int) -> None:
             told[name] = text
         else:
             del told[name]
-
-
-def _refusal(raised: Exception) -> InvalidMessage | None:
-    """Why the letter itself cannot be written, whenever it is tried."""
-    if isinstance(raised, PublishError):
-        return next((outcome for outcome in raised.outcomes if isinstance(outcome, InvalidMessage)), None)
-    return raised if isinstance(raised, InvalidMessage) else None
-
-
-def describe(error: BaseException) -> str:
-    """The error in words, whatever its own text does."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return f"{type(error).__name__}, which has no text"
 
 
 def _size(pair: tuple[str, str]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from broker.capabilities import LeaseMode
@@ -16,10 +17,12 @@ from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
 from broker.consuming.retry import Drop, Retry
-from broker.errors import Unsupported
+from broker.consuming.retry_letters import letter_of
+from broker.consuming.retry_writer import RetryWriter
+from broker.errors import InvalidMessage, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed
 from broker.messages import Message, Outcome, SettleState
-from broker.spi import Settlement
+from broker.spi import RetryTopic, Settlement
 
 __all__ = ["Disposition"]
 
@@ -30,11 +33,17 @@ class Disposition:
     """Carries out a consumer's retry policy and dead-letter choice."""
 
     def __init__(
-        self, engine: Host, retry: Retry, dead_letter: DeadLetterWriter | Drop | None, subscription: str
+        self,
+        engine: Host,
+        retry: Retry,
+        dead_letter: DeadLetterWriter | Drop | None,
+        subscription: str,
+        retry_writer: RetryWriter | None = None,
     ) -> None:
         self.retry = retry
         self._engine = engine
         self._dead_letter = dead_letter
+        self._retry_writer = retry_writer
         self._subscription = subscription
         self._holder = DelayHolder(self._due)
         self._intakes: dict[Message[Any], Intake] = {}
@@ -50,25 +59,32 @@ class Disposition:
             self._failed_late(message, error)
             return
         failures = self._engine.attempts.failed(message)
+        total = failures + self._failures_before(message)
         retried = self.retry.retries(error)
-        again = retried and failures < self.retry.max_attempts
-        delay = self.retry.delay(failures) if again else None
+        target = None
+        delay = None
+        if retried and failures < self.retry.max_attempts:
+            delay = self.retry.delay(failures)
+        elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
+            delay = target.delay
         logger.warning(
             "Handling message %r of %r failed (failure %d, %s)",
             message.id,
             message.topic,
-            failures,
+            total,
             "given up" if delay is None else f"again in {delay:.2f} s",
             exc_info=error,
         )
         if self._engine.hooks.listening:
-            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=delay))
-        message.begin_settling(Outcome.NACK if again else Outcome.REJECT)
-        if delay is not None:
+            self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=total, retry_in=delay))
+        message.begin_settling(Outcome.REJECT if delay is None else Outcome.NACK)
+        reason = f"failed {total} times" if retried else f"{type(error).__name__} is not retried"
+        if target is not None:
+            self._soon(self._send_on(intake, message, target, reason, error, failures))
+        elif delay is not None:
             self._bring_back(intake, message, delay)
-            return
-        reason = f"failed {failures} times" if retried else f"{type(error).__name__} is not retried"
-        self._give_up_soon(intake, message, reason, error, failures)
+        else:
+            self._give_up_soon(intake, message, reason, error, total)
 
     def _failed_late(self, message: Message[Any], error: Exception) -> None:
         attempts = self._engine.attempts
@@ -90,7 +106,16 @@ class Disposition:
             self._engine.hooks.emit(HandlerFailed(message=message, error=error, failures=failures, retry_in=None))
 
     async def nack(self, intake: Intake, message: Message[Any], delay: float | None) -> None:
-        """Bring it back after the delay; the policy's first step without one."""
+        """Bring it back after the delay; the policy's first step without one.
+
+        With retry topics it waits on one of them, and the call returns when it is there.
+        """
+        if self._retry_writer is not None and delay != 0:
+            check_seconds("delay", delay, optional=True)
+            target = self._retry_writer.for_delay(message, delay)
+            if message.begin_settling(Outcome.NACK):
+                await asyncio.shield(self._soon(self._send_on(intake, message, target, "nacked", None, 0)))
+            return
         if delay is None:
             delay = self.retry.delay(1)
         else:
@@ -103,14 +128,12 @@ class Disposition:
     async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when that is done."""
         if message.begin_settling(Outcome.REJECT):
-            attempts = self._engine.attempts.failures(message) or message.delivery_attempt
-            await asyncio.shield(self._give_up_soon(intake, message, reason, None, attempts))
+            await asyncio.shield(self._give_up_soon(intake, message, reason, None, self._tries(message)))
 
     def give_up_soon(self, intake: Intake, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
         if message.begin_settling(Outcome.REJECT):
-            attempts = self._engine.attempts.failures(message) or message.delivery_attempt
-            self._give_up_soon(intake, message, reason, error, attempts)
+            self._give_up_soon(intake, message, reason, error, self._tries(message))
 
     def stop(self) -> None:
         """Hold nothing more, and repeat no failed write; what was held is the intake's to give back."""
@@ -119,6 +142,8 @@ class Disposition:
         self._intakes.clear()
         if isinstance(self._dead_letter, DeadLetterWriter):
             self._dead_letter.close()
+        if self._retry_writer is not None:
+            self._retry_writer.close()
 
     async def close(self, deadline: float) -> None:
         """Let the writes that are under way end, until the loop time `deadline`.
@@ -174,9 +199,10 @@ class Disposition:
     def _give_up_soon(
         self, intake: Intake, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
     ) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(
-            self._give_up(intake, message, reason, error, attempts), name="broker-dead-letter"
-        )
+        return self._soon(self._give_up(intake, message, reason, error, attempts))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name="broker-letter")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -187,12 +213,47 @@ class Disposition:
             # A refused settlement was reported as SettleFailed; whoever awaits the task gets it as well.
             logger.debug("Giving up a message failed: %s", error)
 
+    async def _send_on(
+        self,
+        intake: Intake,
+        message: Message[Any],
+        target: RetryTopic,
+        reason: str,
+        error: Exception | None,
+        failures: int,
+    ) -> None:
+        """Have it wait on a retry topic; what no retry topic takes is given up."""
+        assert self._retry_writer is not None
+        message.lease_ends = None
+        try:
+            await self._retry_writer.write(message, target, reason=reason, error=error, failures=failures)
+        except InvalidMessage as refused:
+            logger.warning("Retry topic %r does not take message %r: %s", target.name, message.id, refused)
+            reason = f"{reason}, and {target.name} does not take it: {refused.message}"
+            await self._give_up(intake, message, reason, error, self._tries(message), unwritable=True)
+        except BaseException as failure:
+            self._not_written(intake, message, failure)
+            raise
+        else:
+            if message.state is SettleState.SETTLING:
+                await intake.carry_out(message, Settlement(message, Outcome.ACK, reason=reason))
+
     async def _give_up(
-        self, intake: Intake, message: Message[Any], reason: str, error: Exception | None, attempts: int | None
+        self,
+        intake: Intake,
+        message: Message[Any],
+        reason: str,
+        error: Exception | None,
+        attempts: int | None,
+        *,
+        unwritable: bool = False,
     ) -> None:
         message.lease_ends = None
         if self._dead_letter is None:
-            self._bring_back(intake, message, self.retry.maximum)
+            if self._retry_writer is not None and not unwritable:
+                await self._send_on(intake, message, self._retry_writer.last(message), reason, error, 0)
+            else:
+                self._bring_back(intake, message, self.retry.maximum)
             return
         target = None
         outcome = Outcome.REJECT
@@ -210,6 +271,15 @@ class Disposition:
         if message.state is SettleState.SETTLING:
             await intake.carry_out(message, Settlement(message, outcome, reason=reason))
 
+    def _failures_before(self, message: Message[Any]) -> int:
+        """How often it had failed when it was sent to the retry topic that it came from."""
+        letter = letter_of(message)
+        return 0 if letter is None else letter.failures
+
+    def _tries(self, message: Message[Any]) -> int | None:
+        failures = self._failures_before(message) + self._engine.attempts.failures(message)
+        return failures or message.delivery_attempt
+
     def _not_written(self, intake: Intake, message: Message[Any], failure: BaseException) -> None:
         """A letter that cannot be made, or was not written before the close, leaves its original to come again."""
         if message.state is not SettleState.SETTLING:
@@ -217,5 +287,5 @@ class Disposition:
         if self._stopped or not isinstance(failure, Exception):
             message.state = SettleState.OPEN
             return
-        logger.error("The dead letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
+        logger.error("The letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
         self._bring_back(intake, message, self.retry.maximum)

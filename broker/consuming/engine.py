@@ -14,13 +14,15 @@ from contextlib import suppress
 from typing import Any
 
 from broker.capabilities import MessageCapabilities
-from broker.consuming.dead_letter import DeadLetterWriter, describe
+from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.disposition import Disposition
 from broker.consuming.intake import Intake
 from broker.consuming.lanes import Lanes
+from broker.consuming.letters import describe
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.ready import ArrivalOrder, Ready
 from broker.consuming.retry import Attempts, Drop, Retry
+from broker.consuming.retry_writer import RetryWriter
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
@@ -51,13 +53,14 @@ class Engine:
         codec: Codec[Any] | None,
         subscription: str,
         hooks: Hooks,
+        retry_writer: RetryWriter | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.hooks = hooks
         self.options = options
         self.attempts = Attempts()
         self.capabilities = capabilities
-        self.disposition = Disposition(self, retry, dead_letter, subscription)
+        self.disposition = Disposition(self, retry, dead_letter, subscription, retry_writer)
         self.wanted = 0
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode

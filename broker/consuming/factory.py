@@ -15,7 +15,9 @@ from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.engine import Engine, OpenSource
 from broker.consuming.options import ConsumerOptions, check_options, check_policies
 from broker.consuming.retry import Drop, Retry
-from broker.errors import ConfigurationError, Unsupported
+from broker.consuming.retry_topics import RetryRoutes, RetryTopics, one_try_each, routes_of
+from broker.consuming.retry_writer import RetryWriter
+from broker.errors import ConfigurationError, NotFound, TopicNotFound, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
@@ -48,7 +50,8 @@ class ConsumerFactory:
         *,
         subscription: str | Ephemeral,
         codec: Codec[Any] | None,
-        retry: Retry,
+        retry: Retry | None,
+        retry_topics: RetryTopics | None,
         dead_letter: str | Drop | None,
         start: Start,
         create: bool,
@@ -61,6 +64,19 @@ class ConsumerFactory:
         """
         check_flag("create", create)
         family = self._family(subscription, check_start(start), options.confirm_acks)
+        check_policies(retry, retry_topics, dead_letter, codec)
+        if retry_topics is None:
+            retry = Retry() if retry is None else retry
+            routes = None
+        else:
+            if not family.retry_topics:
+                raise Unsupported(
+                    f"{self._backend.capabilities.backend} has no retry topics for messages",
+                    advice="The broker keeps delays itself: give retry=Retry(...) alone, or use "
+                    "bus.records(...).as_messages(retry_topics=...)",
+                )
+            retry = one_try_each(retry, retry_topics)
+            routes = routes_of(retry_topics, topics, subscription)
 
         def opener(topic: str) -> OpenSource:
             # The options are checked before this is called.
@@ -74,6 +90,7 @@ class ConsumerFactory:
                     confirm_acks=bool(options.confirm_acks),
                     max_outstanding=max(1, options.max_outstanding // len(topics)),
                     max_deliveries=retry.delivery_bound,
+                    retry_topics=() if routes is None else routes.of(topic),
                 ),
                 listener,
             )
@@ -83,6 +100,7 @@ class ConsumerFactory:
             family,
             options,
             retry=retry,
+            retry_routes=routes,
             dead_letter=dead_letter,
             codec=codec,
             subscription=repr(subscription) if isinstance(subscription, Ephemeral) else subscription,
@@ -98,14 +116,23 @@ class ConsumerFactory:
         dead_letter: str | Drop | None,
         codec: Codec[Any] | None,
         subscription: str,
+        retry_routes: RetryRoutes | None = None,
     ) -> MessageConsumer[Any]:
         """A consumer of any sources, given with the topic of each.
 
         :raises ConfigurationError: the options contradict each other.
         """
         topics = [topic for topic, _ in sources]
-        check_policies(retry, dead_letter, codec)
+        check_policies(retry, None, dead_letter, codec)
         check_options(options, len(topics), retry, family)
+        if retry_routes is not None:
+            if options.ordered_by_key:
+                raise ConfigurationError(
+                    "ordered_by_key=True and retry_topics= contradict each other: a message on a retry topic is passed "
+                    "by those behind it",
+                    advice="Leave one of them out; retry=Retry(...) alone retries in place and keeps the order",
+                )
+            topics += retry_routes.names
         if isinstance(dead_letter, str):
             check_name(dead_letter, "topic")
             if dead_letter in topics:
@@ -124,12 +151,16 @@ class ConsumerFactory:
                 codec=codec,
                 subscription=subscription,
                 hooks=self._bus.hooks,
+                retry_writer=None if retry_routes is None else await self._retry_writer(retry_routes, subscription),
             )
             await engine.open()
             return engine
 
         return MessageConsumer(
-            open_engine, name=", ".join(topics), max_outstanding=options.max_outstanding, bus=self._bus
+            open_engine,
+            name=", ".join(topic for topic, _ in sources),
+            max_outstanding=options.max_outstanding,
+            bus=self._bus,
         )
 
     async def _writer(self, topic: str) -> DeadLetterWriter:
@@ -142,6 +173,23 @@ class ConsumerFactory:
             return self._bus.topic(topic).publish(letter)
 
         return DeadLetterWriter(topic, publish, limits, self._bus.hooks)
+
+    async def _retry_writer(self, routes: RetryRoutes, subscription: str) -> RetryWriter:
+        admin = self._backend.admin()
+        for name in routes.names:
+            try:
+                await admin.describe_topic(name)
+            except NotFound as error:
+                raise TopicNotFound(
+                    f"Retry topic {name!r} does not exist",
+                    native=error,
+                    advice="Create those of RetryTopics.names(topic, subscription) with bus.admin.ensure_topic",
+                ) from None
+
+        def publish(topic: str, letter: OutboundMessage) -> Awaitable[object]:
+            return self._bus.topic(topic).publish(letter)
+
+        return RetryWriter(routes, publish, self._bus.hooks, subscription)
 
     def _family(self, subscription: str | Ephemeral, start: Start, confirm_acks: bool | None) -> MessageCapabilities:
         name = self._backend.capabilities.backend

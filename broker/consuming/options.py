@@ -8,6 +8,7 @@ from typing import TypedDict
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_codec, check_count, check_flag, check_seconds, refused
 from broker.consuming.retry import Drop, Retry
+from broker.consuming.retry_topics import RetryTopics
 from broker.errors import ConfigurationError
 from broker.spi import Start
 
@@ -20,6 +21,7 @@ class MessageOptions(TypedDict, total=False):
     """The keyword options of `bus.messages`, which documents each."""
 
     retry: Retry | None
+    retry_topics: RetryTopics | None
     dead_letter: str | Drop | None
     ordered_by_key: bool
     start: Start
@@ -79,10 +81,12 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         )
 
 
-def check_policies(retry: object, dead_letter: object, codec: object) -> None:
+def check_policies(retry: object, retry_topics: object, dead_letter: object, codec: object) -> None:
     """:raises ConfigurationError: one is of the wrong type."""
-    if not isinstance(retry, Retry):
+    if retry is not None and not isinstance(retry, Retry):
         raise refused("retry", retry, "a Retry(...), or None")
+    if retry_topics is not None and not isinstance(retry_topics, RetryTopics):
+        raise refused("retry_topics", retry_topics, "a RetryTopics(...), or None")
     if dead_letter is not None and not isinstance(dead_letter, str | Drop):
         raise refused("dead_letter", dead_letter, "a topic's name, DROP or None")
     check_codec(codec)

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from broker.capabilities import Capabilities
-from broker.envelopes import DEAD_LETTER_PREFIX
+from broker.envelopes import is_letter
 from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
 
 __all__ = ["MessageLimits", "message_size", "utf8_length"]
 
-_LETTER: Final = f"{DEAD_LETTER_PREFIX}topic"
 _ALWAYS_LARGE: Final = 1 << 30
 
 
@@ -108,7 +107,7 @@ class MessageLimits:
     def check(self, message: OutboundMessage) -> int:
         """Return the message's size if the broker can carry it as it is.
 
-        A dead letter is left to the broker.
+        A dead letter, or a message on its way to a retry topic, is left to the broker.
 
         :raises MessageTooLarge: the body, key, id, an attribute or the whole is too large.
         :raises InvalidMessage: it has too many attributes.
@@ -126,7 +125,7 @@ class MessageLimits:
                 text += 4 * len(identity)
             if size <= self._harmless and text <= self._harmless_text and len(attributes) <= self._few:
                 return size
-        if _LETTER in attributes:
+        if attributes and is_letter(attributes):
             # What it carries the broker has taken before, from whomever: only the broker can refuse it.
             return message_size(message)
         if data is None:

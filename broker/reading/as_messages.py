@@ -8,29 +8,34 @@ Acking or rejecting a record finishes its offset. Of each partition the highest 
 and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
 close. A source that `KeepsFinished` also stores what is finished above, and a restart repeats none of that. A nacked or
 released record is delivered again from memory. When more than `max_gap` records are finished or waiting above an
-unfinished one, or the source's room for them gets short, the partition is paused until there is less of that.
+unfinished one, or the source's room for them gets short, the partition is paused until there is less of that. Records
+of a retry topic are shown as the messages that wait in them, when these are due; until then their partition is paused,
+so that at most one fetch of each is in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from dataclasses import replace
 from typing import Any, Final
 
+from broker.consuming.retry_letters import Delivery, record_of
 from broker.errors import BrokerError, Closed, LeaseLost
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.reading.assignments import taken_away
 from broker.reading.message_partition import MessagePartition, done
 from broker.reading.record_commits import Committer
-from broker.reading.record_views import FIRST, Delivery, delivery_of, record_of
+from broker.reading.record_views import FIRST
+from broker.reading.redelivery import Redelivery
 from broker.records import Record
 from broker.spi import (
     Backend,
     KeepsFinished,
     RecordSource,
     RecordSubscription,
+    RetryTopic,
     Settlement,
     SourceListener,
     TopicPartition,
@@ -38,8 +43,6 @@ from broker.spi import (
 
 __all__ = ["RecordsAsMessages"]
 
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 5.0
 _LONGEST_COMMIT: Final = 10.0
 _FULL: Final = 0.75
 """How full the source's room for finished records may be before nothing more is taken of their partition."""
@@ -52,6 +55,7 @@ class RecordsAsMessages:
         unfinished one.
     :param commit_every: commit after so many finished records, …
     :param commit_interval: … and after so many seconds, if anything is finished.
+    :param retry_topics: those among the topics on which messages wait; each is read from its first record on.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class RecordsAsMessages:
         max_gap: int = 10_000,
         commit_every: int = 1000,
         commit_interval: float = 1.0,
+        retry_topics: Sequence[RetryTopic] = (),
     ) -> None:
         self._listener = listener
         self._hooks = hooks
@@ -72,10 +77,8 @@ class RecordsAsMessages:
         self._partitions: dict[TopicPartition, MessagePartition] = {}
         self._paused: set[TopicPartition] = set()
         self._generation = 0
-        self._again: list[tuple[float, int, int, Delivery, MessagePartition]] = []
-        """A heap of what is to be delivered again: due time, offset, a number that breaks ties."""
-        self._numbers = 0
-        self._again_timer: asyncio.TimerHandle | None = None
+        self._again = Redelivery(lambda: self._source.interrupt())
+        self._retry_topics = {each.name: each for each in retry_topics}
         self._finished = 0
         self._commit_timer: asyncio.TimerHandle | None = None
         self._committing: asyncio.Task[None] | None = None
@@ -84,10 +87,15 @@ class RecordsAsMessages:
         self._closing = False
 
     async def join(self, backend: Backend, subscription: RecordSubscription) -> RecordsAsMessages:
-        """Join the group; returns itself.
+        """Join the group, for the retry topics too; returns itself.
 
         :raises BrokerError: as `Backend.join` does.
         """
+        if self._retry_topics:
+            names = tuple(self._retry_topics)
+            subscription = replace(
+                subscription, topics=(*subscription.topics, *names), whole=(*subscription.whole, *names)
+            )
         self._source: RecordSource = await backend.join(subscription, self)
         self._keeper = self._source if isinstance(self._source, KeepsFinished) else None
         self._committer = Committer(self._source, self._hooks, done)
@@ -103,10 +111,10 @@ class RecordsAsMessages:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        messages = self._due_again(max_messages, max_bytes)
+        messages = self._due(max_messages, max_bytes)
         if not messages:
             messages = self._as_messages(await self._source.fetch(max_messages, max_bytes, wait))
-        return messages or self._due_again(max_messages, max_bytes)
+        return messages or self._due(max_messages, max_bytes)
 
     def interrupt(self) -> None:
         self._source.interrupt()
@@ -135,7 +143,7 @@ class RecordsAsMessages:
                 part.unsaved = not part.tracker.finished(offset) or part.unsaved
                 self._finished += 1
             elif not part.revoking:
-                self._deliver_again(message, part, outcome, settlement.delay or 0.0)
+                self._again.put(message, part, outcome, settlement.delay or 0.0)
         self._settled.set()
         for held in touched:
             self._mind_the_gap(held)
@@ -150,10 +158,9 @@ class RecordsAsMessages:
         if self._closing:
             return
         self._closing = True
-        for timer in (self._commit_timer, self._again_timer):
-            if timer is not None:
-                timer.cancel()
-        self._again.clear()
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+        self._again.close()
         try:
             async with asyncio.timeout(_LONGEST_COMMIT):
                 if self._committing is not None:
@@ -187,70 +194,46 @@ class RecordsAsMessages:
                 part.tracker.finished(offset)
                 self._finished += 1
                 continue
-            message: Message[Any] = Message(topic, record.data, record, FIRST, part, record.size)
+            if part.delay:
+                message = self._again.first(record, part)
+                if message is None:
+                    self._mind_the_gap(part)
+                    continue
+            else:
+                message = Message(topic, record.data, record, FIRST, part, record.size)
             part.out[offset] = message
             messages.append(message)
         if self._finished > before:
             self._mind_the_commits()
         return messages
 
-    def _deliver_again(self, message: Message[Any], part: MessagePartition, outcome: Outcome, delay: float) -> None:
-        record, attempt, returns = record_of(message)
-        attempt += message.retries + (outcome is Outcome.NACK)
-        if delay <= 0 and returns >= 2:
-            # What comes back at once, again and again, must not take all the time there is.
-            delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
-        due = self._loop.time() + delay if delay > 0 else 0.0
-        self._numbers += 1
-        part.waiting += 1
-        heappush(self._again, (due, record.offset, self._numbers, Delivery(record, attempt, returns + 1), part))
-        self._await_due()
-
-    def _await_due(self) -> None:
-        """End the running fetch when the next delivery is due."""
-        if self._again_timer is not None:
-            self._again_timer.cancel()
-            self._again_timer = None
-        if self._again:
-            due = self._again[0][0]
-            if due <= self._loop.time():
-                self._source.interrupt()
-            else:
-                self._again_timer = self._loop.call_at(due, self._source.interrupt)
-
-    def _due_again(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        messages: list[Message[Any]] = []
-        again = self._again
-        if not again:
-            return messages
-        now = self._loop.time()
-        while again and again[0][0] <= now and len(messages) < max_messages and max_bytes > 0:
-            _, offset, _, delivery, part = heappop(again)
-            message = delivery_of(delivery, part)
-            part.out[offset] = message
-            part.waiting -= 1
-            max_bytes -= message.size
-            messages.append(message)
-        self._await_due()
+    def _due(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        messages = self._again.take_due(max_messages, max_bytes)
+        for part in {id(message.lease): message.lease for message in messages if message.lease.delay}.values():
+            self._mind_the_gap(part)
         return messages
 
     def _mind_the_gap(self, part: MessagePartition) -> None:
         if part.revoking:
             return
         full = 0.0 if self._keeper is None else self._keeper.fullness(part.partition)
-        if not part.paused and (part.gap > self._max_gap or full > _FULL):
-            part.paused = True
-            self._paused.add(part.partition)
-            self._source.pause((part.partition,))
+        if not part.crowded and (part.gap > self._max_gap or full > _FULL):
+            part.crowded = True
             topic, number = part.partition
             self._warn(
                 f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
                 f"above offset {part.tracker.first_unfinished}, which is not settled"
             )
-        elif part.paused and 2 * part.gap <= self._max_gap and 2 * full <= _FULL:
-            part.paused = False
+        elif part.crowded and 2 * part.gap <= self._max_gap and 2 * full <= _FULL:
+            part.crowded = False
+        paused = part.crowded or part.undue > 0
+        if paused and not part.paused:
+            self._paused.add(part.partition)
+            self._source.pause((part.partition,))
+        elif part.paused and not paused:
             self._paused.discard(part.partition)
             self._source.resume((part.partition,))
+        part.paused = paused
 
     # -- commits -------------------------------------------------------------------------------------------
 
@@ -317,7 +300,7 @@ class RecordsAsMessages:
         going = self._parts(partitions)
         for part in going:
             part.revoking = True
-        self._forget_waiting()
+        self._again.forget()
         self._take_back_unused(going)
         self.event(PartitionsRevoked(partitions=tuple(partitions), current=self._current()))
         now = self._loop.time()
@@ -353,7 +336,8 @@ class RecordsAsMessages:
             if part is not None:
                 self._lose([part])
             self._generation += 1
-            self._partitions[partition] = MessagePartition(partition, self._generation)
+            retry_topic = self._retry_topics.get(partition.topic)
+            self._partitions[partition] = MessagePartition(partition, self._generation, retry_topic)
 
     def _lose(self, parts: Sequence[MessagePartition]) -> None:
         """These are not ours any more, and neither is what the consumer holds of them."""
@@ -379,13 +363,7 @@ class RecordsAsMessages:
             part.out = {}
             if self._partitions.get(part.partition) is part:
                 del self._partitions[part.partition]
-        self._forget_waiting()
-
-    def _forget_waiting(self) -> None:
-        kept = [entry for entry in self._again if not entry[-1].revoking]
-        if len(kept) < len(self._again):
-            self._again[:] = kept
-            heapify(self._again)
+        self._again.forget()
 
     def _parts(self, partitions: Iterable[TopicPartition]) -> list[MessagePartition]:
         return [part for partition in partitions if (part := self._partitions.get(partition)) is not None]

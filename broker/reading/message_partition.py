@@ -7,7 +7,7 @@ from typing import Any
 from broker.messages import Message
 from broker.reading.assignments import Held
 from broker.reading.offset_tracker import OffsetTracker
-from broker.spi import Finished, TopicPartition
+from broker.spi import Finished, RetryTopic, TopicPartition
 
 __all__ = ["MessagePartition", "done"]
 
@@ -15,15 +15,23 @@ __all__ = ["MessagePartition", "done"]
 class MessagePartition(Held):
     """One assignment of one partition, and the work on it."""
 
-    __slots__ = ("out", "paused", "restored", "tracker", "waiting")
+    __slots__ = ("crowded", "delay", "out", "paused", "restored", "topic", "tracker", "undue", "waiting")
 
-    def __init__(self, partition: TopicPartition, generation: int) -> None:
+    def __init__(self, partition: TopicPartition, generation: int, retry_topic: RetryTopic | None = None) -> None:
         super().__init__(partition, generation)
+        self.topic = partition.topic if retry_topic is None else retry_topic.origin
+        """The topic that its messages show."""
+        self.delay = 0.0 if retry_topic is None else retry_topic.delay
+        """The seconds that messages wait in it for their next try; 0 if it is none of a retry topic."""
         self.tracker = OffsetTracker()
         self.out: dict[int, Message[Any]] = {}
         """What was given to the consumer and is not settled, by offset."""
         self.waiting = 0
-        """How many records wait to be delivered again."""
+        """How many records wait to be delivered, again or when they are due."""
+        self.undue = 0
+        """How many of these are not due yet."""
+        self.crowded = False
+        """Whether too much is finished, or waits, above something unfinished."""
         self.paused = False
         self.restored: list[tuple[int, int]] | None = None
         """What an earlier owner had finished above its commit, as far as it was not read again; None if not asked."""

@@ -24,6 +24,7 @@ from typing_extensions import TypeVar
 from broker.checks import check_count, check_patience
 from broker.consuming.options import ConsumerOptions
 from broker.consuming.retry import Drop, Retry
+from broker.consuming.retry_topics import RetryTopics
 from broker.errors import BrokerError, Closed, ConfigurationError, Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
@@ -33,7 +34,7 @@ from broker.reading.options import check_record_options
 from broker.reading.record_decoding import RecordDecoder, open_decoder
 from broker.reading.record_pump import RecordPump
 from broker.reading.record_reading import RecordReading
-from broker.reading.record_serving import MakeMessages, message_capabilities, opener
+from broker.reading.record_serving import Commits, MakeMessages, serve
 from broker.reading.record_streams import Steps
 from broker.records import Record, RecordBatch
 from broker.spi import Backend, RecordSubscription, TopicPartition
@@ -63,8 +64,7 @@ class RecordConsumer(Generic[T]):
     :param on_decode_error: 'raise' raises DecodeError in the record's place, after which the next call goes on behind
         it; any other text is the topic that gets undecodable records as dead letters, which are then skipped and
         count as done.
-    :param max_buffered: the most records fetched ahead.
-    :param max_buffered_bytes: the most bytes fetched ahead; one record may exceed it.
+    :param max_buffered: the most records fetched ahead; `max_buffered_bytes`, the most bytes, but for one record.
     :param stop_when_idle: after so many idle seconds an iteration ends, and calls without a timeout return nothing.
         The time it takes to join (at most 10 s) and times in which the broker cannot be reached do not count.
     :param close_timeout: seconds that `close` may take.
@@ -216,6 +216,7 @@ class RecordConsumer(Generic[T]):
         self,
         *,
         retry: Retry | None = None,
+        retry_topics: RetryTopics | None = None,
         dead_letter: str | Drop | None = None,
         ordered_by_key: bool = False,
         max_outstanding: int = 1000,
@@ -230,14 +231,11 @@ class RecordConsumer(Generic[T]):
         """Serve the records as messages that are settled one by one; it takes the place of this consumer.
 
         A record that was acked or rejected is finished. Of each partition the highest contiguous finished offset is
-        committed, and nothing else, so that a crash repeats what is above it. The options are those of `bus.messages`,
-        and these:
+        committed, and nothing else; a crash repeats what is above it. The options are those of `bus.messages`, and:
 
         :param max_gap: the most records of a partition finished above one that is not; then the partition is paused.
-        :param commit_every: commit after so many finished records, …
-        :param commit_interval: … and after so many seconds.
-        :raises ConfigurationError: the options contradict each other, or `on_decode_error` names a topic: here
-            undecodable records go to `dead_letter`.
+        :param commit_every: commit after so many finished records, and after `commit_interval` seconds.
+        :raises ConfigurationError: the options contradict each other, or `on_decode_error`: here it is `dead_letter`.
         :raises Closed: this consumer was opened or closed before.
         """
         if self._state is not _State.NEW:
@@ -248,10 +246,11 @@ class RecordConsumer(Generic[T]):
             raise ConfigurationError("as_messages() has no on_decode_error", advice="Give it dead_letter= instead")
         if self._make_messages is None:
             raise Unsupported("This consumer was made without a bus", advice="Make it with bus.records(...)")
-        open_source = opener(self._backend, self._subscription, self._hooks, max_gap, commit_every, commit_interval)
-        consumer = self._make_messages(
-            [(", ".join(self._subscription.topics), open_source)],
-            message_capabilities(self._backend.capabilities),
+        consumer = serve(
+            self._make_messages,
+            self._backend,
+            self._subscription,
+            self._hooks,
             ConsumerOptions(
                 max_outstanding=max_outstanding,
                 max_outstanding_bytes=max_outstanding_bytes,
@@ -260,10 +259,11 @@ class RecordConsumer(Generic[T]):
                 stop_when_idle=self._stop_when_idle if stop_when_idle is None else stop_when_idle,
                 close_timeout=self._close_timeout if close_timeout is None else close_timeout,
             ),
-            retry=Retry() if retry is None else retry,
+            commits=Commits(max_gap, commit_every, commit_interval),
+            retry=retry,
+            retry_topics=retry_topics,
             dead_letter=dead_letter,
             codec=self._codec,
-            subscription=str(self._subscription.group),
         )
         self._state = _State.CLOSED
         return consumer

@@ -1,17 +1,18 @@
 """How a record consumer becomes a message consumer: the pieces between the two, which do not know each other.
 
-Pure but for what the opener does when it is awaited, which is to join the group.
+Pure: the group is joined when the message consumer is entered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
 from broker.checks import check_count, check_seconds
-from broker.consuming.options import ConsumerOptions
+from broker.consuming.options import ConsumerOptions, check_policies
 from broker.consuming.retry import Drop, Retry
+from broker.consuming.retry_topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.errors import Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from broker.consuming.consumer import MessageConsumer
     from broker.consuming.engine import OpenSource
 
-__all__ = ["MakeMessages", "message_capabilities", "opener"]
+__all__ = ["Commits", "MakeMessages", "message_capabilities", "serve"]
 
 
 class MakeMessages(Protocol):
@@ -38,6 +39,7 @@ class MakeMessages(Protocol):
         dead_letter: str | Drop | None,
         codec: Codec[Any] | None,
         subscription: str,
+        retry_routes: RetryRoutes | None,
     ) -> MessageConsumer[Any]: ...
 
 
@@ -62,29 +64,63 @@ def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
         start_latest=True,
         start_time=records.start_time,
         ephemeral=True,
+        retry_topics=True,
     )
 
 
-def opener(
+class Commits(NamedTuple):
+    """When finished records are committed, and how many may be finished above one that is not."""
+
+    max_gap: int
+    every: int
+    interval: float
+
+
+def serve(
+    make: MakeMessages,
     backend: Backend,
     subscription: RecordSubscription,
     hooks: Hooks,
-    max_gap: int,
-    commit_every: int,
-    commit_interval: float,
-) -> OpenSource:
-    """What opens the source of the messages when the message consumer is entered.
+    options: ConsumerOptions,
+    *,
+    commits: Commits,
+    retry: Retry | None,
+    retry_topics: RetryTopics | None,
+    dead_letter: str | Drop | None,
+    codec: Codec[Any] | None,
+) -> MessageConsumer[Any]:
+    """A message consumer over the records of a group, which it joins when it is entered.
 
-    :raises ConfigurationError: a bound is no number above 0.
+    :raises ConfigurationError: an option cannot be used, or contradicts another.
+    :raises Unsupported: the backend has no records.
     """
-    check_count("max_gap", max_gap)
-    check_count("commit_every", commit_every)
-    check_seconds("commit_interval", commit_interval)
+    check_count("max_gap", commits.max_gap)
+    check_count("commit_every", commits.every)
+    check_seconds("commit_interval", commits.interval)
+    check_policies(retry, retry_topics, dead_letter, codec)
+    routes = None
+    if retry_topics is not None:
+        retry = one_try_each(retry, retry_topics)
+        routes = routes_of(retry_topics, subscription.topics, subscription.group)
 
     async def open_source(listener: SourceListener) -> RecordsAsMessages:
         source = RecordsAsMessages(
-            listener, hooks=hooks, max_gap=max_gap, commit_every=commit_every, commit_interval=commit_interval
+            listener,
+            hooks=hooks,
+            max_gap=commits.max_gap,
+            commit_every=commits.every,
+            commit_interval=commits.interval,
+            retry_topics=() if routes is None else routes.every(),
         )
         return await source.join(backend, subscription)
 
-    return open_source
+    return make(
+        [(", ".join(subscription.topics), open_source)],
+        message_capabilities(backend.capabilities),
+        options,
+        retry=Retry() if retry is None else retry,
+        dead_letter=dead_letter,
+        codec=codec,
+        subscription=str(subscription.group),
+        retry_routes=routes,
+    )

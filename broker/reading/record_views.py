@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from broker.consuming.retry_letters import Delivery
 from broker.envelopes import View
 from broker.messages import Message
 from broker.records import Record
 
-__all__ = ["FIRST", "Delivery", "delivery_of", "message_of", "record_of"]
-
-
-class Delivery(NamedTuple):
-    """A record that is delivered again."""
-
-    record: Record[Any]
-    attempt: int
-    returns: int
-    """How often it was given back or failed before."""
+__all__ = ["FIRST", "delivery_of", "message_of"]
 
 
 class _FirstView:
@@ -55,13 +47,13 @@ class _AgainView:
     __slots__ = ()
 
     def id(self, raw: Delivery, /) -> str:
-        return raw.record.id
+        return raw.record.id if raw.letter is None else raw.letter.id
 
     def key(self, raw: Delivery, /) -> bytes | None:
         return raw.record.key
 
     def attributes(self, raw: Delivery, /) -> Mapping[str, str]:
-        return raw.record.attributes
+        return raw.record.attributes if raw.letter is None else raw.letter.attributes
 
     def publish_time(self, raw: Delivery, /) -> datetime | None:
         return raw.record.publish_time
@@ -85,13 +77,7 @@ def message_of(record: Record[Any], lease: Any = None) -> Message[Any]:
     return Message(record.topic, record.data, record, FIRST, lease, record.size)
 
 
-def delivery_of(delivery: Delivery, lease: Any) -> Message[Any]:
-    """The record as a message that is delivered again."""
+def delivery_of(delivery: Delivery, topic: str, lease: Any) -> Message[Any]:
+    """The record as a message of this topic that is delivered again."""
     record = delivery.record
-    return Message(record.topic, record.data, delivery, _AGAIN, lease, record.size)
-
-
-def record_of(message: Message[Any]) -> Delivery:
-    """The record that a message was made of, and which delivery of it this is."""
-    raw = message.raw
-    return raw if type(raw) is Delivery else Delivery(raw, 1, 0)
+    return Message(topic, record.data, delivery, _AGAIN, lease, record.size)
