@@ -80,6 +80,8 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[Any]]]] = {
     "broker_time": _times("broker_time"),
 }
 
+_MOSTLY_EQUAL: Final = frozenset({"topic", "partition"})
+
 
 def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = None) -> Any:
     """The records as a `pyarrow.Table` of `record_schema()`, one row each, in their order.
@@ -90,8 +92,15 @@ def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = Non
     """
     arrow = _pyarrow()
     schema = record_schema(*(columns or ()))
-    arrays = [arrow.array(_COLUMNS[field.name](records), type=field.type) for field in schema]
-    return arrow.Table.from_arrays(arrays, schema=schema)
+    return arrow.Table.from_arrays([_array(arrow, field, records) for field in schema], schema=schema)
+
+
+def _array(arrow: Any, field: Any, records: Sequence[Row]) -> Any:
+    values = _COLUMNS[field.name](records)
+    if field.name in _MOSTLY_EQUAL and values and values.count(values[0]) == len(values):
+        # Most batches are of one partition, and to convert a value costs more than to compare it.
+        return arrow.repeat(arrow.scalar(values[0], field.type), len(values))
+    return arrow.array(values, type=field.type)
 
 
 def _pyarrow() -> Any:

@@ -44,6 +44,15 @@ def test_every_column_comes_back_equal() -> None:
     ]
 
 
+def test_records_of_one_partition_and_of_many_have_equal_columns() -> None:
+    first, second = record(1, partition=2), record(2, partition=5)
+    apart = [RecordBatch([each]).to_arrow().to_pylist()[0] for each in (first, second, first)]
+    assert RecordBatch([first, second, first]).to_arrow().to_pylist() == apart
+    alone = RecordBatch([first, first]).to_arrow()
+    assert alone.to_pylist() == [apart[0], apart[0]]
+    assert alone.schema == record_schema()
+
+
 def test_times_are_microseconds_in_utc() -> None:
     table = records_to_arrow([record(1)])
     assert table.schema.field("broker_time").type == pa.timestamp("us", tz="UTC")
