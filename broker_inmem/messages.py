@@ -1,9 +1,7 @@
 """One consumer of one subscription of an in-memory server.
 
-`fetch` sleeps without polling: it is woken by what is published or comes back, by the server's clock when a
-lease or a delay ends, and by its own `wait`. Settling never suspends. When the connection breaks, the consumer
-learns at once which of its messages come again, the running or next fetch raises, and the one after works again
-as soon as the server is there.
+`fetch` is woken by what is published or comes back, and by the server's clock when a lease or a delay ends. Settling
+never suspends. When the connection breaks, the consumer learns at once which of its messages come again.
 """
 
 from __future__ import annotations
@@ -11,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, NotFound, SubscriptionNotFound, TopicNotFound
-from broker.hooks import Connected, Disconnected
+from broker.errors import BrokerError, Closed, NotFound, SubscriptionNotFound, TopicNotFound
 from broker.messages import Message
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement, SourceListener
 from broker_inmem.connections import Connection
+from broker_inmem.fetching import Fetching
 from broker_inmem.server import Broker
-from broker_inmem.waiting import Waker
 
 __all__ = ["InmemMessageSource"]
 
 
-class InmemMessageSource:
+class InmemMessageSource(Fetching[Message[Any]]):
     """Implements `broker.spi.MessageSource`."""
 
     def __init__(
@@ -36,18 +33,11 @@ class InmemMessageSource:
         lease_seconds: float,
         on_close: Callable[[InmemMessageSource], object],
     ) -> None:
-        self._broker = broker
-        self._connection = connection
+        super().__init__(broker, connection, listener.event)
         self._listener = listener
         self._on_close = on_close
-        self._waker = Waker()
         self._held: dict[int, Message[Any]] = {}
-        self._fetching = False
-        self._interrupted = False
-        self._closed = False
-        self._broken: BrokerError | None = None
         self._lost = False
-        self._disconnected = False
         name = subscription.subscription
         with broker.lock:
             connection.check()
@@ -69,44 +59,7 @@ class InmemMessageSource:
             connection.sources[self._number] = self
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
-        broker, queue, waker, clock = self._broker, self._queue, self._waker, self._broker.clock
-        self._fetching, self._interrupted = True, False
-        until = waker.loop.time() + wait
-        slow = broker.faults.fetch_delay
-        try:
-            if slow > 0:
-                await self._pause(clock.time() + slow)
-            while True:
-                with broker.lock:
-                    self._check("fetch")
-                    now = clock.time()
-                    broker.topic(queue.topic, now)
-                    messages = queue.take(self._member, max_messages, max_bytes, now)
-                    if messages:
-                        for message in messages:
-                            self._held[message.lease.tag] = message
-                        return messages
-                    if self._interrupted or waker.loop.time() >= until:
-                        return messages
-                    waker.prepare()
-                    queue.waiters.append(waker)
-                    due = broker.next_due((queue.topic,), queue.next_due())
-                try:
-                    await waker.wait(clock, due, until)
-                finally:
-                    with broker.lock:
-                        queue.stop_waiting(waker)
-        except Closed:
-            if self._interrupted:
-                return []
-            raise
-        finally:
-            self._fetching = False
-
-    def interrupt(self) -> None:
-        if self._fetching:
-            self._interrupted = True
-            self._waker.wake()
+        return await self._fetch(max_messages, max_bytes, wait)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         broker, queue, held = self._broker, self._queue, self._held
@@ -150,46 +103,42 @@ class InmemMessageSource:
         self._on_close(self)
 
     def broken(self, *, lost: bool) -> None:
-        """The connection broke; called by the server, under its lock."""
-        self._broken = ConnectionFailed(f"The connection to the in-memory broker {self._broker.name!r} broke")
         self._lost = self._lost or lost
-        self._waker.call(self._report_break)
+        super().broken(lost=lost)
 
     def _report_break(self) -> None:
-        self._waker.wake()
+        super()._report_break()
         if self._closed:
             return
-        if not self._disconnected:
-            self._disconnected = True
-            self._listener.event(Disconnected(server=self._broker.url, error=self._broken))
         if self._lost and self._held:
-            lost, self._held = list(self._held.values()), {}
-            self._listener.lost(lost)
+            held, self._held = list(self._held.values()), {}
+            self._listener.lost(held)
         self._lost = False
 
-    def _check(self, operation: Any) -> None:
-        """Pass if a fetch can reach the server; report that it can again."""
-        if self._closed:
-            raise Closed(f"The consumer of subscription {self._queue.name!r} was closed")
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
-            raise broken if self._connection.usable else self._connection.error()
-        self._connection.check()
-        if self._disconnected:
-            self._disconnected = False
-            self._waker.call(self._listener.event, Connected(server=self._broker.url, again=True))
-        if self._broker.faults.armed:
-            self._broker.faults.check(operation, self._queue.topic)
-            self._queue.duplicate = self._broker.faults.after_take
-        else:
-            self._queue.duplicate = None
-        if self._queue.deleted:
-            raise self._gone()
+    def _is_closed(self) -> Closed:
+        return Closed(f"The consumer of subscription {self._queue.name!r} was closed")
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed(f"The consumer of subscription {self._queue.name!r} was closed")
-        self._connection.check()
+    def _take(self, most: int, max_bytes: int, now: float) -> Sequence[Message[Any]]:
+        broker, queue = self._broker, self._queue
+        if broker.faults.armed:
+            broker.faults.check("fetch", queue.topic)
+            queue.duplicate = broker.faults.after_take
+        else:
+            queue.duplicate = None
+        if queue.deleted:
+            raise self._gone()
+        broker.topic(queue.topic, now)
+        messages = queue.take(self._member, most, max_bytes, now)
+        for message in messages:
+            self._held[message.lease.tag] = message
+        return messages
+
+    def _watch(self) -> float | None:
+        self._queue.waiters.append(self._waker)
+        return self._broker.next_due((self._queue.topic,), self._queue.next_due())
+
+    def _unwatch(self) -> None:
+        self._queue.stop_waiting(self._waker)
 
     def _settle_faultily(self, settlements: Sequence[Settlement], now: float) -> list[BrokerError | None]:
         faults = self._broker.faults
@@ -202,11 +151,6 @@ class InmemMessageSource:
             result = next(results) if fate is None or fate.applied else None
             told.append(result if fate is None else fate.error)
         return told
-
-    async def _pause(self, due: float) -> None:
-        while not self._interrupted and not self._closed and self._broker.clock.time() < due:
-            self._waker.prepare()
-            await self._waker.wait(self._broker.clock, due, self._waker.loop.time() + 3600.0)
 
     def _gone(self) -> NotFound:
         if self._topic.deleted:

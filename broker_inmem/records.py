@@ -1,8 +1,8 @@
 """One member of a record group on an in-memory server.
 
-`fetch` is woken by what is published or committed, and by a change of partitions. The listener is called on the member's loop only, never under the server's lock; partitions are
-let go when it has answered, or when its time is over. A member that was put out of its group while it was cut
-off learns so when it reaches the server again, and joins anew.
+`fetch` is woken by what is published or committed, and by a change of partitions. The listener is called on the
+member's loop only, never under the server's lock; partitions are let go when it has answered, or when its time is over.
+A member that was put out of its group while it was cut off learns so when it reaches the server again, and joins anew.
 """
 
 from __future__ import annotations

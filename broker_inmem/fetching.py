@@ -1,0 +1,124 @@
+"""What a consumer of messages and a member of a record group share: a fetch that sleeps, and a connection that breaks.
+
+A fetch does not poll: it is woken by the server, by the server's clock, and by its own `wait`. When the connection
+breaks, the running or next fetch raises, and the one after works again as soon as the server is there; both are told
+to the listener. Used on one event loop, but for what says otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from broker.errors import BrokerError, Closed, ConnectionFailed
+from broker.hooks import Connected, Disconnected, Event
+from broker_inmem.connections import Connection
+from broker_inmem.server import Broker
+from broker_inmem.waiting import Waker
+
+__all__ = ["Fetching"]
+
+R = TypeVar("R")
+
+
+class Fetching(ABC, Generic[R]):
+    """The base of both sources; what is abstract is called under the server's lock."""
+
+    def __init__(self, broker: Broker, connection: Connection, tell: Callable[[Event], object]) -> None:
+        self._broker = broker
+        self._connection = connection
+        self._tell = tell
+        self._waker = Waker()
+        self._fetching = False
+        self._interrupted = False
+        self._closed = False
+        self._broken: BrokerError | None = None
+        self._disconnected = False
+
+    @abstractmethod
+    def _is_closed(self) -> Closed:
+        """The error that says so."""
+
+    @abstractmethod
+    def _take(self, most: int, max_bytes: int, now: float) -> Sequence[R] | None:
+        """What is there; None where the member has to hear something first."""
+
+    @abstractmethod
+    def _watch(self) -> float | None:
+        """Have the waker woken by what comes; when the clock has something for it."""
+
+    @abstractmethod
+    def _unwatch(self) -> None: ...
+
+    def _hear(self) -> None:
+        """Act on what the server said; not under its lock."""
+
+    async def _fetch(self, most: int, max_bytes: int, wait: float) -> Sequence[R]:
+        broker, waker, clock = self._broker, self._waker, self._broker.clock
+        self._fetching, self._interrupted = True, False
+        until = waker.loop.time() + wait
+        slow = broker.faults.fetch_delay
+        try:
+            if slow > 0:
+                await self._pause(clock.time() + slow)
+            while True:
+                self._hear()
+                with broker.lock:
+                    self._reach()
+                    found = self._take(most, max_bytes, clock.time())
+                    if found is None:
+                        continue
+                    if found or self._interrupted or waker.loop.time() >= until:
+                        return found
+                    waker.prepare()
+                    due = self._watch()
+                try:
+                    await waker.wait(clock, due, until)
+                finally:
+                    with broker.lock:
+                        self._unwatch()
+        except Closed:
+            if self._interrupted:
+                return []
+            raise
+        finally:
+            self._fetching = False
+
+    async def _pause(self, due: float) -> None:
+        while not self._interrupted and not self._closed and self._broker.clock.time() < due:
+            self._waker.prepare()
+            await self._waker.wait(self._broker.clock, due, self._waker.loop.time() + 3600.0)
+
+    def interrupt(self) -> None:
+        if self._fetching:
+            self._interrupted = True
+            self._waker.wake()
+
+    def broken(self, *, lost: bool) -> None:
+        """The connection broke; called by the server, under its lock and from any thread."""
+        self._broken = ConnectionFailed(f"The connection to the in-memory broker {self._broker.name!r} broke")
+        self._waker.call(self._report_break)
+
+    def _report_break(self) -> None:
+        self._waker.wake()
+        if not self._closed and not self._disconnected:
+            self._disconnected = True
+            self._tell(Disconnected(server=self._broker.url, error=self._broken))
+
+    def _reach(self) -> None:
+        """Pass if a fetch can reach the server; report that it can again."""
+        if self._closed:
+            raise self._is_closed()
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken if self._connection.usable else self._connection.error()
+        self._connection.check()
+        if self._disconnected:
+            self._disconnected = False
+            self._waker.call(self._tell, Connected(server=self._broker.url, again=True))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._is_closed()
+        self._connection.check()
