@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -57,7 +56,7 @@ class Consumer:
         return [Line(int(row[0]), int(row[1]), row[2]) for row in rows]
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
     def close(self) -> None:
         self.process.kill()

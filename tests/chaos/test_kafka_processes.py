@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,9 +64,9 @@ class Member:
         self._booked = len(lines)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> int:
-        with suppress(ProcessLookupError):
-            os.kill(self.process.pid, how)
-            os.kill(self.process.pid, signal.SIGCONT)
+        # Not by its number: that of a process which has ended may be another's.
+        self.process.send_signal(how)
+        self.process.send_signal(signal.SIGCONT)
         return self.process.wait(20)
 
 
@@ -158,7 +156,7 @@ async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
         members += [Member(name, kind, url, account, group, tmp_path) for name in ("sleeper", "watcher")]
         sleeper, watcher = members
         await reached(lambda: sleeper.entries > 30 and watcher.entries > 30)
-        os.kill(sleeper.process.pid, signal.SIGSTOP)
+        sleeper.process.send_signal(signal.SIGSTOP)
 
         def all_with_the_watcher() -> bool:
             watcher.book("watcher")
@@ -168,7 +166,7 @@ async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
         account.read["watcher"] = []
         await reached(all_with_the_watcher, SESSIONS[protocol] + 15)
         before = sleeper.entries
-        os.kill(sleeper.process.pid, signal.SIGCONT)
+        sleeper.process.send_signal(signal.SIGCONT)
         # It takes part again, after it has learnt that it was put out.
         await reached(lambda: sleeper.entries > before + 100, 30)
         stopped.set()
