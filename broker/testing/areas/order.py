@@ -153,7 +153,7 @@ class Order(ConformanceCase):
         assert all(bodies == numbered(100) for bodies in seen.values())
         assert sum(calls.values()) > 1000
 
-    @requires("harness.cut", "messages.lease", "messages.ordered_delivery")
+    @requires("harness.cut", "messages.ordered_delivery")
     @promise(
         "order.survives-a-cut",
         "A living consumer whose connection is cut while messages come handles every key completely and in order.",
