@@ -24,6 +24,7 @@ from broker.testing.areas.publishing import Publishing
 from broker.testing.areas.reconnect import Reconnecting
 from broker.testing.areas.records import Records
 from broker.testing.areas.retry import Retrying
+from broker.testing.areas.retry_topics import RetryingOnTopics
 from broker.testing.areas.settling import Settling
 from broker.testing.areas.shapes import Shapes
 from broker.testing.areas.transactions import Transactions
@@ -54,6 +55,7 @@ __all__ = [
     "Reconnecting",
     "Records",
     "Retrying",
+    "RetryingOnTopics",
     "Settling",
     "Shapes",
     "Transactions",
@@ -81,6 +83,7 @@ AREAS = (
     LogReading,
     Transactions,
     AsMessages,
+    RetryingOnTopics,
     Administration,
     Reconnecting,
     Errors,
@@ -111,6 +114,7 @@ class Conformance(
     LogReading,
     Transactions,
     AsMessages,
+    RetryingOnTopics,
     Administration,
     Reconnecting,
     Errors,

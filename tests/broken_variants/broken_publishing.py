@@ -151,3 +151,43 @@ class PublishesTwice(BrokenTarget):
         if twice:
             await self.inner.publish(twice, receipts=receipts)
         return outcomes
+
+
+@breaks("retry-topics.wait-and-come-again")
+class RetriesAtOnce(BrokenTarget):
+    """A message on a retry topic is due at once."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        if "retry-letter-due" not in message.attributes:
+            return message
+        return _copy(message, attributes={**message.attributes, "retry-letter-due": "2020-01-01T00:00:00+00:00"})
+
+
+@breaks("retry-topics.show-the-original")
+class RetryLosesTheKey(BrokenTarget):
+    """A message is written to a retry topic without its key."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        return _copy(message, key=None) if "retry-letter-due" in message.attributes else message
+
+
+@breaks("retry-topics.last-is-dead-lettered")
+class RetryForgetsItsFailures(BrokenTarget):
+    """A message on a retry topic tells of no failures, so that it never comes to the last."""
+
+    def change(self, message: OutboundMessage) -> OutboundMessage:
+        if "retry-letter-step" not in message.attributes:
+            return message
+        return _copy(message, attributes={**message.attributes, "retry-letter-step": "0"})
+
+
+@breaks("retry-topics.original-waits-for-its-copy")
+class RetriesAreSaidToBeWritten(BrokenTarget):
+    """What is published to a retry topic is lost, and has a receipt."""
+
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
+        if ".retry." not in self.topic:
+            return await self.inner.publish(messages, receipts=receipts)
+        return [Receipt(id=message.id or "", partition=0, offset=0) for message in messages]
