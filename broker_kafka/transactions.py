@@ -37,15 +37,15 @@ _SLICE: Final = 0.5
 _PAUSE: Final = 0.05
 _PATIENCE: Final = 30.0
 """Seconds for which retriable trouble is repeated, or the transaction's timeout if that is longer."""
-_MARKERS: Final = 0.0015
-"""Seconds from the end of a transaction to the next. The broker writes its markers after the answer, and refuses what
-comes sooner; the client then waits twenty times as long."""
 _ABORT_ON_CLOSE: Final = 3.0
 _CLOSE: Final = 5.0
 
 
 class _TransactionThread(ProducerThread):
-    """A client with a fatal error is not replaced by the thread: only the transaction knows what that means."""
+    """A client with a fatal error is not replaced by the thread: only the transaction knows what that means. What is
+    refused is not sent again, since it has failed the transaction."""
+
+    _splits = False
 
     def _make(self) -> Producer:
         if self._fatal is not None:
@@ -72,8 +72,6 @@ class KafkaTransaction:
         self._dead: TransactionFatal | None = None
         self._since: float | None = None
         """When the open transaction began."""
-        self._next = 0.0
-        """When the broker is ready for the next one."""
         self._closed = False
 
     async def open(self) -> None:
@@ -90,8 +88,6 @@ class KafkaTransaction:
         if self._thread is None:
             # The last one was timed out by the broker; if another took the id meanwhile, this fences it.
             await self._renew()
-        if (early := self._next - monotonic()) > 0:
-            await asyncio.sleep(early)
         self._since = monotonic()
         try:
             await self._attempt("begin", lambda producer: producer.begin_transaction())
@@ -135,7 +131,7 @@ class KafkaTransaction:
                 raise
             await self.abort()
             raise TransactionAborted(f"The transaction was undone: {error.message}", native=error) from error
-        self._ended()
+        self._since = None
 
     async def abort(self) -> None:
         self._check()
@@ -150,7 +146,7 @@ class KafkaTransaction:
             found = _native(error)
             if found is None or found.code() != KafkaError._STATE:
                 raise
-        self._ended()
+        self._since = None
 
     async def close(self) -> None:
         if self._closed:
@@ -175,10 +171,6 @@ class KafkaTransaction:
             raise Closed(f"The transactional publisher {self._id!r} was closed")
         if self._dead is not None:
             raise TransactionFatal(self._dead.message, native=self._dead)
-
-    def _ended(self) -> None:
-        self._since = None
-        self._next = monotonic() + _MARKERS
 
     def _current(self) -> _TransactionThread:
         self._check()

@@ -76,7 +76,7 @@ class TransactionalPublisherFacade:
         self.transactional_id = transactional_id
         self.spi = spi
         self.hooks = hooks
-        self.check_message = MessageLimits(capabilities).check
+        self.limits = MessageLimits(capabilities)
         self._current: OpenTransaction | None = None
         self._dead: BrokerError | None = None
         self._closed = False
@@ -211,8 +211,8 @@ class OpenTransaction:
             raise Closed("The transaction is over", advice="Publish inside its block")
         check_name(topic, "topic")
         messages = self._intercepted(topic, messages)
-        for message in messages:
-            self._publisher.check_message(message)
+        for refusal in self._publisher.limits.refused(messages).values():
+            raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
         call = asyncio.ensure_future(self._send(topic, messages))
         self._calls.add(call)
