@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
 
-from broker.errors import BrokerError, TopicNotFound
+from broker.errors import BrokerError, OperationTimeout, TopicNotFound
 from broker_kafka.connection import Connection
+from broker_kafka.errors import translate
 
-__all__ = ["ask", "ask_one", "coordinator_ready", "describe", "passing", "settled"]
+__all__ = ["ask", "ask_coordinator", "ask_one", "committed", "coordinator_ready", "describe", "passing", "settled"]
 
 R = TypeVar("R")
 
@@ -32,12 +33,24 @@ async def ask(connection: Connection, start: Callable[[Any], Any], what: str) ->
     return result
 
 
-async def ask_one(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
+async def ask_coordinator(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
+    """`ask` of what the coordinator of a group answers; see `Connection.coordinated` for what `start` must do."""
+    try:
+        (result,) = (await connection.coordinated(start, what)).values()
+    except OperationTimeout as error:
+        return error
+    return result
+
+
+async def ask_one(
+    connection: Connection, start: Callable[[Any], Any], what: str, *, how: Callable[..., Awaitable[Any]] = ask
+) -> Any:
     """Make a request with one answer, again while that says that it will be another in a moment.
 
+    :param how: `ask` or `ask_coordinator`.
     :raises BrokerError: it failed.
     """
-    result = await settled(connection.settings.request_timeout, lambda: ask(connection, start, what), passing)
+    result = await settled(connection.settings.request_timeout, lambda: how(connection, start, what), passing)
     if isinstance(result, BrokerError):
         raise result
     return result
@@ -67,23 +80,41 @@ async def coordinator_ready(connection: Connection, group: str) -> None:
     try:
         await describe(connection, _OFFSETS)
     except TopicNotFound:
-        await asyncio.to_thread(_find_coordinator, connection, group)
+        # The request that follows fails in its own words.
+        await committed(connection, group, [TopicPartition(_OFFSETS, 0)])
     except BrokerError:
         # Whoever may not see that topic can still have a group.
         return
     _ready.add(connection)
 
 
-def _find_coordinator(connection: Connection, group: str) -> None:
-    config = {**connection.settings.client_config("consumer"), "group.id": group, "enable.auto.commit": False}
-    consumer = Consumer(config)
+async def committed(
+    connection: Connection, group: str, partitions: Sequence[TopicPartition]
+) -> list[TopicPartition] | BrokerError:
+    """What a group has stored, by the library's consumer, which joins nothing.
+
+    The admin client that is told that a coordinator has moved looks for its own group, has none, and ends the process.
+    """
+    timeout = connection.settings.request_timeout
+    config = {
+        **connection.settings.client_config("consumer"),
+        "group.id": group,
+        "enable.auto.commit": False,
+        # As an operator sees it: what a transaction has not committed yet holds up nothing.
+        "isolation.level": "read_uncommitted",
+    }
+
+    def look() -> list[TopicPartition]:
+        consumer = Consumer(config)
+        try:
+            return consumer.committed(list(partitions), timeout=timeout)
+        finally:
+            consumer.close()
+
     try:
-        consumer.committed([TopicPartition(_OFFSETS, 0)], timeout=connection.settings.request_timeout)
-    except KafkaException:
-        # The request that follows fails in its own words.
-        return
-    finally:
-        consumer.close()
+        return await asyncio.to_thread(look)
+    except KafkaException as error:
+        return translate(error, f"Reading the offsets of group {group!r}")
 
 
 def passing(result: object) -> bool:

@@ -1,7 +1,8 @@
 """The connection of one backend object to a cluster: its configuration, its admin client, and what becomes known of it.
 
 *Concurrency.* Used on one event loop; the admin client lives in a thread of its own, where its calls run one after the
-other. *Cancellation.* A cancelled `call` leaves what has begun to the thread. *Failure.* librdkafka reconnects by
+other. What coordinators of groups are asked has a client apart, which ends with a question that is given up.
+*Cancellation.* A cancelled `call` leaves what has begun to the thread. *Failure.* librdkafka reconnects by
 itself. That every broker is out of reach is told once, as `Disconnected`, whichever client sees it first; a task then
 asks until one answers, and tells `Connected`.
 """
@@ -18,18 +19,20 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from typing_extensions import TypeVar
 
-from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed
+from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
 from broker_kafka.errors import translate
 from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["Connection"]
+__all__ = ["NEVER", "Connection"]
 
 R = TypeVar("R")
 K = TypeVar("K")
 
+NEVER: Final = 3600.0
+"""The request timeout that `coordinated` wants: the longest that librdkafka takes."""
 _ONE_TRY: Final = 0.5
 _IDLE: Final = 1.0
 _CLOSE: Final = 5.0
@@ -72,6 +75,9 @@ class Connection:
         self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admin: _AdminThread | None = None
+        self._groups: _AdminThread | None = None
+        self._making = asyncio.Lock()
+        self._retired: set[asyncio.Task[bool]] = set()
         self._refused: KafkaError | None = None
         self._unreachable: KafkaError | None = None
         self._last = ""
@@ -112,8 +118,10 @@ class Connection:
             self._watching.cancel()
             self._watching = None
         admin, self._admin = self._admin, None
+        if self._groups is not None:
+            self._retire(self._groups)
         if admin is not None:
-            await admin.stop(_CLOSE)
+            await asyncio.gather(admin.stop(_CLOSE), *self._retired)
 
     def _first_contact(self, client: AdminClient) -> None:
         deadline = monotonic() + self.settings.connect_timeout
@@ -155,17 +163,32 @@ class Connection:
         self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
     ) -> dict[K, R | BrokerError]:
         """Start a request of the admin client and wait for the answer of each item; an error is in its place."""
-        admin = self._open_admin()
+        return await _outcomes(self._open_admin(), start, what)
+
+    async def coordinated(
+        self,
+        start: Callable[[AdminClient], Mapping[K, Future[R]]],
+        what: str,
+        timeout: float | None = None,
+    ) -> dict[K, R | BrokerError]:
+        """`outcomes` of a request to the coordinator of a group; `start` gives it the request timeout `NEVER`.
+
+        librdkafka frees a request that times out before its coordinator is reached, and uses it once that is: the
+        process ends. So none does, and the client is given up instead of the request.
+
+        :param timeout: seconds; the settings' if None.
+        :raises OperationTimeout: there was no answer.
+        """
+        client = await self._group_client()
         try:
-            futures = await admin.call(start)
-        except (KafkaException, ValueError, TypeError) as error:
-            raise translate(error, what) from error
-        waiting = {key: asyncio.wrap_future(future) for key, future in futures.items()}
-        results = await asyncio.gather(*waiting.values(), return_exceptions=True)
-        return {
-            key: translate(result, what) if isinstance(result, BaseException) else result
-            for key, result in zip(waiting, results, strict=True)
-        }
+            async with asyncio.timeout(self.settings.request_timeout if timeout is None else timeout):
+                return await _outcomes(client, start, what)
+        except TimeoutError as error:
+            self._retire(client)
+            raise OperationTimeout(f"{what}: the group's coordinator did not answer in time") from error
+        except asyncio.CancelledError:
+            self._retire(client)
+            raise
 
     def event(self, event: Event) -> None:
         """Tell the listeners of the bus; on the loop."""
@@ -197,6 +220,27 @@ class Connection:
         if self._admin is None:
             raise Closed("The connection to Kafka is not open", advice="Use it within `async with`")
         return self._admin
+
+    async def _group_client(self) -> _AdminThread:
+        async with self._making:
+            self._open_admin()
+            if self._groups is None:
+                made = _AdminThread(self.client_config("admin"))
+                try:
+                    await made.start()
+                except BaseException:
+                    self._retire(made)
+                    raise
+                self._groups = made
+            return self._groups
+
+    def _retire(self, client: _AdminThread) -> None:
+        """End a client of groups, and have the next request make another."""
+        if self._groups is client:
+            self._groups = None
+        ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE), name="broker-kafka-retiring")
+        self._retired.add(ending)
+        ending.add_done_callback(self._retired.discard)
 
     def _hear(self, error: KafkaError) -> None:
         """An error callback of a client; in that client's thread, where nothing may be raised."""
@@ -240,3 +284,18 @@ class Connection:
         self._down = False
         self._refused = self._unreachable = None
         self.event(Connected(server=self.servers, again=True))
+
+
+async def _outcomes(
+    admin: _AdminThread, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
+) -> dict[K, R | BrokerError]:
+    try:
+        futures = await admin.call(start)
+    except (KafkaException, ValueError, TypeError) as error:
+        raise translate(error, what) from error
+    waiting = {key: asyncio.wrap_future(future) for key, future in futures.items()}
+    results = await asyncio.gather(*waiting.values(), return_exceptions=True)
+    return {
+        key: translate(result, what) if isinstance(result, BaseException) else result
+        for key, result in zip(waiting, results, strict=True)
+    }

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from broker.errors import BrokerError
 from broker.hooks import logger
-from broker_kafka.connection import Connection
+from broker_kafka.connection import NEVER, Connection
 
 __all__ = ["delete_group"]
 
@@ -20,10 +20,10 @@ async def delete_group(connection: Connection, group: str) -> None:
     """Delete a group that has no members any more."""
 
     def delete(client: AdminClient) -> dict[str, Future[Any]]:
-        return client.delete_consumer_groups([group], request_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return client.delete_consumer_groups([group], request_timeout=NEVER)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     try:
-        outcome = (await connection.outcomes(delete, f"Deleting group {group!r}"))[group]
+        outcome = (await connection.coordinated(delete, f"Deleting group {group!r}", _DELETE_SECONDS))[group]
     except BrokerError as error:
         outcome = error
     if isinstance(outcome, BrokerError):

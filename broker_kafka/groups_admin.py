@@ -25,8 +25,8 @@ from broker.errors import (
 )
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
-from broker_kafka.admin_requests import ask_one, coordinator_ready
-from broker_kafka.connection import Connection
+from broker_kafka.admin_requests import ask_coordinator, ask_one, coordinator_ready
+from broker_kafka.connection import NEVER, Connection
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of, positions_at
@@ -98,8 +98,9 @@ class KafkaGroups:
         try:
             await ask_one(
                 self._connection,
-                lambda client: client.delete_consumer_groups([name], request_timeout=self._timeout),
+                lambda client: client.delete_consumer_groups([name], request_timeout=NEVER),
                 f"Deleting group {name!r}",
+                how=ask_coordinator,
             )
         except SubscriptionNotFound:
             return
@@ -234,8 +235,9 @@ class KafkaGroups:
         try:
             found = await ask_one(
                 self._connection,
-                lambda client: client.describe_consumer_groups([name], request_timeout=self._timeout),
+                lambda client: client.describe_consumer_groups([name], request_timeout=NEVER),
                 f"Group {name!r}",
+                how=ask_coordinator,
             )
         except SubscriptionNotFound:
             return None

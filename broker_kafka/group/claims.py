@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import logger
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_one
-from broker_kafka.connection import Connection
+from broker_kafka.admin_requests import ask_coordinator, ask_one
+from broker_kafka.connection import NEVER, Connection
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
 from broker_kafka.starts import StartPositions
 
@@ -106,11 +106,11 @@ class Claims:
 
     async def _claim_anew(self, partitions: Sequence[TopicPartition]) -> FetchResults:
         """The store knows a later generation: of a newer owner, or of a group that was forgotten since."""
-        timeout = self._connection.settings.request_timeout
         described = await ask_one(
             self._connection,
-            lambda client: client.describe_consumer_groups([self._group], request_timeout=timeout),
+            lambda client: client.describe_consumer_groups([self._group], request_timeout=NEVER),
             f"Describing group {self._group!r}",
+            how=ask_coordinator,
         )
         if self.owner.member not in [member.member_id for member in described.members]:
             raise BackendError(

@@ -15,8 +15,8 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask, coordinator_ready, passing, settled
-from broker_kafka.connection import Connection
+from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, passing, settled
+from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
 
@@ -123,9 +123,9 @@ class GroupOffsetStore:
         request = ConsumerGroupTopicPartitions(group, _native(positions))
 
         async def attempt() -> CommitResults:
-            answer = await ask(
+            answer = await ask_coordinator(
                 self._connection,
-                lambda client: client.alter_consumer_group_offsets([request], request_timeout=self._timeout),
+                lambda client: client.alter_consumer_group_offsets([request], request_timeout=NEVER),
                 f"Committing for group {group!r}",
             )
             if isinstance(answer, BrokerError):
@@ -135,7 +135,7 @@ class GroupOffsetStore:
         return await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
 
     async def stored(self, group: str) -> FetchResults:
-        found = await self._read(group, None)
+        found = await self._read(group, await self._everywhere())
         if isinstance(found, BrokerError):
             raise found
         partitions = sorted(TopicPartition(each.topic, each.partition) for each in found)
@@ -145,19 +145,14 @@ class GroupOffsetStore:
     async def close(self) -> None:
         """The connection stays its owner's."""
 
-    async def _read(self, group: str, partitions: list[NativePartition] | None) -> list[NativePartition] | BrokerError:
-        await coordinator_ready(self._connection, group)
-        request = ConsumerGroupTopicPartitions(group, partitions)
+    async def _read(self, group: str, partitions: list[NativePartition]) -> list[NativePartition] | BrokerError:
+        return await settled(self._timeout, lambda: committed(self._connection, group, partitions), passing)
 
-        async def attempt() -> list[NativePartition] | BrokerError:
-            answer = await ask(
-                self._connection,
-                lambda client: client.list_consumer_group_offsets([request], request_timeout=self._timeout),
-                f"Reading the offsets of group {group!r}",
-            )
-            return answer if isinstance(answer, BrokerError) else answer.topic_partitions
-
-        return await settled(self._timeout, attempt, passing)
+    async def _everywhere(self) -> list[NativePartition]:
+        """All partitions of the cluster: only the admin client could name those of the group."""
+        timeout = self._timeout
+        found = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
+        return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
 
 
 def _native(positions: Mapping[TopicPartition, StoredOffset]) -> list[Any]:

@@ -364,10 +364,10 @@ async def test_a_group_that_runs_is_neither_reset_nor_deleted(
 async def test_the_first_group_of_a_new_cluster():
     """The offsets' topic is not there yet, and making it must not cost a time-out."""
     with KafkaServer() as server:
-        connection = Connection(KafkaSettings(servers=(server.bootstrap,)), Hooks())
+        connection = Connection(KafkaSettings(servers=(server.bootstrap,), request_timeout=40.0), Hooks())
         await connection.open()
         spi = KafkaAdmin(connection)
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             await ensure(spi, "orders")
             assert await spi.list_subscriptions("orders") == []
             await spi.ensure_subscription("orders", "billing", start="earliest", options={})

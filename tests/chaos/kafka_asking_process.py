@@ -1,0 +1,27 @@
+"""A process that asks what a group has stored: `python -m tests.chaos.kafka_asking_process URL GROUP`.
+
+It asks once for each line on its input, and says `told`, or the name of the error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import broker
+from broker.errors import BrokerError
+
+
+async def main(url: str, group: str) -> None:
+    async with broker.connect(url) as bus:
+        while await asyncio.to_thread(sys.stdin.readline):
+            try:
+                await bus.admin.describe_group(group)
+            except BrokerError as error:
+                print(type(error).__name__, flush=True)
+            else:
+                print("told", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

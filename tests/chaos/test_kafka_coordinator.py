@@ -1,0 +1,87 @@
+"""The coordinator of a group is away, or moves, while a process asks it: the process gets an error, and then answers.
+
+Asked in another process, because what is tested is that it survives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import ElectionType, TopicPartition
+
+from tests.kafka.raw_positions import store
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import SECONDS, RawAdmin, wait_for
+from tests.servers.kafka_cluster import KafkaCluster
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(180)]
+
+OFFSETS = "__consumer_offsets"
+
+
+@asynccontextmanager
+async def asking(url: str, group: str) -> AsyncGenerator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.chaos.kafka_asking_process", url, group, stdin=PIPE, stdout=PIPE
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def ask(process: Process) -> str:
+    """What it says; an empty line would be its end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"ask\n")
+    await process.stdin.drain()
+    said = (await process.stdout.readline()).decode().strip()
+    assert said, f"the process ended with {await process.wait()}"
+    return said
+
+
+async def told(process: Process) -> None:
+    async with asyncio.timeout(60):
+        while await ask(process) != "told":
+            continue
+
+
+async def test_a_coordinator_that_is_away_for_longer_than_a_request() -> None:
+    with KafkaServer() as server:
+        admin, group = RawAdmin(server.bootstrap), f"asked-{uuid4().hex[:8]}"
+        topic = admin.make_topic()
+        await asyncio.to_thread(store, admin, group, topic, 0)
+        async with asking(f"{server.url}?request_timeout=1", group) as process:
+            await told(process)
+            for _ in range(2):
+                await asyncio.to_thread(server.kill)
+                assert await ask(process) == await ask(process) == "OperationTimeout"
+                await asyncio.to_thread(server.start)
+                await told(process)
+
+
+async def test_a_coordinator_that_moves() -> None:
+    with KafkaCluster(3) as cluster:
+        admin, group = cluster.admin, f"asked-{uuid4().hex[:8]}"
+        topic = admin.make_topic()
+        await asyncio.to_thread(store, admin, group, topic, 0)
+        first = await asyncio.to_thread(cluster.leader, OFFSETS)
+        async with asking(cluster.url, group) as process:
+            await asyncio.to_thread(cluster[first].stop)
+            await asyncio.to_thread(cluster.wait_for_new_leader, OFFSETS, first)
+            await told(process)
+            # It knows the second as the coordinator, which is there and is none any more.
+            await asyncio.to_thread(cluster[first].start)
+            await asyncio.to_thread(cluster.wait_until_whole, OFFSETS)
+            admin.client.elect_leaders(ElectionType.PREFERRED, [TopicPartition(OFFSETS, 0)]).result(SECONDS)
+            await asyncio.to_thread(wait_for, lambda: cluster.leader(OFFSETS) == first)
+            assert await ask(process) == "told"
