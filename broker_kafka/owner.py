@@ -215,14 +215,17 @@ class OwnerThread(ABC, Generic[C]):
                 self._turn(client)
                 self._serve(client)
         except BaseException as error:
-            self._failure = _as_broker_error(self._name, "failed", error)
             logger.error("%s failed", self._name, exc_info=error)
+            _let_go(error)
+            self._failure = _as_broker_error(self._name, "failed", error)
         try:
             self._serve(client)
             self._shut(client)
         except BaseException as error:
             logger.warning("%s did not close its client cleanly: %s", self._name, error)
         finally:
+            # Some clients close by being let go of: here, and before anybody is told that it is done.
+            del client
             self._end()
 
     def _end(self) -> None:
@@ -249,6 +252,8 @@ class OwnerThread(ABC, Generic[C]):
             if command.waiter is None:
                 logger.warning("%s: a command failed: %s", self._name, error)
             else:
+                logger.debug("%s: a command failed", self._name, exc_info=error)
+                _let_go(error)
                 self._post(_answer, command.waiter, None, error)
             return
         if command.waiter is not None:
@@ -262,6 +267,17 @@ def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | Non
         waiter.set_result(result)
     else:
         waiter.set_exception(error)
+
+
+def _let_go(error: BaseException) -> None:
+    """Have an error that is going to the loop hold no client: whoever keeps it would keep that open, and close it."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        # Its frames hold their callers, and these the client.
+        found.__traceback__ = None
+        found = found.__context__ if found.__cause__ is None else found.__cause__
 
 
 def _as_broker_error(name: str, what: str, error: BaseException) -> BrokerError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 import pytest
 
@@ -155,3 +156,22 @@ async def test_a_client_that_does_not_close_does_not_hold_up_stop() -> None:
     assert asyncio.get_running_loop().time() - begun < 2
     owner.hold.set()
     assert await owner.stop(5)
+
+
+async def test_an_error_that_is_kept_holds_no_client() -> None:
+    owner = Owner()
+    await owner.start()
+
+    def fail(client: Client) -> None:
+        try:
+            raise ValueError(client.thread)
+        except ValueError as error:
+            raise ConnectionFailed("gone") from error
+
+    with pytest.raises(ConnectionFailed) as kept:
+        await owner.call(fail)
+    client = weakref.ref(await owner.call(lambda client: client))
+    assert await owner.stop(5)
+    # What closes when it is let go of was closed in the thread, before anybody was told so.
+    assert client() is None
+    assert isinstance(kept.value.__cause__, ValueError)
