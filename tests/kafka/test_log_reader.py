@@ -316,13 +316,17 @@ async def test_clients_are_used_again_and_given_back_by_those_who_leave(
         assert values(await read_all(reader, topic)) == numbered(100)
     (thread,) = reader._all
 
+    # One that is cancelled while its client opens has none to give back.
+    all_read = asyncio.Barrier(7)
+
     async def cancelled() -> None:
         async for _ in reader.read(topic, 0, 0, 100, 5):
+            await all_read.wait()
             await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(cancelled()) for _ in range(6)]
-    while len(reader._all) < 6:
-        await asyncio.sleep(0.01)
+    await all_read.wait()
+    assert len(reader._all) == 6
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
