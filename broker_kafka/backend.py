@@ -59,7 +59,7 @@ class KafkaBackend:
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
-        self._open: list[Closing] = []
+        self._open: set[Closing] = set()
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -107,8 +107,8 @@ class KafkaBackend:
         return await subscribe(self, self.connection, subscription, listener, self._hooks)
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = KafkaRecordSource(self.connection, subscription, listener)
-        self._open.append(source)
+        source = KafkaRecordSource(self.connection, subscription, listener, on_close=self.detach)
+        self.attach(source)
         try:
             await source.open()
         except BaseException:
@@ -117,8 +117,8 @@ class KafkaBackend:
         return source
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
-        transaction = KafkaTransaction(self.connection, transactional_id)
-        self._open.append(transaction)
+        transaction = KafkaTransaction(self.connection, transactional_id, self.detach)
+        self.attach(transaction)
         try:
             await transaction.open()
         except BaseException:
@@ -127,8 +127,12 @@ class KafkaBackend:
         return transaction
 
     def attach(self, opened: Closing) -> None:
-        """Close this along with the connection; by then it may have been closed."""
-        self._open.append(opened)
+        """Close this along with the connection, unless it is detached before."""
+        self._open.add(opened)
+
+    def detach(self, closed: Closing) -> None:
+        """Forget what was closed."""
+        self._open.discard(closed)
 
     def log_reader(self) -> LogReaderSpi:
         return self._log
@@ -140,7 +144,7 @@ class KafkaBackend:
         return await self.connection.check_health()
 
     async def close(self) -> None:
-        opened, self._open = self._open, []
+        opened, self._open = self._open, set()
         await asyncio.gather(*(each.close() for each in opened))
         await self._log.close()
         await self._producer.close()

@@ -9,7 +9,7 @@ has stayed in the assignment it was asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.errors import BrokerError, LeaseLost, OperationTimeout
@@ -36,7 +36,7 @@ class MemberCommits:
         store: OffsetStore,
         thread: ConsumerThread,
         owned: Mapping[TopicPartition, int],
-        owner: Callable[[], Awaitable[GroupMember]],
+        owner: GroupMember,
         *,
         group: str,
         timeout: float,
@@ -100,7 +100,7 @@ class MemberCommits:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._store.commit(await self._owner(), positions)
+                return await self._store.commit(self._owner, positions)
         except BrokerError as error:
             return dict.fromkeys(positions, error)
         except TimeoutError:

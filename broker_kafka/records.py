@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, OffsetOutOfRange
@@ -30,7 +30,7 @@ from broker_kafka.errors import translate
 from broker_kafka.member_commits import MemberCommits, not_ours
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
-from broker_kafka.offsets.protocol import GroupMember, OffsetStore
+from broker_kafka.offsets.protocol import GroupMember
 from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.starts import StartPositions
 
@@ -44,9 +44,9 @@ _RESOLVE_SECONDS: Final = 30.0
 
 
 class KafkaRecordSource:
-    """Implements `broker.spi.RecordSource`.
+    """Implements `broker.spi.RecordSource`. Positions live in Kafka, which knows its members by itself.
 
-    :param store: where positions live; None is Kafka itself.
+    :param on_close: called when a close is over.
     """
 
     def __init__(
@@ -55,9 +55,10 @@ class KafkaRecordSource:
         subscription: RecordSubscription,
         listener: RecordListener,
         *,
-        store: OffsetStore | None = None,
+        on_close: Callable[[KafkaRecordSource], object],
     ) -> None:
         self._connection = connection
+        self._on_close = on_close
         self._subscription = subscription
         self._listener = listener
         self._settings = settings = connection.settings
@@ -76,9 +77,9 @@ class KafkaRecordSource:
             name=f"broker-kafka-{self.group}",
             revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
         )
-        self._own_store = store is None
         timeout = settings.request_timeout
-        self._store = store or ThreadOffsetStore(self.thread, timeout=timeout)
+        self._store = ThreadOffsetStore(self.thread, timeout=timeout)
+        self._owner = GroupMember(self.group, -1)
         self._claims: Claims
         self._starts = StartPositions(
             connection,
@@ -113,7 +114,7 @@ class KafkaRecordSource:
         stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
         self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
         await self._starts.capture(partitions)
-        if self._own_store and stores_starts:
+        if stores_starts:
             await self._starts.found(self.group, partitions)
         await self.thread.subscribe(topics)
 
@@ -174,7 +175,7 @@ class KafkaRecordSource:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return await self._claims.positions(await self._owner(), partitions)
+                return await self._claims.positions(self._owner, partitions)
             except BrokerError as error:
                 if not error.retriable or self._loop.time() + pause > until or self._closed:
                     raise
@@ -344,13 +345,6 @@ class KafkaRecordSource:
         self._check_owned(partitions)
         return await self.thread.call(lambda client: client.consumer_group_metadata())
 
-    async def _owner(self) -> GroupMember:
-        if self._own_store:
-            # Kafka knows its members by itself.
-            return GroupMember(self.group, -1)
-        metadata = await self.thread.call(lambda client: client.consumer_group_metadata())
-        return GroupMember.from_metadata(metadata)
-
     async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         committed = self._subscription.isolation == "read_committed"
         return await bounds_of(self._connection, partitions, committed=committed)
@@ -366,6 +360,12 @@ class KafkaRecordSource:
         if self._closed:
             return
         self._closed = True
+        try:
+            await self._leave()
+        finally:
+            self._on_close(self)
+
+    async def _leave(self) -> None:
         self._commits.close()
         self._wake()
         for task in self._tasks:

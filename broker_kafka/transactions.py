@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as NativePartition
@@ -62,10 +62,16 @@ class _TransactionThread(ProducerThread):
 
 
 class KafkaTransaction:
-    """Implements `broker.spi.TransactionSpi`."""
+    """Implements `broker.spi.TransactionSpi`.
 
-    def __init__(self, connection: Connection, transactional_id: str) -> None:
+    :param on_close: called when a close is over.
+    """
+
+    def __init__(
+        self, connection: Connection, transactional_id: str, on_close: Callable[[KafkaTransaction], object]
+    ) -> None:
         self._connection = connection
+        self._on_close = on_close
         self._id = transactional_id
         self._timeout = connection.settings.transaction_timeout_ms / 1000
         self._thread: _TransactionThread | None = None
@@ -95,9 +101,11 @@ class KafkaTransaction:
             self._since = None
             raise
 
-    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
         thread = self._current()
-        outcomes = cast("Sequence[Receipt | BrokerError]", await thread.publish(topic, messages))
+        outcomes = await thread.publish(topic, messages, receipts=receipts)
         if thread.fatal is None:
             return outcomes
         failure = await self._gone(thread.fatal)
@@ -152,6 +160,12 @@ class KafkaTransaction:
         if self._closed:
             return
         self._closed = True
+        try:
+            await self._leave()
+        finally:
+            self._on_close(self)
+
+    async def _leave(self) -> None:
         thread, self._thread = self._thread, None
         if thread is None:
             return

@@ -166,6 +166,7 @@ class GroupConsumer(Marking):
             await work
         finally:
             self._closed = True
+            self._backend.detach(self)
 
     @property
     def closed(self) -> bool:

@@ -1,0 +1,37 @@
+"""What a connection keeps of the consumers and publishers that were closed: nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from broker.bus import connect
+from broker_kafka.group import GroupConsumer
+from tests.servers.kafka import KafkaServer
+
+
+async def test_closed_members_and_publishers_are_forgotten(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with connect(kafka.url) as bus:
+        kept: list[weakref.ref[Any]] = []
+
+        async def use() -> None:
+            async with GroupConsumer(bus, topic, group=group) as member:
+                kept.append(weakref.ref(member))
+            transaction = await bus.backend.transaction(f"id-{group}")
+            kept.append(weakref.ref(transaction))
+            await transaction.close()
+            records = bus.records(topic, group=f"{group}-records")
+            async with records:
+                kept.append(weakref.ref(records.member))
+
+        await use()
+        gc.collect()
+        assert [each() for each in kept] == [None, None, None]
+
+
+async def test_closing_the_bus_closes_what_is_open(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with connect(kafka.url) as bus:
+        member = GroupConsumer(bus, topic, group=group)
+        await member.__aenter__()
+    assert member.closed
