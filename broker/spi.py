@@ -271,7 +271,12 @@ class TransactionSpi(Protocol):
     """A transactional producer of one id; opening it fences an older one. One transaction at a time."""
 
     async def begin(self) -> None: ...
-    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]: ...
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
+        """The outcome of each; without receipts, None for a message that is in the transaction."""
+        ...
+
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None: ...
     async def commit(self) -> None:
         """:raises TransactionAborted: it was undone. :raises TransactionFatal: the producer is fenced."""

@@ -59,7 +59,9 @@ class InmemTransaction:
             self._producer.current = ServerTransaction()
             broker.add_deadline(broker.clock.time() + broker.options.transaction_seconds, self._producer.current)
 
-    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         broker = self._broker
         with broker.lock:
             current = self._current(None)

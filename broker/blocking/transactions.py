@@ -88,6 +88,10 @@ class Transaction:
         """Publish many within the transaction."""
         return self._portal.call(self._opened.publish_batch, topic, payloads)
 
+    def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None:
+        """Publish many within the transaction, without receipts."""
+        self._portal.call(self._opened.publish_all, topic, payloads)
+
     @property
     def _opened(self) -> protocols.Transaction:
         if self._transaction is None:

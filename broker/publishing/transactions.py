@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from broker.capabilities import Capabilities
 from broker.errors import (
@@ -186,7 +186,7 @@ class OpenTransaction:
         outcome = (await self._publish(topic, [message]))[0]
         if isinstance(outcome, BrokerError):
             raise outcome
-        return outcome
+        return cast("Receipt", outcome)
 
     async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
         """Publish many in the transaction, in order per key; a receipt each.
@@ -196,17 +196,26 @@ class OpenTransaction:
             and the transaction goes on.
         :raises Closed: the block was left.
         """
-        check_batch(payloads)
-        if not payloads:
-            return []
-        messages = [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]
-        outcomes = await self._publish(topic, messages)
+        outcomes = await self._publish(topic, _outbound(payloads))
         receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
-        if len(receipts) < len(messages):
+        if len(receipts) < len(outcomes):
             raise PublishError(outcomes)
         return receipts
 
-    async def _publish(self, topic: str, messages: list[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None:
+        """Publish many in the transaction, in order per key, without receipts, which is quicker on some brokers.
+
+        :raises PublishError, InvalidMessage, MessageTooLarge, Unsupported, Closed: as `publish_batch`.
+        """
+        outcomes = await self._publish(topic, _outbound(payloads), receipts=False)
+        if outcomes.count(None) < len(outcomes) and any(isinstance(outcome, BrokerError) for outcome in outcomes):
+            raise PublishError(outcomes)
+
+    async def _publish(
+        self, topic: str, messages: list[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
+        if not messages:
+            return []
         if self._over:
             raise Closed("The transaction is over", advice="Publish inside its block")
         check_name(topic, "topic")
@@ -214,16 +223,19 @@ class OpenTransaction:
         for refusal in self._publisher.limits.refused(messages).values():
             raise refusal
         # A task of its own: a cancelled caller must not leave a half-sent batch behind that commits.
-        call = asyncio.ensure_future(self._send(topic, messages))
+        call = asyncio.ensure_future(self._send(topic, messages, receipts=receipts))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return await asyncio.shield(call)
 
-    async def _send(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def _send(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool
+    ) -> Sequence[Receipt | BrokerError | None]:
         clock = asyncio.get_running_loop().time
         began = clock()
+        outcomes: Sequence[Receipt | BrokerError | None]
         try:
-            outcomes = await self._spi.publish(topic, messages)
+            outcomes = await self._spi.publish(topic, messages, receipts=receipts)
         except BrokerError as error:
             self._failed(error)
             outcomes = [error] * len(messages)
@@ -364,6 +376,11 @@ class _Block(AbstractAsyncContextManager[OpenTransaction]):
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             await asyncio.shield(self._publisher.end(transaction, error))
+
+
+def _outbound(payloads: Sequence[bytes | OutboundMessage]) -> list[OutboundMessage]:
+    check_batch(payloads)
+    return [p if isinstance(p, OutboundMessage) else OutboundMessage(p) for p in payloads]
 
 
 def _look_at(ending: asyncio.Task[None]) -> None:

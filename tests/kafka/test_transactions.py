@@ -90,6 +90,23 @@ async def test_aborted_records_are_written_and_never_seen(bus: Bus, kafka: Kafka
     assert len(bodies(kafka, topic, "read_uncommitted")) == 600
 
 
+async def test_without_receipts_all_counts_or_nothing(bus: Bus, kafka: KafkaServer, topic: str, name: str) -> None:
+    async with bus.transactional_publisher(name) as publisher:
+        for number in range(3):
+            with suppress(ZeroDivisionError):
+                async with publisher.transaction() as tx:
+                    await tx.publish_all(topic, numbered(1200, number * 1200))
+                    if number == 1:
+                        raise ZeroDivisionError
+        with pytest.raises(TransactionAborted):
+            async with publisher.transaction() as tx:
+                await tx.publish_all(topic, [b"with it"])
+                with pytest.raises(PublishError) as failed:
+                    await tx.publish_all("no-such-topic", numbered(3))
+                assert [type(outcome) for outcome in failed.value.outcomes] == [TopicNotFound] * 3
+    assert bodies(kafka, topic) == [message.data for first in (0, 2400) for message in numbered(1200, first)]
+
+
 async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str) -> None:
     first, second = make_topic(), make_topic()
     async with bus.transactional_publisher(name) as publisher:

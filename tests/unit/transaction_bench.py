@@ -44,7 +44,9 @@ class FakeProducer:
     async def begin(self) -> None:
         await self._do("begin")
 
-    async def publish(self, topic: str, messages: Sequence[OutboundMessage]) -> Sequence[Receipt | BrokerError]:
+    async def publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError]:
         await self._do("publish")
         outcomes: list[Receipt | BrokerError] = []
         for message in messages:
