@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound
 from broker_kafka.connection import Connection
-from broker_kafka.errors import translate
+from broker_kafka.errors import kafka_error, translate
 
-__all__ = ["ask", "ask_coordinator", "ask_one", "committed", "coordinator_ready", "describe", "passing", "settled"]
+__all__ = [
+    "ask",
+    "ask_coordinator",
+    "ask_one",
+    "committed",
+    "coordinator_ready",
+    "describe",
+    "forget_moved",
+    "passing",
+    "settled",
+]
 
 R = TypeVar("R")
 
@@ -39,7 +49,17 @@ async def ask_coordinator(connection: Connection, start: Callable[[Any], Any], w
         (result,) = (await connection.coordinated(start, what)).values()
     except OperationTimeout as error:
         return error
+    forget_moved(connection, [result])
     return result
+
+
+def forget_moved(connection: Connection, results: Iterable[object]) -> None:
+    """Have coordinators looked up anew if one of these says that it is none any more: the client goes on asking it."""
+    for result in results:
+        found = kafka_error(result.native) if isinstance(result, BrokerError) and result.native is not None else None
+        if found is not None and found.code() == KafkaError.NOT_COORDINATOR:
+            connection.forget_coordinators()
+            return
 
 
 async def ask_one(

@@ -10,6 +10,7 @@ asks until one answers, and tells `Connected`.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import monotonic
@@ -76,6 +77,8 @@ class Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admin: _AdminThread | None = None
         self._groups: _AdminThread | None = None
+        self._asking: Counter[_AdminThread] = Counter()
+        """How many requests wait for each client of groups."""
         self._making = asyncio.Lock()
         self._retired: set[asyncio.Task[bool]] = set()
         self._refused: KafkaError | None = None
@@ -119,7 +122,8 @@ class Connection:
             self._watching = None
         admin, self._admin = self._admin, None
         if self._groups is not None:
-            self._retire(self._groups)
+            self._asking[self._groups] = 0
+            self._forget(self._groups)
         if admin is not None:
             await asyncio.gather(admin.stop(_CLOSE), *self._retired)
 
@@ -180,15 +184,25 @@ class Connection:
         :raises OperationTimeout: there was no answer.
         """
         client = await self._group_client()
+        self._asking[client] += 1
         try:
             async with asyncio.timeout(self.settings.request_timeout if timeout is None else timeout):
                 return await _outcomes(client, start, what)
         except TimeoutError as error:
-            self._retire(client)
+            self._forget(client)
             raise OperationTimeout(f"{what}: the group's coordinator did not answer in time") from error
         except asyncio.CancelledError:
-            self._retire(client)
+            self._forget(client)
             raise
+        finally:
+            self._asking[client] -= 1
+            if client is not self._groups:
+                self._retire(client)
+
+    def forget_coordinators(self) -> None:
+        """Have the next `coordinated` look its coordinator up; what is under way goes on."""
+        if self._groups is not None:
+            self._forget(self._groups)
 
     def event(self, event: Event) -> None:
         """Tell the listeners of the bus; on the loop."""
@@ -234,13 +248,19 @@ class Connection:
                 self._groups = made
             return self._groups
 
-    def _retire(self, client: _AdminThread) -> None:
-        """End a client of groups, and have the next request make another."""
+    def _forget(self, client: _AdminThread) -> None:
+        """Have the next request make another client of groups."""
         if self._groups is client:
             self._groups = None
-        ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE), name="broker-kafka-retiring")
-        self._retired.add(ending)
-        ending.add_done_callback(self._retired.discard)
+            self._retire(client)
+
+    def _retire(self, client: _AdminThread) -> None:
+        """End a client of groups unless it is still asking for somebody, who ends it then."""
+        if not self._asking[client]:
+            del self._asking[client]
+            ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE), name="broker-kafka-retiring")
+            self._retired.add(ending)
+            ending.add_done_callback(self._retired.discard)
 
     def _hear(self, error: KafkaError) -> None:
         """An error callback of a client; in that client's thread, where nothing may be raised."""

@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, passing, settled
+from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, forget_moved, passing, settled
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
@@ -130,7 +130,9 @@ class GroupOffsetStore:
             )
             if isinstance(answer, BrokerError):
                 return dict.fromkeys(positions, answer)
-            return _outcomes(group, positions, answer.topic_partitions)
+            results = _outcomes(group, positions, answer.topic_partitions)
+            forget_moved(self._connection, results.values())
+            return results
 
         return await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
 

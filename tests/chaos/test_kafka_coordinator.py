@@ -55,11 +55,17 @@ async def told(process: Process) -> None:
             continue
 
 
+def found(admin: RawAdmin, group: str, topic: str) -> None:
+    """Give the group a position; the first on a new cluster, so that a consumer has to look for its coordinator."""
+    admin.committed(group, topic)
+    store(admin, group, topic, 0)
+
+
 async def test_a_coordinator_that_is_away_for_longer_than_a_request() -> None:
     with KafkaServer() as server:
         admin, group = RawAdmin(server.bootstrap), f"asked-{uuid4().hex[:8]}"
         topic = admin.make_topic()
-        await asyncio.to_thread(store, admin, group, topic, 0)
+        await asyncio.to_thread(found, admin, group, topic)
         async with asking(f"{server.url}?request_timeout=1", group) as process:
             await told(process)
             for _ in range(2):
@@ -73,7 +79,7 @@ async def test_a_coordinator_that_moves() -> None:
     with KafkaCluster(3) as cluster:
         admin, group = cluster.admin, f"asked-{uuid4().hex[:8]}"
         topic = admin.make_topic()
-        await asyncio.to_thread(store, admin, group, topic, 0)
+        await asyncio.to_thread(found, admin, group, topic)
         first = await asyncio.to_thread(cluster.leader, OFFSETS)
         async with asking(cluster.url, group) as process:
             await asyncio.to_thread(cluster[first].stop)
