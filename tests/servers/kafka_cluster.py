@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Self
 
 from tests.servers.kafka import KafkaServer, make_id
-from tests.servers.kafka_client import RawAdmin, wait_for
+from tests.servers.kafka_client import SECONDS, RawAdmin, wait_for
 
 __all__ = ["KafkaCluster"]
 
@@ -62,7 +62,13 @@ class KafkaCluster:
     def wait_for_new_leader(self, topic: str, old: int, partition: int = 0) -> int:
         """The index of another leader than `old`, once there is one."""
         admin = self.admin
-        return wait_for(lambda: node if (node := admin.leader(topic, partition)) not in (-1, old + 1) else 0) - 1
+
+        def another() -> int:
+            node = admin.leader(topic, partition)
+            return node if node not in (-1, old + 1) else 0
+
+        # If the controller is lost as well there are two elections, one after the other.
+        return wait_for(another, 2 * SECONDS) - 1
 
     def wait_until_whole(self, topic: str) -> None:
         """Until every copy of the topic is up to date, so that any one broker may be lost."""
