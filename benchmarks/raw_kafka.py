@@ -21,6 +21,7 @@ __all__ = [
     "produce_with_places",
     "read",
     "read_columns",
+    "read_five",
     "read_some",
     "read_with_attributes",
     "transactions",
@@ -95,10 +96,10 @@ def read_some(consumer: Consumer) -> int:
     return len(messages)
 
 
-def read(consumer: Consumer, count: int) -> None:
-    """Key, data and offset of each record."""
+def read(consumer: Consumer, count: int, most: int = _MOST) -> None:
+    """Key, data and offset of each record, `most` records at a time."""
     while count > 0:
-        for message in consumer.consume(_MOST, 1.0):
+        for message in consumer.consume(most, 1.0):
             if message.error() is not None:
                 raise RuntimeError(str(message.error()))
             message.key()
@@ -107,10 +108,24 @@ def read(consumer: Consumer, count: int) -> None:
             count -= 1
 
 
-def read_with_attributes(consumer: Consumer, count: int) -> None:
+def read_five(consumer: Consumer, count: int, most: int = _MOST) -> None:
+    """What the plain columns hold of each record: topic, partition, offset, key and data."""
+    while count > 0:
+        for message in consumer.consume(most, 1.0):
+            if message.error() is not None:
+                raise RuntimeError(str(message.error()))
+            message.topic()
+            message.partition()
+            message.offset()
+            message.key()
+            message.value()
+            count -= 1
+
+
+def read_with_attributes(consumer: Consumer, count: int, most: int = _MOST) -> None:
     """The same, with headers as a dict of texts, and the timestamp as a datetime."""
     while count > 0:
-        for message in consumer.consume(_MOST, 1.0):
+        for message in consumer.consume(most, 1.0):
             if message.error() is not None:
                 raise RuntimeError(str(message.error()))
             message.key()
@@ -150,7 +165,11 @@ def read_columns(consumer: Consumer, count: int, headers: bool) -> None:
 
 
 def transactions(consumer: Consumer, producer: Producer, sink: str, count: int, size: int) -> None:
-    """Copy `count` records to the sink, with the positions, in transactions of `size`."""
+    """Copy `count` records to the sink, with the positions, in transactions of `size`.
+
+    Without the flush, partition and positions are added at once; the broker refuses one of the two for the moment, and
+    the client repeats it after 10 or 20 ms.
+    """
     held: list[Message] = []
     reports = _Reports()
     while count > 0:
@@ -160,6 +179,7 @@ def transactions(consumer: Consumer, producer: Producer, sink: str, count: int, 
         producer.produce_batch(
             sink, [{"value": message.value(), "key": message.key()} for message in held], on_delivery=reports
         )
+        producer.flush()
         last = held[-1]
         position = TopicPartition(str(last.topic()), last.partition() or 0, (last.offset() or 0) + 1)
         producer.send_offsets_to_transaction([position], consumer.consumer_group_metadata())
