@@ -31,6 +31,7 @@ from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.publish_errors import not_sent, publish_error, unknown_fate
 from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
+from broker_kafka.splitting import Splitting
 
 __all__ = ["ProducerThread"]
 
@@ -38,6 +39,7 @@ _TICK: Final = 0.001
 _LONGEST_TICK: Final = 0.005
 _IDLE: Final = 1.0
 _PURGE: Final = 1.0
+_BATCH: Final = 1_000_000  # the client's default
 _STOPS: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
 _UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _NEW_TOPIC_MS: Final = 1000
@@ -52,6 +54,9 @@ class ProducerThread(OwnerThread[ProducerClient]):
     :param eager: send at once while nothing more waits, whatever `linger.ms` says.
     :param partitioner: chooses the partition of messages that name none; None leaves it to the client.
     """
+
+    _splits = True
+    """Whether what a broker refuses with its batch is sent again."""
 
     def __init__(
         self,
@@ -75,6 +80,12 @@ class ProducerThread(OwnerThread[ProducerClient]):
         self._trouble: KafkaError | None = None
         self._fatal: KafkaError | None = None
         self._reports = Reports(self._call_ended)
+        self._splitting = Splitting(
+            self._backlog.append,
+            lambda call: self._ended_calls.append(call),
+            lambda topic: not_sent(topic, self._timeout, self._trouble),
+            batch=int(batch) if (batch := str(config.get("batch.size"))).isdecimal() else _BATCH,
+        )
         self._wait = _TICK
         """How long to wait for reports; a command waits as long."""
         self._stop_by = self._purge_for = 0.0
@@ -93,7 +104,9 @@ class ProducerThread(OwnerThread[ProducerClient]):
         if not messages:
             return []
         waiter: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        call = PublishCall(topic, messages, waiter, receipts=receipts, deadline=monotonic() + self._timeout)
+        refused = self._splitting.failed if self._splits else None
+        deadline = monotonic() + self._timeout
+        call = PublishCall(topic, messages, waiter, receipts=receipts, deadline=deadline, refused=refused)
         self.tell(lambda client: self._backlog.append(call))
         return await waiter
 
@@ -136,9 +149,12 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
     def _produce(self, client: ProducerClient) -> None:
         """Give the client what it has room for, page by page."""
-        backlog, reports = self._backlog, self._reports
+        backlog, reports, splitting = self._backlog, self._reports, self._splitting
         while backlog:
             call = backlog[0]
+            if splitting.topics and splitting.takes(call):
+                backlog.popleft()
+                continue
             room = self._window - reports.missing
             if call.deadline < monotonic():
                 self._fail_rest(call, not_sent(call.topic, self._timeout, self._trouble))
@@ -265,9 +281,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
     def _fail_next(self, call: PublishCall, error: BrokerError) -> None:
         """The message that the client did not take fails."""
-        call.fail(call.next, error)
-        call.next += 1
-        call.left -= 1
+        call.fail_next(error)
         if not call.left:
             self._call_ended(call)
 
@@ -297,6 +311,8 @@ class ProducerThread(OwnerThread[ProducerClient]):
                 if error.fatal():
                     self._fatal = error
                     self._replace(client)
+        if self._splitting.draining:
+            self._splitting.drain(self._reports, self._backlog)
         if self._ended_calls:
             self._wait = _TICK
             self._hand_over()
@@ -304,7 +320,8 @@ class ProducerThread(OwnerThread[ProducerClient]):
             self._wait = min(1.5 * wait, _LONGEST_TICK)
 
     def _call_ended(self, call: PublishCall) -> None:
-        self._ended_calls.append(call)
+        if not (self._splitting.topics and self._splitting.keeps(call)):
+            self._ended_calls.append(call)
 
     def _hand_over(self) -> None:
         """Give the loop the outcomes of all calls that have ended, at once."""
@@ -326,16 +343,14 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
     def _replace(self, client: ProducerClient) -> None:
         """Give up a client with a fatal error; the next message gets a new one."""
-        producer = client.producer
-        if producer is None:
-            return
-        error = self._fatal
-        logger.warning("%s: a fatal error, going on with a new client: %s", self._name, error)
-        self._drop_client(client)
+        if client.producer is not None:
+            logger.warning("%s: a fatal error, going on with a new client: %s", self._name, self._fatal)
+            self._drop_client(client)
 
     def _give_up(self, client: ProducerClient, reason: BrokerError) -> None:
         """Fail what has no outcome yet, and let go of the client."""
         self._drop_client(client)
+        self._splitting.drain(self._reports, self._backlog)
         while self._backlog:
             self._fail_rest(self._backlog.popleft(), reason)
         self._hand_over()
@@ -362,11 +377,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
     def _fail_rest(self, call: PublishCall, reason: BrokerError) -> None:
         """Those that the client was not given fail."""
-        call.failed = True
-        rest = len(call.messages) - call.next
-        call.outcomes[call.next :] = [reason] * rest
-        call.next += rest
-        call.left -= rest
+        call.fail_rest(reason)
         if not call.left:
             self._call_ended(call)
 
@@ -384,5 +395,5 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
 def _settle(calls: Sequence[PublishCall]) -> None:
     for call in calls:
-        if not call.waiter.done():
+        if call.waiter is not None and not call.waiter.done():
             call.waiter.set_result(call.outcomes)

@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -34,6 +35,8 @@ _KEPT: Final = 50
 UNREPORTED: Final = object()
 """The outcome of a message that has none yet."""
 
+_numbers = count()
+
 Outcome = Receipt | BrokerError | None
 _Full = Callable[["Page | Tally", "PublishCall", int], None]
 
@@ -45,16 +48,20 @@ class PublishCall:
     :ivar next: the first message that was not given to the client yet.
     :ivar failed: whether an outcome is a failure.
     :ivar left: messages that have no outcome yet.
+    :ivar number: grows with each call that is made.
+    :param refused: is told of each failure, with the topic.
     """
 
     __slots__ = (
         "_places",
+        "_refused",
         "deadline",
         "failed",
         "left",
         "looked_up",
         "messages",
         "next",
+        "number",
         "outcomes",
         "receipts",
         "topic",
@@ -65,10 +72,11 @@ class PublishCall:
         self,
         topic: str,
         messages: Sequence[OutboundMessage],
-        waiter: asyncio.Future[list[Outcome]],
+        waiter: asyncio.Future[list[Outcome]] | None,
         *,
         receipts: bool,
         deadline: float,
+        refused: Callable[[str, KafkaError | BrokerError], object] | None = None,
     ) -> None:
         self.topic = topic
         self.messages = messages
@@ -80,12 +88,30 @@ class PublishCall:
         self.failed = False
         self.left = len(messages)
         self.looked_up = False
+        self.number = next(_numbers)
+        self._refused = refused
         self._places: dict[tuple[bytes | None, bytes | None], deque[int]] | None = None
 
     def fail(self, index: int, error: KafkaError | BrokerError) -> None:
         """A message failed; `left` is not changed."""
         self.failed = True
         self.outcomes[index] = error
+        if self._refused is not None:
+            self._refused(self.topic, error)
+
+    def fail_next(self, error: BrokerError) -> None:
+        """The client did not take the next message."""
+        self.fail(self.next, error)
+        self.next += 1
+        self.left -= 1
+
+    def fail_rest(self, reason: BrokerError) -> None:
+        """The client was not given the next message, nor those after it."""
+        self.failed = True
+        rest = len(self.messages) - self.next
+        self.outcomes[self.next :] = [reason] * rest
+        self.next += rest
+        self.left -= rest
 
     def fail_like(self, key: bytes | None, data: bytes | None, error: KafkaError) -> None:
         """A plain message of this key and body failed; of several alike the first that has not."""
@@ -227,6 +253,10 @@ class Reports:
             self.missing += number
         else:
             self._put_back(page)
+
+    def waits_for(self, topic: str) -> bool:
+        """Whether the client has messages of this topic that it has not reported."""
+        return any(call.topic == topic for call in self._open.values())
 
     def abandon(self) -> list[PublishCall]:
         """The client will report nothing more: forget it, and return the calls that still miss a report.

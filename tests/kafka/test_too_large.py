@@ -1,0 +1,164 @@
+"""A batch that is too large for its topic: what is too large by itself fails, and its neighbours are published."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import BackendError, BrokerError, Closed, MessageTooLarge, PublishError
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import read_all
+
+LIMIT = 20_000
+BIG = os.urandom(50_000)
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with broker.connect(kafka.url) as bus:
+        yield bus
+
+
+@pytest.fixture
+def small_topic(make_topic: MakeTopic) -> str:
+    """A topic with one partition that takes batches of 20,000 bytes."""
+    return make_topic(config={"max.message.bytes": str(LIMIT)})
+
+
+def values_in(kafka: KafkaServer, topic: str, partition: int = 0) -> list[bytes | None]:
+    return [message.value() for message in read_all(kafka.bootstrap, topic, partition)]
+
+
+async def outcomes_of(bus: Bus, topic: str, messages: Sequence[OutboundMessage | bytes]) -> Sequence[Any]:
+    try:
+        return await bus.topic(topic).publish_batch(messages)
+    except PublishError as error:
+        return error.outcomes
+
+
+async def test_neighbours_of_one_that_is_too_large_are_published(bus: Bus, kafka: KafkaServer, small_topic: str):
+    outcomes = await outcomes_of(bus, small_topic, [b"a", BIG, b"c"])
+    assert [type(outcome) for outcome in outcomes] == [Receipt, MessageTooLarge, Receipt]
+    assert not outcomes[1].retriable
+    assert values_in(kafka, small_topic) == [b"a", b"c"]
+    assert [outcomes[0].offset, outcomes[2].offset] == [0, 1]
+
+
+async def test_callers_do_not_fail_for_each_other(bus: Bus, kafka: KafkaServer, small_topic: str):
+    topic = bus.topic(small_topic)
+    for _ in range(5):
+        small = [topic.publish(b"small") for _ in range(5)]
+        results = await asyncio.gather(
+            *small, topic.publish(BIG), *[topic.publish(b"x") for _ in range(5)], return_exceptions=True
+        )
+        assert isinstance(results.pop(5), MessageTooLarge)
+        assert all(isinstance(result, Receipt) for result in results)
+    assert len(values_in(kafka, small_topic)) == 50
+
+
+async def test_what_is_enqueued_does_not_fail_for_another(bus: Bus, kafka: KafkaServer, small_topic: str):
+    topic = bus.topic(small_topic)
+    futures = [await topic.enqueue(BIG if number == 100 else b"%d" % number) for number in range(200)]
+    results = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(results.pop(100), MessageTooLarge)
+    assert all(isinstance(result, Receipt) for result in results)
+    assert sorted(int(value or b"") for value in values_in(kafka, small_topic)) == [n for n in range(200) if n != 100]
+
+
+@pytest.mark.parametrize("receipts", [True, False])
+async def test_messages_that_are_too_many_for_one_batch_are_published_in_order(
+    bus: Bus, kafka: KafkaServer, small_topic: str, receipts: bool
+):
+    # Each fits, and the client puts a million bytes of them into a batch.
+    messages = [OutboundMessage(b"%d " % number + bytes(1000), b"key") for number in range(500)]
+    topic = bus.topic(small_topic)
+    if receipts:
+        assert [receipt.offset for receipt in await topic.publish_batch(messages)] == list(range(500))
+    else:
+        await topic.publish_all(messages)
+    assert values_in(kafka, small_topic) == [message.data for message in messages]
+
+
+async def test_failures_without_receipts_are_told_of_the_right_messages(bus: Bus, kafka: KafkaServer, small_topic: str):
+    messages = [BIG if number % 10 == 5 else b"%d" % number for number in range(50)]
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(small_topic).publish_all(messages)
+    failed = {index for index, outcome in enumerate(raised.value.outcomes) if isinstance(outcome, BrokerError)}
+    assert failed == set(range(5, 50, 10))
+    assert all(isinstance(raised.value.outcomes[index], MessageTooLarge) for index in failed)
+    assert values_in(kafka, small_topic) == [message for message in messages if message is not BIG]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first-refusal", "later"])
+async def test_order_of_a_key_is_kept_whatever_is_refused(
+    bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, known: bool
+):
+    topic = make_topic(partitions=3, config={"max.message.bytes": str(LIMIT)})
+    if known:
+        await bus.topic(topic).publish_all([OutboundMessage(bytes(1000), partition=n % 3) for n in range(200)])
+    published: set[int] = set()
+    too_large: set[int] = set()
+    overtaken: set[int] = set()
+
+    async def publish(first: int) -> None:
+        batch = [
+            OutboundMessage(BIG if n % 100 == 50 else b"%d" % n, b"%d" % (n % 7), {"n": str(n)})
+            for n in range(first, first + 40)
+        ]
+        for n, outcome in enumerate(await outcomes_of(bus, topic, batch), first):
+            if isinstance(outcome, Receipt):
+                published.add(n)
+            elif isinstance(outcome, MessageTooLarge):
+                too_large.add(n)
+            else:
+                assert type(outcome) is BackendError
+                assert outcome.retriable
+                overtaken.add(n)
+
+    await asyncio.gather(*[publish(first) for first in range(0, 4000, 40)])
+    every_big = set(range(50, 4000, 100))
+    assert too_large <= every_big
+    if known:
+        assert too_large == every_big
+        assert not overtaken
+    found: dict[int, list[int]] = {key: [] for key in range(7)}
+    for partition in range(3):
+        for message in read_all(kafka.bootstrap, topic, partition):
+            if message.key() is not None:
+                found[int(message.key() or b"")].append(int(message.value() or b""))
+    for numbers in found.values():
+        assert numbers == sorted(set(numbers))
+    assert {n for numbers in found.values() for n in numbers} == published
+
+
+async def test_other_topics_go_on_as_they_were(bus: Bus, kafka: KafkaServer, small_topic: str, topic: str):
+    results = await asyncio.gather(
+        outcomes_of(bus, small_topic, [BIG, *[bytes(1000)] * 300]),
+        outcomes_of(bus, topic, [BIG, *[b"%d" % number for number in range(300)]]),
+    )
+    assert [index for index, outcome in enumerate(results[0]) if isinstance(outcome, BrokerError)] == [0]
+    assert not [outcome for outcome in results[1] if isinstance(outcome, BrokerError)]
+    assert len(values_in(kafka, topic)) == 301
+
+
+async def test_each_has_an_outcome_when_the_bus_closes_meanwhile(kafka: KafkaServer, small_topic: str):
+    async with broker.connect(kafka.url) as bus:
+        tasks = [asyncio.create_task(outcomes_of(bus, small_topic, [BIG, *[bytes(1000)] * 50])) for _ in range(20)]
+        await asyncio.sleep(0)
+    published = 0
+    for outcomes in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcomes, BaseException):
+            assert isinstance(outcomes, Closed)
+            continue
+        assert len(outcomes) == 51
+        published += sum(isinstance(outcome, Receipt) for outcome in outcomes)
+    assert len(values_in(kafka, small_topic)) == published
