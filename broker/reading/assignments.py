@@ -7,7 +7,7 @@ has a generation of its own, so that a commit for an earlier one is told apart a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from broker.checks import is_whole, refused
 from broker.errors import LeaseLost
@@ -15,6 +15,9 @@ from broker.records import Record
 from broker.spi import TopicPartition
 
 __all__ = ["Assignments", "Held", "as_positions"]
+
+_FOREIGN: Final = -1
+"""No assignment has this generation."""
 
 
 class Held:
@@ -190,21 +193,33 @@ class Assignments:
         held.handed = record.offset + 1
 
     def positions_of(
-        self, records: Iterable[Record[Any]]
+        self, records: Iterable[Record[Any]], owner: Any
     ) -> tuple[dict[TopicPartition, tuple[Held, int]], LeaseLost | None]:
-        """The positions that settle these records, and the error if some partition was taken away since."""
+        """The positions that settle these records, and the error if some partition was taken away since.
+
+        Records of another consumer count as taken away: each numbers its assignments from 1.
+
+        :param owner: whom `hand_over` bound the records of this member to.
+        """
         highest: dict[tuple[str, int, int], int] = {}
         topic, partition, generation, top = "", -1, -1, -1
+        whose: Any = owner
         for record in records:
-            if record.partition != partition or record.generation != generation or record.topic != topic:
+            if (
+                record.partition != partition
+                or record.generation != generation
+                or record.topic != topic
+                or record.owner is not whose
+            ):
                 if partition >= 0:
-                    run = (topic, partition, generation)
+                    run = (topic, partition, generation if whose is owner else _FOREIGN)
                     highest[run] = max(top, highest.get(run, -1))
                 topic, partition, generation, top = record.topic, record.partition, record.generation, record.offset
+                whose = record.owner
             elif record.offset > top:
                 top = record.offset
         if partition >= 0:
-            run = (topic, partition, generation)
+            run = (topic, partition, generation if whose is owner else _FOREIGN)
             highest[run] = max(top, highest.get(run, -1))
         positions: dict[TopicPartition, tuple[Held, int]] = {}
         lost: LeaseLost | None = None

@@ -77,13 +77,14 @@ class GroupMember:
         if taken:
             raise taken_away(taken[0])
 
-    async def commit_records(self, records: Sequence[Record[Any]]) -> None:
+    async def commit_records(self, records: Sequence[Record[Any]], owner: Any) -> None:
         """Settle these records and every lower offset of their partitions.
 
+        :param owner: whom the records of this member are bound to.
         :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
         """
         self._check_no_transaction()
-        positions, lost = self._assignments.positions_of(records)
+        positions, lost = self._assignments.positions_of(records, owner)
         await self._committer.commit({**self._assignments.skipped_alone(), **positions})
         if lost is not None:
             raise lost

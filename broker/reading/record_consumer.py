@@ -348,11 +348,12 @@ class RecordConsumer(Generic[T]):
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
         """Settle these records and every lower offset of their partitions; a position never falls.
 
-        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
+            others are committed.
         :raises BrokerError, Unsupported: as for `commit`.
         """
         self._check_not_closed()
-        await self._member.commit_records(records)
+        await self._member.commit_records(records, self)
 
     async def committed(
         self, partitions: Iterable[tuple[str, int]] | None = None

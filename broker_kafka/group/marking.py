@@ -41,30 +41,40 @@ class Marking(ABC):
 
         A mark below an earlier one changes nothing.
 
-        :returns: False if the partition was given up since; its next owner reads the record again.
+        :returns: False if the partition was given up since, and its next owner reads the record again; or if another
+            consumer handed it over.
         :raises ConfigurationError: the metadata cannot be stored: it is no text, or has a NUL, or is no Unicode.
         """
         if metadata != "":
             check_metadata((record.topic, record.partition), metadata)
-        held = self._open_parts().member.owner_of(record)
+        held = self._held_of(record)
         if held is None:
             return False
         self._grew(held.marks.mark(record.offset + 1, metadata))
         return True
 
     def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
-        """`mark` for each of these; False if a partition of one was given up since.
+        """`mark` for each of these; False if `mark` is for one of them.
 
         :raises ConfigurationError: the metadata cannot be stored; nothing is marked.
         """
         ours = True
-        last: Record[Any] | None = None
+        top: Record[Any] | None = None
         for record in records:
-            # Of a run of one partition only the last one counts.
-            if last is not None and (record.partition != last.partition or record.topic != last.topic):
-                ours &= self.mark(last, metadata)
-            last = record
-        return (last is None or self.mark(last, metadata)) and ours
+            # Of a run of one assignment only the highest counts.
+            if top is None:
+                top = record
+            elif (
+                record.partition != top.partition
+                or record.generation != top.generation
+                or record.topic != top.topic
+                or record.owner is not top.owner
+            ):
+                ours &= self.mark(top, metadata)
+                top = record
+            elif record.offset > top.offset:
+                top = record
+        return (top is None or self.mark(top, metadata)) and ours
 
     def finish(self, record: Record[Any], metadata: str = "") -> bool:
         """This record is done, those below it perhaps not: the mark moves as far as all are.
@@ -72,13 +82,14 @@ class Marking(ABC):
         For work on several records of a partition at once. A release then waits for all that was handed over, at most
         `flush_timeout`.
 
-        :returns: False if the partition was given up since; its next owner may read the record again.
+        :returns: False if the partition was given up since, and its next owner may read the record again; or if another
+            consumer handed it over.
         :raises ConfigurationError: the metadata cannot be stored.
         """
         if metadata != "":
             check_metadata((record.topic, record.partition), metadata)
         parts = self._open_parts()
-        held = parts.member.owner_of(record)
+        held = self._held_of(record)
         if held is None:
             return False
         parts.member.finishes = True
@@ -97,7 +108,7 @@ class Marking(ABC):
         :raises ConfigurationError: the metadata cannot be stored.
         """
         check_metadata((record.topic, record.partition), metadata)
-        held = self._open_parts().member.owner_of(record)
+        held = self._held_of(record)
         return held is not None and self._reset(held, record.offset + 1, metadata)
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
@@ -140,7 +151,7 @@ class Marking(ABC):
         parts = self._open_parts()
         positions: dict[TopicPartition, StoredOffset] = {}
         for record in records:
-            held = parts.member.owner_of(record)
+            held = self._held_of(record)
             if held is None:
                 raise LeaseLost(
                     f"Partition {record.partition} of topic {record.topic!r} was taken away before its results were "
@@ -153,8 +164,13 @@ class Marking(ABC):
         return SavePoint(parts.claims.owner, positions)
 
     def saved(self, point: SavePoint) -> None:
-        """The transaction with this save point was committed: nothing more is to be stored of it."""
-        member = self._open_parts().member
+        """The transaction with this save point was committed: nothing more is to be stored of it.
+
+        A save point of another consumer, such as the former one of the group, changes nothing.
+        """
+        member, present = self._open_parts().member, self._open_parts().claims.owner
+        if (point.owner.group, point.owner.member) != (present.group, present.member):
+            return
         for place, position in point.positions.items():
             held = member.own(*place)
             if held is not None:
@@ -176,8 +192,17 @@ class Marking(ABC):
         member, gone = self._open_parts().member, list[TopicPartition]()
         for place, stashed in stash.drain().items():
             held = member.own(*place)
-            if held is None or stashed.generation not in (None, held.generation):
+            by_name = stashed.generation is None
+            if held is None or not (by_name or self._is_of(held, stashed.generation, stashed.owner)):
                 gone.append(place)
             else:
                 apply(held, stashed.position)
         return gone
+
+    def _held_of(self, record: Record[Any]) -> Held | None:
+        """The assignment that handed this record over, if that is not over, and was of this consumer."""
+        held = self._open_parts().member.own(record.topic, record.partition)
+        return held if held is not None and self._is_of(held, record.generation, record.owner) else None
+
+    def _is_of(self, held: Held, generation: int | None, owner: object) -> bool:
+        return generation == held.generation and owner is self

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
@@ -41,6 +42,9 @@ from broker_kafka.group.streams import Streams
 from broker_kafka.positions import bounds_of
 
 __all__ = ["Member"]
+
+_GENERATIONS: Final = count(1)
+"""Of all members of this process, so that a stash knows which of two assignments is the later one."""
 
 
 class Member:
@@ -75,7 +79,6 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._teller = Teller()
         self._claimed: dict[TopicPartition, Claim] = {}
-        self._generations = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._clocks: set[asyncio.Timeout] = set()
         """Of the releases that run."""
@@ -103,11 +106,6 @@ class Member:
         """The present assignment of a partition."""
         return self.held.get(TopicPartition(topic, partition))
 
-    def owner_of(self, record: Record[Any]) -> Held | None:
-        """The assignment that handed this record over, if it is not over."""
-        held = self.held.get(TopicPartition(record.topic, record.partition))
-        return held if held is not None and held.generation == record.generation else None
-
     def is_callback(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is a call of the application's callbacks."""
         return self._teller.calls_from(task)
@@ -125,9 +123,8 @@ class Member:
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         new: list[Held] = []
         for partition in partitions:
-            self._generations += 1
             claim = self._claimed[partition]
-            held = Held(partition, self._generations, claim.stored, claim.begin)
+            held = Held(partition, next(_GENERATIONS), claim.stored, claim.begin)
             self.held[partition] = held
             new.append(held)
         # A pause ends with the assignment that it was for; the client keeps it.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from broker.errors import ConfigurationError
-from broker.records import Record
+from broker.records import Record, RecordOwner
 from broker.spi import TopicPartition
 from broker_kafka.offsets.protocol import StoredOffset, check_metadata, check_positions
 
@@ -17,10 +17,15 @@ __all__ = ["OffsetStash", "Stashed", "check_position"]
 
 
 class Stashed(NamedTuple):
-    """What is kept of a partition; `generation` is that of the record it came from, None for one given by name."""
+    """What is kept of a partition.
+
+    :ivar generation: that of the record it came from; None for one given by name.
+    :ivar owner: the consumer that handed that record over.
+    """
 
     position: StoredOffset
     generation: int | None
+    owner: RecordOwner | None = None
 
 
 class OffsetStash:
@@ -101,7 +106,7 @@ def check_position(place: TopicPartition, position: int, metadata: str) -> Store
 
 def _following(place: TopicPartition, record: Record[Any], metadata: str) -> Stashed:
     check_metadata(place, metadata)
-    return Stashed(StoredOffset(record.offset + 1, metadata), record.generation)
+    return Stashed(StoredOffset(record.offset + 1, metadata), record.generation, record.owner)
 
 
 def _newer(new: Stashed, old: Stashed) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from broker.errors import Closed, LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.group import OffsetStash
-from broker_kafka.offsets import StoredOffset
+from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
@@ -158,3 +158,47 @@ async def test_a_record_of_an_earlier_assignment_marks_nothing(
         with pytest.raises(LeaseLost):
             await consumer.save_point(old)
         assert {record.offset for record in await take(consumer, 5)} == set(range(5))
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["reopened", "another-group"])
+async def test_a_record_of_another_consumer_marks_nothing(kafka: KafkaServer, topic: str, group: str, same: bool):
+    """Each consumer's first assignment of a partition is like the other's, and only one of them was handed these."""
+    await fill(kafka, topic, 1, 20)
+    store = MemoryOffsetStore()
+    stash = OffsetStash()
+    async with opened(kafka, topic, group, commit_interval=None, store=store) as former:
+        late = await take(former, 20)
+        former.mark(late[4])
+        await former.commit()
+        point = await former.save_point(late)
+        stash.mark(late[-1])
+    other = group if same else f"{group}-other"
+    begin = 5 if same else 0
+    async with opened(kafka, topic, other, commit_interval=None, store=store) as consumer:
+        await eventually(lambda: len(consumer.assignment()) == 1)
+        before = consumer.positions()
+        assert not consumer.mark(late[-1])
+        assert not consumer.finish(late[begin])
+        assert not consumer.reset(late[0])
+        assert not consumer.mark_all(late)
+        assert consumer.mark_stashed(stash) == [(topic, 0)]
+        consumer.saved(point)
+        with pytest.raises(LeaseLost):
+            await consumer.commit_records(late)
+        with pytest.raises(LeaseLost):
+            await consumer.save_point(late)
+        assert consumer.positions() == before
+        assert await consumer.commit() == {}
+        ours = await take(consumer, 20 - begin)
+        assert ours[0].offset == begin
+        # One of another consumer in between takes nothing from its neighbours, nor gives them anything.
+        assert not consumer.mark_all([ours[2], late[-1], ours[0]])
+        assert consumer.positions()[TopicPartition(topic, 0)] == StoredOffset(ours[2].offset + 1)
+
+
+async def test_the_highest_record_of_a_run_is_marked(kafka: KafkaServer, topic: str, group: str):
+    await fill(kafka, topic, 1, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = await take(consumer, 10)
+        assert consumer.mark_all([records[2], records[7], records[5]])
+        assert consumer.positions()[TopicPartition(topic, 0)] == StoredOffset(8)

@@ -228,6 +228,21 @@ async def test_a_record_of_an_earlier_assignment_cannot_be_committed_in_a_later_
         assert b.source.stored == {P0: 3}
 
 
+async def test_a_record_of_another_consumer_cannot_be_committed() -> None:
+    async with bench(0, 1) as former, bench(0, 1) as b:
+        for each in (former, b):
+            each.source.append(1, 2, 3)
+            each.source.append(7, partition=1)
+            await each.buffered(4)
+        late = await former.consumer.next_batch()
+        ours = await b.consumer.next_batch()
+        with pytest.raises(LeaseLost):
+            await b.consumer.commit_records([ours[0], late[2], ours[3]])
+        assert b.source.stored == {P0: 2, P1: 8}
+        await late.commit()
+        assert former.source.stored == {P0: 4, P1: 8}
+
+
 async def test_records_of_a_lost_partition_that_a_fetch_still_brings_are_dropped() -> None:
     async with bench(0, 1) as b:
         b.consumer._assignments.give_up(b.consumer._assignments.begin_revoke([P0]))
