@@ -29,7 +29,7 @@ class Stashed(NamedTuple):
 
 
 class OffsetStash:
-    """One position for each partition: `mark` keeps the largest, `reset` the smallest.
+    """One position for each partition: `mark` keeps the largest, `reset` the smallest, of the latest assignment.
 
     Give it to `GroupConsumer.mark_stashed` or `GroupConsumer.reset_stashed`, which empty it.
     """
@@ -83,12 +83,12 @@ class OffsetStash:
 
     def _mark(self, place: TopicPartition, new: Stashed) -> None:
         old = self._kept.get(place)
-        if old is None or _newer(new, old) or new.position.offset > old.position.offset:
+        if old is None or _later(new, old) or (not _later(old, new) and new.position.offset > old.position.offset):
             self._kept[place] = new
 
     def _reset(self, place: TopicPartition, new: Stashed) -> None:
         old = self._kept.get(place)
-        if old is None or _newer(new, old) or new.position.offset < old.position.offset:
+        if old is None or _later(new, old) or (not _later(old, new) and new.position.offset < old.position.offset):
             self._kept[place] = new
 
 
@@ -109,6 +109,6 @@ def _following(place: TopicPartition, record: Record[Any], metadata: str) -> Sta
     return Stashed(StoredOffset(record.offset + 1, metadata), record.generation, record.owner)
 
 
-def _newer(new: Stashed, old: Stashed) -> bool:
-    """Whether the old one is of an assignment that is over."""
-    return new.generation is not None and old.generation is not None and new.generation > old.generation
+def _later(one: Stashed, other: Stashed) -> bool:
+    """Whether the other is of an earlier assignment, which is over."""
+    return one.generation is not None and other.generation is not None and one.generation > other.generation

@@ -161,6 +161,16 @@ def test_a_stash_forgets_what_an_earlier_assignment_left():
     assert stash.positions() == {ORDERS: StoredOffset(6)}
 
 
+def test_a_stash_takes_nothing_of_an_earlier_assignment():
+    stash = OffsetStash()
+    stash.mark(record(5, generation=2))
+    stash.mark(record(70, generation=1))
+    assert stash.positions() == {ORDERS: StoredOffset(6)}
+    stash.reset(record(3, generation=2))
+    stash.reset(record(1, generation=1))
+    assert stash.positions() == {ORDERS: StoredOffset(4)}
+
+
 @pytest.mark.parametrize("position", [-1, 1.5, True, None, "7"])
 def test_what_is_no_position_is_refused(position: Any):
     with pytest.raises(ConfigurationError, match="orders"):
