@@ -4,11 +4,11 @@
 and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
 look-ups are commands, by `call`, served between polls and within callbacks. For a moment after a record or a command
 the thread waits for commands and looks for records every `_BUSY_WAIT`; then it waits in the client, which costs next to
-nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on
-their way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances and
-keeps `max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which
-frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
-`revoke_seconds`. *Failure.* A callback never raises; errors go to `host.failed`.
+nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on their way; then the thread stops
+taking, and polls for one record now and then, which is what serves rebalances and keeps `max.poll.interval.ms` whatever
+handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which frees librdkafka's prefetch queue.
+*Rebalances* wait in their callback until the host has dealt with them, at most `revoke_seconds`. *Failure.* A callback
+never raises; errors go to `host.failed`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ _ASSIGN_SECONDS: Final = 60.0
 _LOST_SECONDS: Final = 5.0
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _REJOIN_PAUSE: Final = 1.0
-
 
 _Rebalance = Callable[[Consumer, list[NativePartition]], None]
 
@@ -87,10 +86,11 @@ class ConsumerThread(OwnerThread[Consumer]):
         """Whether everything is paused because nobody takes."""
         self._paused: set[tuple[str, int]] = set()
         self._owned: set[tuple[str, int]] = set()
-        self._single: list[NativeRecord] = []
-        """Taken one by one, and not handed over yet; callbacks may run before they are."""
+        self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before they are handed over
         self._busy_until = 0.0
         self._rejoin_at: float | None = None
+        self._claiming: asyncio.Task[None] | None = None
+        self._was_assigned = False
         self.calling_back = False
         """Whether the thread is within a callback of the client, which waits for the loop."""
 
@@ -175,6 +175,11 @@ class ConsumerThread(OwnerThread[Consumer]):
         self.tell(commit)
         return await waiter
 
+    async def stop(self, timeout: float) -> bool:
+        if self._claiming is not None:
+            self._claiming.cancel()
+        return await super().stop(timeout)
+
     def _crashed(self, error: BrokerError) -> None:
         self._host.failed(error)
 
@@ -189,7 +194,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _shut(self, client: Consumer) -> None:
         try:
             if self._topics:
-                prepare_to_leave(client, self._config)
+                prepare_to_leave(client, self._config, lambda: self._was_assigned)
             client.close()
         finally:
             self._commits.close()
@@ -309,13 +314,18 @@ class ConsumerThread(OwnerThread[Consumer]):
         return call
 
     def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        self._was_assigned = True
         places = [TopicPartition(each.topic, each.partition) for each in partitions]
         found: dict[TopicPartition, int] = {}
 
         async def ask() -> None:
-            found.update(await self._host.assigning(places))
+            if not self._stopping:
+                self._claiming = asyncio.current_task()
+                found.update(await self._host.assigning(places))
 
-        outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places else True
+        outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
+        if self._stopping:
+            return  # a client that closes gets no answer about positions, and takes the partitions by itself
         if outcome is not True:
             self._assignment.add(client, [])
             error = (

@@ -5,7 +5,7 @@ Called in the thread that owns the client, right before `Consumer.close`; it tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -21,18 +21,21 @@ _JOIN_SECONDS: Final = 1.0
 _LOOK_AGAIN: Final = 0.01
 
 
-def prepare_to_leave(client: Consumer, config: Mapping[str, Any]) -> None:
+def prepare_to_leave(client: Consumer, config: Mapping[str, Any], was_assigned: Callable[[], bool]) -> None:
     """Have the close that follows tell the group. The client has subscribed.
 
     :param config: of the client.
+    :param was_assigned: whether its callback was ever told of partitions, perhaps of none.
     """
     try:
+        # One that closes before the answer to its joining does not leave.
+        until = monotonic() + _JOIN_SECONDS
         if config.get("group.protocol") == "consumer":
-            # One that closes before the answer to its joining does not leave.
-            until = monotonic() + _JOIN_SECONDS
             while not _has_joined(client) and monotonic() < until:
                 sleep(_LOOK_AGAIN)
         elif "group.instance.id" not in config:
+            while not was_assigned() and monotonic() < until:
+                client.poll(_LOOK_AGAIN)
             # A cooperative member joins once more while it closes; a static one is meant to stay.
             client.unsubscribe()
     except (KafkaException, RuntimeError, BrokerError) as error:

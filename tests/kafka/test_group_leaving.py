@@ -1,0 +1,83 @@
+"""Leaving a group at any moment: quickly, and so that the group knows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from broker.bus import connect
+from broker_kafka.group import GroupConsumer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.group_members import both_protocols, eventually, fill, options_of
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import SECONDS, RawAdmin
+
+
+def patient(protocol: str) -> dict[str, Any]:
+    """Options of a member that stays for longer than these tests wait, unless it says that it leaves."""
+    options = options_of(protocol)
+    return options if protocol == "consumer" else {**options, "session_timeout_ms": 45_000}
+
+
+def members_of(admin: RawAdmin, group: str) -> int:
+    try:
+        described: Any = admin.client.describe_consumer_groups([group])[group].result()
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS):
+            return 1  # not known for a moment
+        raise
+    return len(described.members)
+
+
+@both_protocols
+async def test_a_member_that_has_just_joined_leaves_quickly(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
+):
+    topic = make_topic(partitions=2)
+    async with connect(kafka.url) as bus:
+
+        async def join_and_leave(name: str, pause: float) -> float:
+            consumer = await GroupConsumer(bus, topic, group=name, **patient(protocol)).__aenter__()
+            await asyncio.sleep(pause)
+            begun = time.monotonic()
+            await consumer.close()
+            return time.monotonic() - begun
+
+        # Different steps of joining are caught on the way.
+        groups = [f"{group}-{number}" for number in range(8)]
+        took = await asyncio.gather(*[join_and_leave(name, 0.02 * n) for n, name in enumerate(groups)])
+        assert max(took) < SECONDS
+        for name in groups:
+            await eventually(lambda name=name: members_of(admin, name) == 0, SECONDS)
+
+
+async def test_a_cooperative_member_leaves_while_its_joining_is_under_way(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+):
+    async with connect(kafka.url) as bus:
+        for number in range(5):
+            name = f"{group}-{number}"
+            consumer = await GroupConsumer(bus, topic, group=name, **patient("cooperative-sticky")).__aenter__()
+            while not members_of(admin, name):
+                await asyncio.sleep(0)
+            await consumer.close()
+            await eventually(lambda name=name: members_of(admin, name) == 0, SECONDS)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+async def test_consumers_of_both_families_leave_right_after_joining(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 10)
+    async with connect(f"{kafka.url}?group_protocol={protocol}") as bus:
+        async with bus.records(topic, group=group):
+            pass
+        await eventually(lambda: members_of(admin, group) == 0, SECONDS)
+        async with bus.messages(topic, subscription=group):
+            pass
+        await eventually(lambda: members_of(admin, group) == 0, SECONDS)
