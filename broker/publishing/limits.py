@@ -2,11 +2,13 @@
 
 Pure and synchronous; made once per topic from the backend's capabilities. A check raises and changes
 nothing, so a refused message leaves no trace. One honest refusal replaces silent cuts and ignored wishes.
+The bounds of what waits to be sent are here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from broker.capabilities import Capabilities
@@ -14,9 +16,29 @@ from broker.envelopes import is_letter
 from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
 
-__all__ = ["MessageLimits", "message_size", "utf8_length"]
+__all__ = ["MessageLimits", "PipelineSettings", "message_size", "utf8_length"]
 
 _ALWAYS_LARGE: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """The bounds of a publishing pipeline.
+
+    :ivar max_messages: the most messages queued and in flight together.
+    :ivar max_bytes: the most bytes of them; a larger message goes alone.
+    :ivar max_batch: the most messages of one call to the backend.
+    :ivar max_batch_bytes: the most bytes of one call, but for its last message.
+    :ivar in_flight: the most calls to the backend at once.
+    :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
+    """
+
+    max_messages: int = 10_000
+    max_bytes: int = 64 * 1024 * 1024
+    max_batch: int = 1000
+    max_batch_bytes: int = 4 * 1024 * 1024
+    in_flight: int = 4
+    retry_for: float = 30.0
 
 
 def utf8_length(text: str) -> int:

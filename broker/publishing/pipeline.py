@@ -24,13 +24,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
+from broker.publishing.limits import PipelineSettings
 from broker.receipts import Receipt
 
 __all__ = ["PipelineSettings", "PublishingPipeline"]
@@ -38,26 +38,6 @@ __all__ = ["PipelineSettings", "PublishingPipeline"]
 _KEPT_FAILURES: Final = 1000
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSettings:
-    """The bounds of a publishing pipeline.
-
-    :ivar max_messages: the most messages queued and in flight together.
-    :ivar max_bytes: the most bytes of them; a larger message goes alone.
-    :ivar max_batch: the most messages of one call to the backend.
-    :ivar max_batch_bytes: the most bytes of one call, but for its last message.
-    :ivar in_flight: the most calls to the backend at once.
-    :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
-    """
-
-    max_messages: int = 10_000
-    max_bytes: int = 64 * 1024 * 1024
-    max_batch: int = 1000
-    max_batch_bytes: int = 4 * 1024 * 1024
-    in_flight: int = 4
-    retry_for: float = 30.0
 
 
 class _Entry(msgspec.Struct, eq=False, gc=False):
@@ -111,29 +91,44 @@ class PublishingPipeline:
         self.messages = 0
         self.bytes = 0
 
+    def put_now(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt] | None:
+        """Queue one message if nothing has to be waited for, which is the rule; None leaves it to `put`."""
+        messages, ready = self.messages, self._ready
+        if self._callers or self._closed or messages >= self._max_messages:
+            return None
+        if messages and self.bytes + size > self._max_bytes:
+            return None
+        if not self._pump_scheduled:
+            self._schedule_pump()
+        elif len(ready) + 1 >= self._max_batch and len(self._batches) < self._settings.in_flight:
+            return None
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        self.messages = messages + 1
+        self.bytes += size
+        ready.append(_Entry(message, size, future))
+        return future
+
     async def put(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt]:
         """Queue one message; waits while the pipeline is full.
 
         :raises Closed: the pipeline was closed before the message was let in.
         """
-        future: asyncio.Future[Receipt] = self._loop.create_future()
-        entry = _Entry(message, size, future)
+        future = self.put_now(message, size)
+        if future is not None:
+            return future
         if self._closed:
             raise Closed("The topic is closed", advice="Publish before you leave the bus")
+        future = self._loop.create_future()
+        entry = _Entry(message, size, future)
         if self._callers or not self._has_room(size):
             await self._wait_for_room(entry)
             return future
         self.messages += 1
         self.bytes += size
-        ready = self._ready
-        ready.append(entry)
-        if not self._pump_scheduled:
-            self._pump_scheduled = True
-            self._loop.call_soon(self._pump)
-        elif len(ready) >= self._max_batch and len(self._batches) < self._settings.in_flight:
-            # A caller that never suspends would keep the full batch from leaving.
-            self._start_batches()
-            await asyncio.sleep(0)
+        self._ready.append(entry)
+        # A caller that never suspends would keep the full batch from leaving.
+        self._start_batches()
+        await asyncio.sleep(0)
         return future
 
     async def drain(self) -> None:

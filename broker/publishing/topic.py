@@ -200,11 +200,15 @@ class TopicFacade(Generic[T]):
         :raises Closed: the topic was closed before the message was let in.
         """
         target = self._target or self._open()
-        message = self._outbound(payload, key, attributes)
+        if type(payload) is OutboundMessage and key is None and attributes is None:
+            message = payload
+        else:
+            message = self._outbound(payload, key, attributes)
         if self._interceptors:
             (message,) = self._intercepted((message,))
         size = self._check(message)
-        return await (self._pipeline or self._open_pipeline(target)).put(message, size)
+        pipeline = self._pipeline or self._open_pipeline(target)
+        return pipeline.put_now(message, size) or await pipeline.put(message, size)
 
     async def flush(self) -> None:
         """Wait until everything enqueued by now is on the broker.
