@@ -117,7 +117,7 @@ class ThreadOffsetStore(MemberOffsetStore):
             [NativePartition(*place, position.offset, position.metadata) for place, position in positions.items()]
         )
         missing = BrokerError("The broker did not answer for this partition", retriable=True)
-        return {place: answer.get(place, missing) for place in positions}
+        return await self._told_apart(owner, positions, {place: answer.get(place, missing) for place in positions})
 
 
 def _positions(offsets: Sequence[Any]) -> dict[TopicPartition, int]:

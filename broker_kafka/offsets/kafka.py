@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import BrokerError, LeaseLost
+from broker.errors import BrokerError, Closed, LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, forget_moved, passing, settled
 from broker_kafka.connection import NEVER, Connection
@@ -69,12 +69,17 @@ class MemberOffsetStore:
         except KafkaException as error:
             named = ", ".join(f"{place.topic!r}[{place.partition}]" for place in positions)
             failed = translate(error, f"Committing {named} for group {owner.group!r}")
-            if len(positions) == 1 or failed.retriable or isinstance(failed, LeaseLost):
-                return dict.fromkeys(positions, failed)
-            # The client tells the last partition's error as that of all, though it stored the others.
-            singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
-            return {partition: error for results in singly for partition, error in results.items()}
+            return await self._told_apart(owner, positions, dict.fromkeys(positions, failed))
         return _outcomes(owner.group, positions, answered or offsets)
+
+    async def _told_apart(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], results: CommitResults
+    ) -> CommitResults:
+        """The answers of a commit, asked for singly where the client tells one partition's error as that of all."""
+        if len(positions) == 1 or not all(map(_is_of_one, results.values())):
+            return results
+        singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
+        return {partition: error for result in singly for partition, error in result.items()}
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
         return await self.commit(GroupMember(group, -1), positions, rewind=True)
@@ -155,6 +160,11 @@ class GroupOffsetStore:
         timeout = self._timeout
         found = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
+
+
+def _is_of_one(error: BrokerError | None) -> bool:
+    """Whether this may be the error of a single partition, while the others were stored."""
+    return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
 
 
 def _native(positions: Mapping[TopicPartition, StoredOffset]) -> list[Any]:

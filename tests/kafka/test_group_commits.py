@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Closed, LeaseLost
+from broker.errors import Closed, LeaseLost, SettleError
 from broker.spi import TopicPartition
 from broker_kafka.group import OffsetStash
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
@@ -98,6 +98,24 @@ async def test_only_contiguous_finished_records_are_committed(
         await consumer.commit()
         assert admin.committed(group, topic).offset == 5
     assert admin.committed(group, topic).offset == 5
+
+
+async def test_a_partition_that_is_refused_does_not_count_for_the_others(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin
+):
+    topic = make_topic(partitions=3)
+    await fill(kafka, topic, 3, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        last = {record.partition: record for record in await take(consumer, 30)}
+        long = "x" * 5000  # the broker takes 4096
+        for partition in range(3):
+            consumer.mark(last[partition], long if partition == 1 else "")
+        results = await consumer.commit()
+        assert (results[TopicPartition(topic, 0)], results[TopicPartition(topic, 2)]) == (None, None)
+        assert isinstance(results[TopicPartition(topic, 1)], SettleError)
+        assert f"{topic!r}[1]" in str(results[TopicPartition(topic, 1)])
+        assert list(await consumer.commit()) == [(topic, 1)]
+        assert [admin.committed(group, topic, partition).offset for partition in range(3)] == [10, -1001, 10]
 
 
 @both_protocols
