@@ -69,6 +69,7 @@ __all__ = [
     "SourceListener",
     "Start",
     "SubscriptionInfo",
+    "TellsIdle",
     "TopicInfo",
     "TopicPartition",
     "TransactionSpi",
@@ -247,6 +248,18 @@ class KeepsFinished(Protocol):
 
     def fullness(self, partition: TopicPartition) -> float:
         """How much of the room the last commit would have taken; above 1, something was left out."""
+        ...
+
+
+@runtime_checkable
+class TellsIdle(Protocol):
+    """A source that may give nothing because others hold what is unread; optional."""
+
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether nothing is left for this member, after so many seconds in which nothing came and no partition did.
+
+        False if that is not known yet; it is asked again in a moment.
+        """
         ...
 
 

@@ -31,7 +31,8 @@ class Arrivals:
     def __init__(self, taken: Callable[[], object]) -> None:
         self._taken = taken
         self._batches: deque[_Batch] = deque()
-        self._paused: set[TopicPartition] = set()
+        self.paused: set[TopicPartition] = set()
+        """Of which nothing is let out."""
         self._held: dict[TopicPartition, list[Record[Any]]] = {}
 
     def __bool__(self) -> bool:
@@ -40,7 +41,7 @@ class Arrivals:
     def add(self, records: list[Record[Any]], size: int) -> None:
         """A batch came, of so many bytes."""
         self._batches.append(_Batch(records, size))
-        if self._paused:
+        if self.paused:
             self._hold_back()
 
     def take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
@@ -75,19 +76,19 @@ class Arrivals:
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Let nothing of these out until they are resumed."""
-        self._paused.update(partitions)
+        self.paused.update(partitions)
         self._hold_back()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Undo `pause`; what was kept aside goes before what comes later."""
         for partition in partitions:
-            self._paused.discard(partition)
+            self.paused.discard(partition)
             records = self._held.pop(partition, None)
             if records:
                 self._batches.append(_Batch(records, sum([record.size for record in records]), from_thread=False))
 
     def _hold_back(self) -> None:
-        for record in self._take_out(self._paused):
+        for record in self._take_out(self.paused):
             self._held.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
 
     def _take_out(self, partitions: Collection[TopicPartition]) -> list[Record[Any]]:

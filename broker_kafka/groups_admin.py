@@ -68,7 +68,7 @@ class KafkaGroups:
 
     async def describe(self, name: str) -> GroupInfo:
         """:raises SubscriptionNotFound: there is no such group."""
-        info = await self._state(name)
+        info = await self.state(name)
         positions = await self._positions(name)
         if info is None and not positions:
             raise SubscriptionNotFound(f"There is no group {name!r}")
@@ -77,7 +77,7 @@ class KafkaGroups:
 
     async def reset(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
         positions = await self._positions(name)
-        if not reset.topics and not positions and await self._state(name) is None:
+        if not reset.topics and not positions and await self.state(name) is None:
             raise SubscriptionNotFound(
                 f"There is no group {name!r}", advice="Name the topic, and a group with positions on it is made"
             )
@@ -220,16 +220,16 @@ class KafkaGroups:
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _on(self, topic: str, name: str) -> GroupInfo:
-        info = await self._state(name)
+        info = await self.state(name)
         positions = await self._positions(name)
         if not any(place.topic == topic for place in positions) and not _has(info, topic):
             raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
         return replace(info or GroupInfo(name=name, state="empty"), positions=positions)
 
     async def _reads(self, name: str, topic: str) -> bool:
-        return _has(await self._state(name), topic)
+        return _has(await self.state(name), topic)
 
-    async def _state(self, name: str) -> GroupInfo | None:
+    async def state(self, name: str) -> GroupInfo | None:
         """What the coordinator says of it; None if it knows no such group."""
         await coordinator_ready(self._connection, name)
         try:
@@ -281,7 +281,7 @@ class KafkaGroups:
         return await bounds_of(self._connection, there)
 
     async def _refuse_members(self, name: str, consequence: str) -> None:
-        info = await self._state(name)
+        info = await self.state(name)
         if info is not None and info.members:
             count = len(info.members)
             who = ", ".join(sorted({f"{member.client} at {member.host}" for member in info.members})[:3])

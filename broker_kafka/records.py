@@ -27,6 +27,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.ephemeral import delete_group
 from broker_kafka.errors import translate
+from broker_kafka.idleness import Idleness
 from broker_kafka.member_commits import MemberCommits, not_ours
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
@@ -94,6 +95,17 @@ class KafkaRecordSource:
         self._arrivals = Arrivals(self.thread.taken)
         self._commits = MemberCommits(
             self._store, self.thread, self._owned, self._owner, group=self.group, timeout=timeout
+        )
+        self._idleness = Idleness(
+            connection,
+            settings,
+            self.thread,
+            self._store,
+            group=self.group,
+            committed=subscription.isolation == "read_committed",
+            topics=lambda: subscription.topics,
+            held=self._owned.keys,
+            paused=lambda: self._arrivals.paused,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
@@ -335,6 +347,9 @@ class KafkaRecordSource:
 
     def assignment(self) -> Sequence[TopicPartition]:
         return sorted(self._owned)
+
+    async def is_idle(self, seconds: float) -> bool:
+        return self._closed or await self._idleness.confirmed(seconds)
 
     async def group_metadata(self, partitions: Collection[TopicPartition] = ()) -> Any:
         """What a transaction needs to commit positions of this group; it is fenced by the present generation.

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
 from broker.consuming.dead_letter import DeadLetterWriter
@@ -27,13 +27,14 @@ from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
-from broker.spi import MessageSource, SourceListener
+from broker.spi import MessageSource, SourceListener, TellsIdle
 
 __all__ = ["Engine", "OpenSource", "intake_of"]
 
 OpenSource = Callable[[SourceListener], Awaitable[MessageSource]]
 
 _OPEN = SettleState.OPEN
+_LOOK_AGAIN: Final = 0.5
 
 
 class Engine:
@@ -80,6 +81,8 @@ class Engine:
         """The consumer, which must be known to its bus for as long as anything runs here, whoever forgets it."""
         self._active_at = self._loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._tell_idle: list[TellsIdle] = []
+        self._asking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open all sources, or none."""
@@ -98,6 +101,8 @@ class Engine:
         for intake, source in opened:
             self._intakes.append(intake)
             intake.start(source, self.capabilities, confirm=bool(self.options.confirm_acks))
+            if isinstance(source, TellsIdle):
+                self._tell_idle.append(source)
         self._active_at = self._loop.time()
         if self.options.stop_when_idle is not None:
             self._arm_idle_timer(self.options.stop_when_idle)
@@ -192,6 +197,10 @@ class Engine:
         intake_of(message).ready.put_again(message)
         self._wake(1)
 
+    def active(self) -> None:
+        """Messages may follow: silence counts from now on."""
+        self._active_at = self._loop.time()
+
     def settled(self) -> None:
         """Something was settled or lost: lanes may have opened, handlers may have ended."""
         self._active_at = self._loop.time()
@@ -234,6 +243,8 @@ class Engine:
         self.ended.set()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         for intake in self._intakes:
             intake.stop_fetching()
         self._wake(len(self._waiters))
@@ -330,11 +341,33 @@ class Engine:
             self._arm_idle_timer(allowed)
             return
         idle = self._loop.time() - self._active_at
-        if idle >= allowed:
-            self._idle = True
-            self.end()
-        else:
+        if idle < allowed:
             self._arm_idle_timer(allowed - idle)
+        elif self._tell_idle:
+            self._asking = self._loop.create_task(self._ask_idle(idle), name="broker-consumer-idle")
+        else:
+            self._end_idle()
+
+    async def _ask_idle(self, seconds: float) -> None:
+        """End if the sources say that no message means that there is none, and nothing comes meanwhile."""
+        active_at = self._active_at
+        try:
+            idle = True
+            for source in self._tell_idle:
+                idle = idle and await source.is_idle(seconds)
+        except BrokerError as error:
+            self._asking = None
+            self.fail(error)
+            return
+        self._asking = None
+        if idle and active_at == self._active_at:
+            self._end_idle()
+        else:
+            self._arm_idle_timer(_LOOK_AGAIN)
+
+    def _end_idle(self) -> None:
+        self._idle = True
+        self.end()
 
 
 def intake_of(message: Message[Any]) -> Intake:

@@ -26,7 +26,16 @@ from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
 from broker.errors import BrokerError, LeaseLost
-from broker.hooks import Event, FetchFailed, FlowBlocked, Hooks, LeaseExpired, Settled, SettleFailed
+from broker.hooks import (
+    Event,
+    FetchFailed,
+    FlowBlocked,
+    Hooks,
+    LeaseExpired,
+    PartitionsAssigned,
+    Settled,
+    SettleFailed,
+)
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import MessageSource, Settlement
 
@@ -74,6 +83,7 @@ class Host(Protocol):
 
     def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None: ...
     def deliver_again(self, message: Message[Any]) -> None: ...
+    def active(self) -> None: ...
     def settled(self) -> None: ...
     def fail(self, error: BrokerError) -> None: ...
 
@@ -310,6 +320,8 @@ class Intake:
 
     def event(self, event: Event) -> None:
         """Pass on what the source reports (`SourceListener`)."""
+        if isinstance(event, PartitionsAssigned):
+            self.engine.active()
         self._hooks.emit(event)
 
     def handed_over(self, count: int) -> None:

@@ -38,6 +38,7 @@ from broker.spi import (
     RetryTopic,
     Settlement,
     SourceListener,
+    TellsIdle,
     TopicPartition,
 )
 
@@ -153,6 +154,9 @@ class RecordsAsMessages:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         """Nothing expires here: a record is ours while its partition is."""
         return [None] * len(messages)
+
+    async def is_idle(self, seconds: float) -> bool:
+        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
 
     async def close(self) -> None:
         if self._closing:

@@ -17,7 +17,7 @@ from broker.reading.assignments import Assignments, taken_away
 from broker.reading.record_commits import Committer, Positions
 from broker.reading.record_pump import RecordPump
 from broker.records import Record
-from broker.spi import Backend, RecordSource, RecordSubscription, TopicPartition
+from broker.spi import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
 
 __all__ = ["GroupMember", "OnRevoking"]
 
@@ -51,6 +51,9 @@ class GroupMember:
         if not self._assignments.current() and (held := self._source.assignment()):
             self._assignments.assign(held)
             self._pump.joined()
+        if isinstance(self._source, TellsIdle):
+            # It knows by itself whether the group has answered.
+            self._pump.joined()
         self._pump.start(self._source)
 
     async def leave(self) -> None:
@@ -63,6 +66,10 @@ class GroupMember:
     async def drain(self, deadline: float) -> None:
         """Wait, at most until the loop time `deadline`, for the commits that were asked for."""
         await self._committer.drain(deadline)
+
+    async def is_idle(self, seconds: float) -> bool:
+        """Whether nothing is left to read, after so many seconds in which nothing came."""
+        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
 
     # -- commits and positions -----------------------------------------------------------------------------
 

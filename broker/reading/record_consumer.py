@@ -171,6 +171,7 @@ class RecordConsumer(Generic[T]):
             self._decoder,
             check=self._check_open,
             stop_when_idle=self._stop_when_idle,
+            is_idle=self._member.is_idle,
         )
         return self
 

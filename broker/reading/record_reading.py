@@ -8,7 +8,7 @@ raised once, to whoever waits, when the buffer is empty; `ended` from then on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from broker.errors import BrokerError
@@ -20,10 +20,13 @@ from broker.records import Record, RecordOwner
 __all__ = ["RecordReading"]
 
 _RECORDS_BETWEEN_YIELDS: Final = 256
+_LOOK_AGAIN: Final = 0.5
 
 
 class RecordReading:
-    """:param check: raises Closed if nothing may be handed over any more."""
+    """:param check: raises Closed if nothing may be handed over any more.
+    :param is_idle: asked after `stop_when_idle` seconds without a record: whether there is none.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class RecordReading:
         *,
         check: Callable[[], None],
         stop_when_idle: float | None,
+        is_idle: Callable[[float], Awaitable[bool]],
     ) -> None:
         self._owner = owner
         self._pump = pump
@@ -41,6 +45,7 @@ class RecordReading:
         self._decoder = decoder
         self._check = check
         self._stop_when_idle = stop_when_idle
+        self._is_idle = is_idle
         self._time = asyncio.get_running_loop().time
         self._since_yield = 0
         self.ended: BrokerError | None = None
@@ -76,6 +81,7 @@ class RecordReading:
             await asyncio.sleep(0)
         pump = self._pump
         started: float | None = None
+        idle = False
         while True:
             self._check()
             head = pump.peek()
@@ -91,7 +97,14 @@ class RecordReading:
             else:
                 left = self._patience(now, started, timeout)
             if left is not None and left <= 0 and not first:
-                return False
+                if idle or timeout is not None:
+                    return False
+                # Whatever comes while this is asked is found before it counts.
+                idle = await self._is_idle(now - self._silent_since(started))
+                if idle:
+                    continue
+                left = _LOOK_AGAIN
+            idle = False
             if head is not None and self._decoder is not None:
                 await self._decoder.buried(left)
             else:
@@ -104,4 +117,7 @@ class RecordReading:
             return started + timeout - now
         if self._stop_when_idle is None or self._pump.idle_since is None:
             return None
-        return max(started, self._pump.idle_since) + self._stop_when_idle - now
+        return self._silent_since(started) + self._stop_when_idle - now
+
+    def _silent_since(self, started: float) -> float:
+        return max(started, self._pump.idle_since or started)

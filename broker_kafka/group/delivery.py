@@ -9,7 +9,7 @@ every reader, once what came before it is handed over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, Protocol
 from weakref import ref
 
@@ -18,7 +18,7 @@ from broker_kafka.group.held import Held
 
 __all__ = ["Delivery", "Worker"]
 
-_JOIN_GRACE: Final = 10.0
+_LOOK_AGAIN: Final = 0.5
 
 
 class Worker(Protocol):
@@ -33,12 +33,15 @@ class Worker(Protocol):
 
 
 class Delivery:
-    """:param stop_when_idle: end the iterations after so many seconds without a record; None is never."""
+    """:param stop_when_idle: end the iterations after so many seconds without a record; None is never.
+    :param is_idle: asked then, with the seconds: whether no record means that there is none.
+    """
 
-    def __init__(self, stop_when_idle: float | None) -> None:
+    def __init__(self, stop_when_idle: float | None, is_idle: Callable[[float], Awaitable[bool]]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop_when_idle = stop_when_idle
-        self._idle_since = self._loop.time() + _JOIN_GRACE
+        self._is_idle = is_idle
+        self._idle_since = self._loop.time()
         self._waiters: set[asyncio.Future[None]] = set()
         self._workers: set[ref[Any]] = set()
         self._returns: asyncio.Future[None] | None = None
@@ -59,13 +62,15 @@ class Delivery:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.add(waiter)
         timer: asyncio.TimerHandle | None = None
-        if self._stop_when_idle is not None:
-            until = self._idle_since + self._stop_when_idle
-            if until <= self._loop.time():
-                self._waiters.discard(waiter)
-                return False
-            timer = self._loop.call_at(until, _wake, waiter)
         try:
+            if self._stop_when_idle is not None:
+                until, now = self._idle_since + self._stop_when_idle, self._loop.time()
+                if until <= now:
+                    # What comes while this is asked resolves the waiter.
+                    if await self._is_idle(now - self._idle_since) and not waiter.done():
+                        return False
+                    until = self._loop.time() + _LOOK_AGAIN
+                timer = self._loop.call_at(until, _wake, waiter)
             await waiter
         finally:
             self._waiters.discard(waiter)
@@ -86,11 +91,11 @@ class Delivery:
 
     def active(self) -> None:
         """Something came."""
-        self._idle_since = max(self._idle_since, self._loop.time())
+        self._idle_since = self._loop.time()
 
     def joined(self) -> None:
-        """The group has answered: from now on, no records means idle."""
-        self._idle_since = min(self._idle_since, self._loop.time())
+        """The group has given us partitions, whose records may follow."""
+        self.active()
         self.changed()
 
     def changed(self) -> None:

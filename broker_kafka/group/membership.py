@@ -23,6 +23,7 @@ from broker_kafka.group.member import Member
 from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
+from broker_kafka.idleness import Idleness
 from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
@@ -38,7 +39,7 @@ class Membership:
         self._options = options
         settings = options.settings
         held: dict[TopicPartition, Held] = {}
-        self.delivery = Delivery(options.stop_when_idle)
+        self.delivery = Delivery(options.stop_when_idle, self._is_idle)
         self.intake = Intake(
             held,
             owner,
@@ -87,6 +88,17 @@ class Membership:
             subscribe=self._subscribe,
             failed=self.delivery.fail,
         )
+        self._idleness = Idleness(
+            connection,
+            settings,
+            self.thread,
+            self.store,
+            group=options.group,
+            committed=options.isolation == "read_committed",
+            topics=lambda: self._watch.topics,
+            held=held.keys,
+            paused=lambda: {place for place, each in held.items() if each.paused},
+        )
         self.intake.connect(self.thread)
         member.connect(self.thread, self.claims, self.commits, self._watch.look)
 
@@ -128,6 +140,9 @@ class Membership:
             await self.thread.subscribe(topics)
         else:
             await self.thread.call(lambda client: client.unsubscribe())
+
+    async def _is_idle(self, seconds: float) -> bool:
+        return await self._idleness.confirmed(seconds)
 
     async def _metadata(self) -> Any:
         return await self.thread.call(lambda client: client.consumer_group_metadata())
