@@ -29,6 +29,8 @@ _TIME: Final = "anybroker-time"
 _ATTRIBUTES: Final = "anybroker-attributes"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST: Final = _EPOCH + timedelta(milliseconds=1)
+"""The earliest time that a timestamp can tell: brokers take none below 0, and to the client 0 means now."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
 """Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
@@ -52,7 +54,7 @@ def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
     if message.id is not None:
         headers.append((_ID, message.id.encode()))
     time = message.publish_time
-    if time is not None and (native is not None or time.microsecond % 1000):
+    if time is not None and (native is not None or time.microsecond % 1000 or time < _FIRST):
         headers.append((_TIME, b"%d" % ((time - _EPOCH) // _MICROSECOND)))
     return headers
 
@@ -66,7 +68,7 @@ def encode_time(message: OutboundMessage) -> int:
     time = message.publish_time
     if time is None or message.native is not None:
         return 0
-    # 0 would mean now.
+    # An earlier time rides in a header, and the log's is as near to it as can be.
     return max(1, (time - _EPOCH) // _MICROSECOND // 1000)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from confluent_kafka import Message
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.outbound import OutboundMessage
@@ -43,6 +43,17 @@ def test_the_timestamp_carries_milliseconds_and_a_header_what_is_finer() -> None
         assert RECORD_VIEW.publish_time(made) == message.publish_time
         assert RECORD_VIEW.broker_time(made) is None
     assert encode_headers(coarse) == []
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+@example(datetime(1960, 1, 1, tzinfo=UTC))
+@example(datetime(1970, 1, 1, tzinfo=UTC))
+@example(datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC))
+def test_every_publish_time_comes_back_equal(time: datetime) -> None:
+    message = OutboundMessage(b"v", publish_time=time)
+    made = record(encode_headers(message), (1, encode_time(message)))
+    assert RECORD_VIEW.publish_time(made) == time
+    assert RECORD_VIEW.publish_times([made]) == [(time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)]
 
 
 @given(st.integers(-(2**45), 2**48))
