@@ -29,7 +29,7 @@ from broker_kafka.headers import encode_headers, encode_time
 from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
-from broker_kafka.publish_errors import not_sent, publish_error, unknown_fate
+from broker_kafka.publish_errors import not_sent, not_taken, publish_error, unknown_fate
 from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
 from broker_kafka.splitting import Splitting
 
@@ -258,7 +258,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         found = kafka_error(refusal)
         if found is not None:
             return self._refused(client, call, found)
-        self._fail_next(call, translate(refusal, f"Publishing to {topic!r}"))
+        self._fail_next(call, not_taken(refusal, topic, call.messages[call.next]))
         return True
 
     def _refused(self, client: ProducerClient, call: PublishCall, error: KafkaError) -> bool:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from broker.errors import BackendError, BrokerError, ConnectionFailed, OperationTimeout, TopicNotFound
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    ConnectionFailed,
+    InvalidMessage,
+    OperationTimeout,
+    TopicNotFound,
+)
 from broker.outbound import OutboundMessage
 from broker_kafka.errors import translate
 
-__all__ = ["not_sent", "publish_error", "unknown_fate"]
+__all__ = ["not_sent", "not_taken", "publish_error", "unknown_fate"]
 
 
 def publish_error(error: KafkaError, topic: str, message: OutboundMessage, trouble: KafkaError | None) -> BrokerError:
@@ -35,6 +42,17 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
     if code == KafkaError._PURGE_INFLIGHT:
         return unknown_fate(topic)
     return translate(error, what)
+
+
+def not_taken(error: BaseException, topic: str, message: OutboundMessage) -> BrokerError:
+    """The client did not take it, and gave no code."""
+    if isinstance(error, OverflowError) and message.partition is not None:
+        return InvalidMessage(
+            f"Publishing to {topic!r}: partition is {message.partition}, and a topic has at most 2**31 of them",
+            native=error,
+            advice="Give one of the topic's partitions, or None for the key to decide",
+        )
+    return translate(error, f"Publishing to {topic!r}")
 
 
 def not_sent(topic: str, seconds: float, trouble: KafkaError | None) -> BrokerError:

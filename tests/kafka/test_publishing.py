@@ -27,6 +27,7 @@ from broker.errors import (
 )
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker_kafka.headers import RECORD_VIEW
 from broker_kafka.producing import ProducerThread
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
@@ -200,6 +201,21 @@ async def test_partition_that_is_not_there(bus: Bus, admin: RawAdmin, topic: str
     admin.add_partitions(topic, 2)
     admin.wait_for_leaders(topic, 2)
     assert (await bus.topic(topic).publish(OutboundMessage(b"1", partition=1))).partition == 1
+
+
+@pytest.mark.parametrize("partition", [2**31, 2**70])
+async def test_partition_that_no_topic_has(bus: Bus, topic: str, partition: int) -> None:
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(topic).publish_batch([b"0", OutboundMessage(b"1", partition=partition), b"2"])
+    assert [type(outcome) for outcome in raised.value.outcomes] == [Receipt, InvalidMessage, Receipt]
+    assert f"partition is {partition}" in str(raised.value.outcomes[1])
+
+
+async def test_times_before_the_epoch_come_back(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    topic = make_topic(config={"retention.ms": "-1"})
+    times = [datetime(1960, 2, 3, 4, 5, 6, 789, UTC), datetime(1970, 1, 1, tzinfo=UTC)]
+    await bus.topic(topic).publish_batch([OutboundMessage(b"x", publish_time=time) for time in times])
+    assert [RECORD_VIEW.publish_time(message) for message in read_all(kafka.bootstrap, topic)] == times
 
 
 async def test_producer_with_a_fatal_error_is_replaced(kafka: KafkaServer, make_topic: MakeTopic) -> None:
