@@ -95,7 +95,7 @@ def test_each_failure_waits_longer_and_the_last_is_dead_lettered_with_its_origin
                 await handled(inbox, handle, lambda: any(isinstance(event, DeadLettered) for event in events))
             waits = [after - before for (before, _), (after, _) in pairwise(tries)]
             assert [round(wait, 1) for wait in waits] == [5, 60, 600]
-            assert all(wait >= due for wait, due in zip(waits, DELAYS.delays, strict=True))
+            assert all(wait > due - 0.001 for wait, due in zip(waits, DELAYS.delays, strict=True))
             (letter,) = await all_of(bus, "orders.dead")
             told = letter.attributes
             assert (letter.key, letter.data, told["colour"]) == (b"k", b"bad", "red")
@@ -143,8 +143,8 @@ def test_a_waiting_message_holds_up_nobody() -> None:
                 await work
             times = dict(seen)
             assert max(time for data, time in seen if data not in (b"slow", b"slower")) < 5
-            assert 5 <= times[b"slow"] < 6
-            assert 60 <= times[b"slower"] < 62
+            assert 4.999 < times[b"slow"] < 6
+            assert 59.999 < times[b"slower"] < 62
 
     warped(test)
 
@@ -369,7 +369,7 @@ def test_what_waits_outlives_the_process_and_is_still_due_when_it_was() -> None:
             async with log(bus).as_messages(retry_topics=DELAYS) as inbox:
                 message = await inbox.next_message()
                 assert message is not None
-                assert 60 <= time.time() - failed < 62
+                assert 59.999 < time.time() - failed < 62
                 assert (message.delivery_attempt, message.topic, message.data) == (3, "orders", b"x")
                 await message.ack()
 
