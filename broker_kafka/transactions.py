@@ -210,8 +210,8 @@ class KafkaTransaction:
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
         )
-        await thread.start()
         try:
+            await thread.start()
             await self._repeat(thread, "open", lambda producer: producer.init_transactions(_SLICE))
         except BaseException:
             await thread.stop(_CLOSE)

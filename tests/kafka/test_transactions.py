@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
@@ -324,6 +325,22 @@ async def test_broker_killed_in_a_transaction() -> None:
         found = bodies(own, topic)
         wanted = [m.data for n in done for m in (*numbered(20, n * 20), *numbered(20, 10_000 + n * 20))]
         assert found == wanted
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_thread(bus: Bus, name: str) -> None:
+    def threads(number: int) -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if f"{name}-{number}'" in thread.name]
+
+    for number in range(5):
+        opening = asyncio.ensure_future(bus.transactional_publisher(f"{name}-{number}").__aenter__())
+        while not threads(number):
+            await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        async with asyncio.timeout(PATIENCE):
+            while threads(number):
+                await asyncio.sleep(0.02)
 
 
 async def test_steps_out_of_turn_are_refused(kafka: KafkaServer, topic: str, name: str) -> None:
