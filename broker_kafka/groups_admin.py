@@ -28,13 +28,14 @@ from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
 from broker_kafka.admin_requests import ask_coordinator, ask_one, coordinator_ready
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.offsets.kafka import GroupOffsetStore
-from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of, positions_at
 
 __all__ = ["KafkaGroups"]
 
 _RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.CONSUMER})
 _AT_ONCE: Final = 16
+_EMPTY: Final = "empty"
 _MOMENT: Final = 0.2
 
 
@@ -138,32 +139,41 @@ class KafkaGroups:
         """Move the groups on that are behind what a purge has left; those with members find their own way."""
         places = await partitions_of(self._connection, topic)
         bounds = await bounds_of(self._connection, places, committed=False)
-        for name in await self.list_on(topic):
-            found = await self._offsets.fetch(name, places)
+        names = [group.name for group in await self.list()]
+        failures: list[BrokerError] = []
+        for name, found in zip(names, await self._positions_on(places, names), strict=True):
+            unknown = next((position for position in found.values() if isinstance(position, BrokerError)), None)
+            if unknown is not None:
+                # The topic is purged, and this group may have nothing to do with it.
+                self._connection.warn(f"{topic!r} was purged, and group {name!r} not looked at: {unknown}")
             behind = {
                 place: StoredOffset(bounds[place].first)
                 for place, position in found.items()
                 if isinstance(position, StoredOffset) and position.offset < bounds[place].first
             }
             if behind:
-                for error in (await self._offsets.reset(name, behind)).values():
-                    if error is not None and not isinstance(error, LeaseLost):
-                        raise error
+                results = await self._offsets.reset(name, behind)
+                failures += [each for each in results.values() if each is not None and not isinstance(each, LeaseLost)]
+        if failures:
+            raise failures[0]
 
     async def list_on(self, topic: str) -> Sequence[str]:
         places = await partitions_of(self._connection, topic)
-        names = [group.name for group in await self.list()]
+        groups = await self.list()
+        found = await self._positions_on(places, [group.name for group in groups])
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def concerns(name: str) -> bool:
+        async def concerns(group: GroupInfo, positions: FetchResults) -> bool:
+            if any(isinstance(position, StoredOffset) for position in positions.values()):
+                return True
+            if group.state == _EMPTY:
+                # Nobody could read the topic.
+                return False
             async with gate:
-                found = await self._offsets.fetch(name, places)
-                if any(isinstance(position, StoredOffset) for position in found.values()):
-                    return True
-                return await self._reads(name, topic)
+                return await self._reads(group.name, topic)
 
-        concerned = await asyncio.gather(*map(concerns, names))
-        return [name for name, there in zip(names, concerned, strict=True) if there]
+        concerned = await asyncio.gather(*map(concerns, groups, found))
+        return [group.name for group, there in zip(groups, concerned, strict=True) if there]
 
     async def describe_on(self, topic: str, name: str) -> SubscriptionInfo:
         places = await partitions_of(self._connection, topic)
@@ -218,6 +228,16 @@ class KafkaGroups:
         return Lag(waiting=sum(behind.values()), partitions=behind)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _positions_on(self, places: Sequence[TopicPartition], names: Sequence[str]) -> Sequence[FetchResults]:
+        """What each of these groups has stored of a topic."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def of(name: str) -> FetchResults:
+            async with gate:
+                return await self._offsets.fetch(name, places)
+
+        return await asyncio.gather(*map(of, names))
 
     async def _on(self, topic: str, name: str) -> GroupInfo:
         info = await self.state(name)

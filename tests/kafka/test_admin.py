@@ -21,13 +21,15 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
-from broker.group_admin import GroupAdminSpi, GroupReset
+from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset
 from broker.hooks import Hooks
 from broker.spi import Start, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
+from broker_kafka.groups_admin import KafkaGroups
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
+from tests.kafka.raw_positions import store
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
@@ -385,3 +387,21 @@ async def test_a_cancelled_request_disturbs_nobody(spi: KafkaAdmin, topic: str, 
         await asyncio.gather(*tasks, return_exceptions=True)
     assert (await spi.describe_topic(topic)).name == topic
     assert [record.getMessage() for record in caplog.records if record.name == "concurrent.futures"] == []
+
+
+async def test_a_group_that_cannot_be_described_spoils_no_purge(
+    spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+):
+    topic, other = make_topic(), make_topic()
+    await asyncio.to_thread(produce, kafka.bootstrap, topic, [b"x"] * 4)
+    behind, stranger = f"behind-{topic}", f"stranger-{topic}"
+    await asyncio.to_thread(store, admin, behind, topic, 1)
+    await asyncio.to_thread(store, admin, stranger, other, 0)
+
+    async def state(self: KafkaGroups, name: str) -> GroupInfo | None:
+        raise BackendError(f"Group {name!r}: ConsumerGroupDescribe: ")
+
+    monkeypatch.setattr(KafkaGroups, "state", state)
+    assert await spi.purge(topic) == 4
+    assert (await asyncio.to_thread(admin.committed, behind, topic)).offset == 4
+    assert await spi.list_subscriptions(topic) == [behind]
