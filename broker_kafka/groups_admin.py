@@ -7,10 +7,10 @@ group that has members is not changed, and the error says how many; of a reset, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType
 
@@ -25,8 +25,9 @@ from broker.errors import (
 )
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
-from broker_kafka.admin_requests import ask_coordinator, ask_one, coordinator_ready
+from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready
 from broker_kafka.connection import NEVER, Connection
+from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of, positions_at
@@ -54,9 +55,8 @@ class KafkaGroups:
             self._connection,
             lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
             "Listing groups",
+            how=_ask_all_brokers,
         )
-        if found.errors and not found.valid:
-            raise BackendError(f"Groups cannot be listed: {found.errors[0]}", native=found.errors[0])
         return [
             GroupInfo(
                 name=each.group_id,
@@ -333,6 +333,14 @@ class KafkaGroups:
             return await positions_at(self._connection, places, reset.to)
         bounds = await bounds_of(self._connection, places)
         return {place: _target(place, bounds[place], positions.get(place), reset) for place in places}
+
+
+async def _ask_all_brokers(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
+    """`ask` of what each broker answers for itself: without one of them, the answer is none."""
+    found = await ask(connection, start, what)
+    if isinstance(found, BrokerError) or not found.errors:
+        return found
+    return translate(found.errors[0], what)
 
 
 def _has(info: GroupInfo | None, topic: str) -> bool:

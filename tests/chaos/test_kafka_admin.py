@@ -1,0 +1,25 @@
+"""What administration says while no broker is there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import broker
+from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
+from tests.servers.kafka import KafkaServer
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+
+
+async def test_groups_without_a_broker_are_no_defect() -> None:
+    with KafkaServer() as server:
+        async with broker.connect(f"{server.url}?request_timeout=1") as bus:
+            assert await bus.admin.groups() == []
+            await asyncio.to_thread(server.kill)
+            for _ in range(2):
+                with pytest.raises(BrokerError) as told:
+                    await bus.admin.groups()
+                assert isinstance(told.value, (ConnectionFailed, OperationTimeout)), told.value
+                assert told.value.retriable
