@@ -18,8 +18,9 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker.errors import BrokerError, Closed
 from broker.spi import TopicPartition
 from broker_kafka.errors import translate
+from broker_kafka.offsets.arguments import check_commit
 from broker_kafka.offsets.kafka import ConsumerClient, MemberOffsetStore
-from broker_kafka.offsets.protocol import CommitResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.protocol import CommitResults, GroupMember, StoredOffset
 
 __all__ = ["Answer", "Commits", "CommittingClient", "ThreadOffsetStore"]
 
@@ -110,7 +111,7 @@ class ThreadOffsetStore(MemberOffsetStore):
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
         """Kafka takes positions in either direction, with and without `rewind`."""
-        check_positions(positions)
+        check_commit(owner, positions)
         if not positions:
             return {}
         answer = await self._thread.commit(

@@ -15,7 +15,8 @@ from broker.spi import TopicPartition
 from broker_kafka.group.held import Held
 from broker_kafka.group.membership import Membership
 from broker_kafka.group.stash import OffsetStash, check_position
-from broker_kafka.offsets.protocol import GroupMember, StoredOffset, check_metadata
+from broker_kafka.offsets.arguments import check_metadata
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 __all__ = ["Marking", "SavePoint"]
 

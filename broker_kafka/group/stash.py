@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from broker.errors import ConfigurationError
 from broker.records import Record, RecordOwner
 from broker.spi import TopicPartition
-from broker_kafka.offsets.protocol import StoredOffset, check_metadata, check_positions
+from broker_kafka.offsets.arguments import check_metadata, check_positions
+from broker_kafka.offsets.protocol import StoredOffset
 
 __all__ = ["OffsetStash", "Stashed", "check_position"]
 
@@ -98,8 +98,6 @@ def check_position(place: TopicPartition, position: int, metadata: str) -> Store
     :raises ConfigurationError: it is no whole number of 0 or more, or the metadata cannot be stored.
     """
     stored = StoredOffset(position, metadata)
-    if not isinstance(place.topic, str) or not place.topic:
-        raise ConfigurationError(f"The topic is {place.topic!r}", advice="It takes a topic's name")
     check_positions({place: stored})
     return stored
 

@@ -20,11 +20,13 @@ from urllib.parse import quote
 
 import msgspec
 
+from broker.checks import refused
 from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, SettleError
 from broker.spi import TopicPartition
 from broker_kafka.offsets import fencing
+from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entries, Entry
-from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
 __all__ = ["FileOffsetStore"]
 
@@ -50,11 +52,16 @@ class FileOffsetStore:
     """Implements `OffsetStore`.
 
     :param directory: made if it is missing.
-    :raises ConfigurationError: it cannot be made, or is a file.
+    :raises ConfigurationError: it is no path, cannot be made, or is a file.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._directory = Path(directory)
+        try:
+            self._directory = Path(directory)
+        except TypeError:
+            raise refused("directory", directory, "a path, as str or Path") from None
+        if "\0" in str(directory):
+            raise refused("directory", directory, "a path without NUL")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -67,6 +74,7 @@ class FileOffsetStore:
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
         self._check()
+        check_fetch(group, partitions)
         try:
             entries = await asyncio.to_thread(self._read, group)
         except (OSError, BackendError) as error:
@@ -77,6 +85,7 @@ class FileOffsetStore:
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
         self._check()
+        check_claim(owner, partitions)
         results: dict[TopicPartition, StoredOffset | BrokerError | None] = {}
 
         def change(entries: Entries) -> None:
@@ -89,7 +98,7 @@ class FileOffsetStore:
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
         self._check()
-        check_positions(positions)
+        check_commit(owner, positions)
         results: dict[TopicPartition, BrokerError | None] = {}
 
         def change(entries: Entries) -> None:
@@ -101,11 +110,12 @@ class FileOffsetStore:
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
         self._check()
-        check_positions(positions)
+        check_reset(group, positions)
         return dict.fromkeys(positions, await self._change(group, lambda entries: fencing.put_back(entries, positions)))
 
     async def stored(self, group: str) -> FetchResults:
         self._check()
+        check_group(group)
         try:
             entries = await asyncio.to_thread(self._read, group)
         except (OSError, BackendError) as error:

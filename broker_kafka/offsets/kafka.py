@@ -18,7 +18,8 @@ from broker.spi import TopicPartition
 from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, forget_moved, passing, settled
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
-from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
 __all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore"]
 
@@ -42,6 +43,7 @@ class MemberOffsetStore:
         self._timeout = timeout
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        check_fetch(group, partitions)
         asked = [NativePartition(*partition) for partition in partitions]
         if not asked:
             return {}
@@ -54,13 +56,14 @@ class MemberOffsetStore:
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
+        check_claim(owner, partitions)
         return await self.fetch(owner.group, partitions)
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
         """Kafka takes positions in either direction, with and without `rewind`."""
-        check_positions(positions)
+        check_commit(owner, positions)
         if not positions:
             return {}
         offsets = _native(positions)
@@ -86,6 +89,7 @@ class MemberOffsetStore:
 
     async def stored(self, group: str) -> FetchResults:
         """Of the partitions that are assigned to this member."""
+        check_group(group)
         assigned = await self._client.call(lambda client: client.assignment())
         found = await self.fetch(group, [TopicPartition(each.topic, each.partition) for each in assigned])
         return {partition: position for partition, position in sorted(found.items()) if position is not None}
@@ -102,6 +106,7 @@ class GroupOffsetStore:
         self._timeout = connection.settings.request_timeout
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        check_fetch(group, partitions)
         if not partitions:
             return {}
         found = await self._read(group, [NativePartition(*partition) for partition in partitions])
@@ -112,16 +117,18 @@ class GroupOffsetStore:
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
+        check_claim(owner, partitions)
         return await self.fetch(owner.group, partitions)
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
         """Commit without being a member: LeaseLost while the group has members."""
+        check_commit(owner, positions)
         return await self.reset(owner.group, positions)
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        check_positions(positions)
+        check_reset(group, positions)
         if not positions:
             return {}
         await coordinator_ready(self._connection, group)
@@ -142,6 +149,7 @@ class GroupOffsetStore:
         return await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
 
     async def stored(self, group: str) -> FetchResults:
+        check_group(group)
         found = await self._read(group, await self._everywhere())
         if isinstance(found, BrokerError):
             raise found

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from broker.errors import Closed
 from broker.spi import TopicPartition
 from broker_kafka.offsets import fencing
+from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import Entries
-from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
 __all__ = ["MemoryOffsetStore"]
 
@@ -24,26 +25,29 @@ class MemoryOffsetStore:
         self._closed = False
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        check_fetch(group, partitions)
         entries = self._entries(group)
         return {partition: fencing.position_of(entries, partition) for partition in partitions}
 
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
+        check_claim(owner, partitions)
         return fencing.claim(self._entries(owner.group), owner, partitions, restarted)
 
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
-        check_positions(positions)
+        check_commit(owner, positions)
         return fencing.commit(self._entries(owner.group), owner, positions, rewind)
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        check_positions(positions)
+        check_reset(group, positions)
         fencing.put_back(self._entries(group), positions)
         return dict.fromkeys(positions)
 
     async def stored(self, group: str) -> FetchResults:
+        check_group(group)
         return {
             partition: entry.position
             for partition, entry in sorted(self._entries(group).items())

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from broker.checks import check_flag
 from broker.errors import BrokerError, ConfigurationError
 from broker.spi import TopicPartition
+from broker_kafka.offsets.arguments import check_group, check_store
 from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
 
 __all__ = ["Action", "Existing", "Move", "migrate_offsets"]
@@ -53,8 +55,12 @@ async def migrate_offsets(
     :param existing: what becomes of a different position that the target has already.
     :param dry_run: only tell.
     :raises BrokerError: the source cannot be read at all.
-    :raises ConfigurationError: `existing` is something else, or both stores are one.
+    :raises ConfigurationError: an argument cannot be used, or both stores are one.
     """
+    check_store("source", source)
+    check_store("target", target)
+    check_group(group)
+    check_flag("dry_run", dry_run)
     if existing not in ("keep", "overwrite"):
         raise ConfigurationError(f"existing is {existing!r}", advice='It takes "keep" or "overwrite"')
     if source is target:

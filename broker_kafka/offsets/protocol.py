@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from broker.checks import is_whole
+from broker.checks import refused
 from broker.errors import BrokerError, ConfigurationError
 from broker.spi import TopicPartition
 
@@ -28,14 +28,10 @@ __all__ = [
     "GroupMember",
     "OffsetStore",
     "StoredOffset",
-    "check_metadata",
-    "check_positions",
     "failures",
 ]
 
 _METADATA_MAGIC: Final = b"CGMDv2:"
-
-_LARGEST: Final = 2**63 - 1
 
 
 class StoredOffset(NamedTuple):
@@ -66,6 +62,8 @@ class GroupMember(NamedTuple):
 
         :raises ConfigurationError: it is not in the form that this version of the library writes.
         """
+        if not _is_bytes(metadata):
+            raise refused("metadata", metadata, "what consumer_group_metadata() returns, unchanged")
         parts = metadata[len(_METADATA_MAGIC) + 4 :].split(b"\0")
         if not metadata.startswith(_METADATA_MAGIC) or len(parts) < 3:
             raise ConfigurationError(
@@ -126,43 +124,10 @@ class OffsetStore(Protocol):
     async def close(self) -> None: ...
 
 
-def check_positions(positions: Mapping[TopicPartition, StoredOffset]) -> None:
-    """Refuse what no store can keep.
-
-    :raises ConfigurationError: an offset is no whole number of 0 or more, or metadata cannot be stored.
-    """
-    for partition, position in positions.items():
-        where = f"{partition.topic!r}[{partition.partition}]"
-        if not (is_whole(position.offset) and 0 <= position.offset <= _LARGEST):
-            raise ConfigurationError(
-                f"The offset of {where} is {position.offset!r}", advice="It takes the next offset to read, 0 or more"
-            )
-        check_metadata(partition, position.metadata)
-
-
-def check_metadata(partition: tuple[str, int], metadata: object) -> None:
-    """Refuse metadata that no store can keep.
-
-    :raises ConfigurationError: it is no text, or one that has a NUL or is no Unicode.
-    """
-    where = f"{partition[0]!r}[{partition[1]}]"
-    if not isinstance(metadata, str):
-        raise ConfigurationError(f"The metadata of {where} is {metadata!r}", advice="It takes text")
-    if "\0" in metadata or not _is_unicode(metadata):
-        raise ConfigurationError(
-            f"The metadata of {where} is {metadata[:40]!r}",
-            advice="It takes text without NUL and without lone surrogates; encode bytes as base64",
-        )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def failures(results: CommitResults) -> dict[TopicPartition, BrokerError]:
     """Those of a commit that were not stored."""
     return {partition: error for partition, error in results.items() if error is not None}
+
+
+def _is_bytes(value: object) -> bool:
+    return isinstance(value, bytes)

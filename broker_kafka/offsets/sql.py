@@ -40,11 +40,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
+from broker.checks import refused
 from broker.errors import BrokerError, Closed, ConfigurationError, SettleError
 from broker.spi import TopicPartition
 from broker_kafka.offsets import fencing
+from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entry
-from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset, check_positions
+from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 from broker_kafka.offsets.sql_rows import add_row, place, read_row, read_rows
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class SqlOffsetStore:
     :param engine: synchronous or asynchronous.
     :param table: name of the table.
     :param schema: where the table is; None is the connection's own.
-    :raises ConfigurationError: this is no engine.
+    :raises ConfigurationError: this is no engine, or no name of a table or schema.
     """
 
     def __init__(self, engine: Engine | AsyncEngine, *, table: str = _TABLE, schema: str | None = None) -> None:
@@ -75,6 +77,9 @@ class SqlOffsetStore:
                 f"engine is {type(engine).__name__}",
                 advice="Give what sqlalchemy.create_engine or create_async_engine returns",
             )
+        for what, name in (("table", table), ("schema", "any" if schema is None else schema)):
+            if not (isinstance(name, str) and name):
+                raise refused(what, name, "a name")
         self._engine = engine
         self._closed = False
         self._table = Table(
@@ -122,8 +127,8 @@ class SqlOffsetStore:
         :raises ConfigurationError: a position cannot be stored.
         :raises sqlalchemy.exc.SQLAlchemyError: the database failed, as for any other statement of the transaction.
         """
-        check_positions(positions)
-        connection = tx if isinstance(tx, Connection) else tx.connection()
+        check_commit(owner, positions)
+        connection = _connection_of(tx)
         for partition in sorted(positions):
             error = self._store(connection, owner, partition, positions[partition], rewind)
             if error is not None:
@@ -139,12 +144,17 @@ class SqlOffsetStore:
     ) -> None:
         """`save`, in a transaction of an asynchronous engine."""
 
+        if not callable(getattr(tx, "run_sync", None)):
+            raise refused("tx", tx, "an AsyncConnection or AsyncSession; a synchronous one goes to save")
+
         def run(inner: Any) -> None:
             self.save(inner, owner, positions, rewind=rewind)
 
         await tx.run_sync(run)
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
+        check_fetch(group, partitions)
+
         def run(tx: Connection) -> dict[TopicPartition, StoredOffset | None]:
             rows = read_rows(tx, self._table, group)
             return {partition: rows.get(partition, Entry()).position for partition in partitions}
@@ -155,6 +165,8 @@ class SqlOffsetStore:
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
     ) -> FetchResults:
+        check_claim(owner, partitions)
+
         def run(tx: Connection) -> dict[TopicPartition, StoredOffset | BrokerError | None]:
             return {partition: self._claim(tx, owner, partition, restarted) for partition in sorted(partitions)}
 
@@ -164,7 +176,7 @@ class SqlOffsetStore:
     async def commit(
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
     ) -> CommitResults:
-        check_positions(positions)
+        check_commit(owner, positions)
 
         def run(tx: Connection) -> dict[TopicPartition, BrokerError | None]:
             return {
@@ -176,7 +188,7 @@ class SqlOffsetStore:
         return dict.fromkeys(positions, found) if isinstance(found, SettleError) else found
 
     async def reset(self, group: str, positions: Mapping[TopicPartition, StoredOffset]) -> CommitResults:
-        check_positions(positions)
+        check_reset(group, positions)
 
         def run(tx: Connection) -> None:
             for partition in sorted(positions):
@@ -190,6 +202,7 @@ class SqlOffsetStore:
         return dict.fromkeys(positions, await self._in_transaction(run))
 
     async def stored(self, group: str) -> FetchResults:
+        check_group(group)
         found = await self._in_transaction(lambda tx: read_rows(tx, self._table, group))
         if isinstance(found, SettleError):
             raise found
@@ -269,6 +282,17 @@ class SqlOffsetStore:
                 return await tx.run_sync(work)
         except (SQLAlchemyError, OSError) as error:
             return _failed(error)
+
+
+def _connection_of(tx: Any) -> Connection:
+    """The connection of a transaction of the caller's."""
+    if isinstance(tx, Connection):
+        return tx
+    if hasattr(tx, "run_sync"):
+        raise refused("tx", tx, "a Connection or Session; an asynchronous one goes to save_async")
+    if not callable(getattr(tx, "connection", None)):
+        raise refused("tx", tx, "a Connection or Session of SQLAlchemy")
+    return tx.connection()
 
 
 def _run(engine: Engine, work: Callable[[Connection], R]) -> R:
