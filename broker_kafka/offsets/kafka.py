@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import BrokerError, Closed, LeaseLost
+from broker.bus import Bus
+from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, forget_moved, passing, settled
 from broker_kafka.connection import NEVER, Connection
@@ -104,6 +105,24 @@ class GroupOffsetStore:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._timeout = connection.settings.request_timeout
+
+    @classmethod
+    def of(cls, bus: Bus) -> GroupOffsetStore:
+        """Those of the cluster that this bus is connected to, for as long as it is open.
+
+        :raises ConfigurationError: it is no bus. :raises Unsupported: it is not connected to Kafka.
+        """
+        # The backend needs this module.
+        from broker_kafka.backend import KafkaBackend
+
+        backend: object = getattr(bus, "backend", None)
+        if backend is None:
+            raise ConfigurationError(f"bus is {bus!r}", advice="Give what broker.connect(...) returns")
+        if not isinstance(backend, KafkaBackend):
+            raise Unsupported(
+                f"Backend {bus.capabilities.backend!r} has no offsets of Kafka", advice="Connect to kafka://"
+            )
+        return cls(backend.connection)
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
         check_fetch(group, partitions)

@@ -13,11 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
-from broker.errors import BrokerError, ConfigurationError, TopicNotFound
+from broker.bus import connect
+from broker.errors import BrokerError, ConfigurationError, TopicNotFound, Unsupported
 from broker.spi import TopicPartition
 from broker_kafka.offsets import (
     FileOffsetStore,
     GroupMember,
+    GroupOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
     SqlOffsetStore,
@@ -25,6 +27,9 @@ from broker_kafka.offsets import (
     migrate_offsets,
 )
 from tests.kafka.offset_shelves import Shelf, committed, every_store
+from tests.kafka.raw_positions import store as raw_store
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
 
 # -- migration ---------------------------------------------------------------------------------------------------
 
@@ -102,3 +107,24 @@ async def _take(store: OffsetStore, name: str, owner: GroupMember, positions: Ma
 
 def _plain(results: Mapping[TopicPartition, Any]) -> dict[TopicPartition, Any]:
     return {key: str(value) if isinstance(value, BrokerError) else value for key, value in results.items()}
+
+
+async def test_what_a_bus_has_stored_moves_into_another_store(
+    kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
+):
+    await asyncio.to_thread(raw_store, admin, group, topic, 7)
+    async with connect(kafka.url) as bus:
+        target = MemoryOffsetStore()
+        (move,) = await migrate_offsets(GroupOffsetStore.of(bus), target, group)
+        assert (move.action, move.error) == ("copy", None)
+        place = TopicPartition(topic, 0)
+        assert await target.fetch(group, [place]) == {place: StoredOffset(7)}
+
+
+async def test_only_a_bus_of_kafka_has_offsets_of_kafka():
+    bus: Any = "kafka://localhost:9092"
+    with pytest.raises(ConfigurationError, match="Give what broker.connect"):
+        GroupOffsetStore.of(bus)
+    async with connect("inmem://") as other:
+        with pytest.raises(Unsupported, match="inmem"):
+            GroupOffsetStore.of(other)
