@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from confluent_kafka import KafkaError, KafkaException
 
 from broker.errors import (
@@ -15,7 +17,11 @@ from broker.errors import (
 from broker.outbound import OutboundMessage
 from broker_kafka.errors import translate
 
-__all__ = ["not_sent", "not_taken", "publish_error", "unknown_fate"]
+__all__ = ["TOO_LARGE", "batch_too_large", "not_sent", "not_taken", "publish_error", "unknown_fate"]
+
+
+TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+"""The broker refused a batch: one of its messages is too large for the topic, or all together are."""
 
 
 def publish_error(error: KafkaError, topic: str, message: OutboundMessage, trouble: KafkaError | None) -> BrokerError:
@@ -53,6 +59,15 @@ def not_taken(error: BaseException, topic: str, message: OutboundMessage) -> Bro
             advice="Give one of the topic's partitions, or None for the key to decide",
         )
     return translate(error, f"Publishing to {topic!r}")
+
+
+def batch_too_large(error: KafkaError, topic: str) -> BrokerError:
+    """One of a batch that was refused, and is not sent again; which of them are too large nobody tells."""
+    return BackendError(
+        f"Publishing to {topic!r}: its batch was too large for the topic, by this message, another or all together",
+        native=KafkaException(error),
+        advice="Set batch_size to the topic's max.message.bytes or less, and only what is too large by itself fails",
+    )
 
 
 def not_sent(topic: str, seconds: float, trouble: KafkaError | None) -> BrokerError:

@@ -25,11 +25,11 @@ from confluent_kafka import KafkaError
 from broker.errors import BackendError, BrokerError
 from broker.outbound import OutboundMessage
 from broker.publishing.limits import message_size
+from broker_kafka.publish_errors import TOO_LARGE
 from broker_kafka.reports import PublishCall, Reports
 
 __all__ = ["Group", "Splitting"]
 
-_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 _RECORD: Final = 24
 """Bytes of a record beside its key, body and attributes, about."""
 
@@ -226,7 +226,7 @@ class Splitting:
 
 def _is_too_large(outcome: object) -> bool:
     # What the client itself found too large is a BrokerError already.
-    return isinstance(outcome, KafkaError) and outcome.code() in _TOO_LARGE
+    return isinstance(outcome, KafkaError) and outcome.code() in TOO_LARGE
 
 
 def _refused_of(call: PublishCall) -> list[int]:

@@ -28,7 +28,9 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, kafka_error, translate
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.producing import ProducerThread
+from broker_kafka.publish_errors import TOO_LARGE, batch_too_large
 from broker_kafka.records import KafkaRecordSource
+from broker_kafka.reports import PublishCall
 
 __all__ = ["KafkaTransaction"]
 
@@ -54,6 +56,17 @@ class _TransactionThread(ProducerThread):
 
     def _replace(self, client: ProducerClient) -> None:
         self._drop_client(client)
+
+    gap = False
+    """Whether a broker has refused messages, whose numbers the client then leaves out: the broker refuses what it sends
+    next, until it is made anew."""
+
+    def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
+        # The client's own codes are below 0.
+        self.gap = self.gap or error.code() > 0
+        if error.code() in TOO_LARGE and len(call.messages) > 1:
+            return batch_too_large(error, call.topic)
+        return super()._translated(error, call, index)
 
     @property
     def fatal(self) -> KafkaError | None:
@@ -143,7 +156,8 @@ class KafkaTransaction:
 
     async def abort(self) -> None:
         self._check()
-        if self._since is None or self._thread is None:
+        thread = self._thread
+        if self._since is None or thread is None:
             self._since = None
             return
         try:
@@ -155,6 +169,8 @@ class KafkaTransaction:
             if found is None or found.code() != KafkaError._STATE:
                 raise
         self._since = None
+        if thread.gap and self._thread is thread:
+            await self._mend_gap(thread)
 
     async def close(self) -> None:
         if self._closed:
@@ -217,6 +233,15 @@ class KafkaTransaction:
             await thread.stop(_CLOSE)
             raise
         self._thread = thread
+
+    async def _mend_gap(self, thread: _TransactionThread) -> None:
+        """A new producer; at once, since nobody has fenced the old one, which has just aborted."""
+        self._thread = None
+        await thread.stop(_CLOSE)
+        try:
+            await self._renew()
+        except BrokerError as error:
+            logger.debug("The producer of %r is made with the next transaction: %s", self._id, error)
 
     async def _attempt(self, what: str, function: Callable[[Producer], Any]) -> None:
         """A call of the open transaction; what it says of the producer is drawn from it."""

@@ -11,7 +11,7 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import BackendError, BrokerError, Closed, MessageTooLarge, PublishError
+from broker.errors import BackendError, BrokerError, Closed, MessageTooLarge, PublishError, TransactionAborted
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from tests.kafka.conftest import MakeTopic
@@ -162,3 +162,31 @@ async def test_each_has_an_outcome_when_the_bus_closes_meanwhile(kafka: KafkaSer
         assert len(outcomes) == 51
         published += sum(isinstance(outcome, Receipt) for outcome in outcomes)
     assert len(values_in(kafka, small_topic)) == published
+
+
+async def test_a_transaction_is_undone_and_nobody_is_called_too_large_for_another(kafka: KafkaServer, small_topic: str):
+    async with broker.connect(kafka.url) as bus, bus.transactional_publisher(f"tx-{small_topic}") as publisher:
+        with pytest.raises(TransactionAborted):
+            async with publisher.transaction() as tx:
+                with pytest.raises(PublishError) as raised:
+                    await tx.publish_batch(small_topic, [b"a", BIG, b"c"])
+                assert {type(outcome) for outcome in raised.value.outcomes} == {BackendError}
+                assert "batch_size" in str(raised.value.outcomes[0])
+        with pytest.raises(TransactionAborted):
+            async with publisher.transaction() as tx:
+                with pytest.raises(MessageTooLarge):
+                    await tx.publish(small_topic, BIG)
+        async with publisher.transaction() as tx:
+            await tx.publish(small_topic, b"last")
+    assert [message.value() for message in read_all(kafka.bootstrap, small_topic, isolation="read_committed")] == [
+        b"last"
+    ]
+
+
+async def test_with_batches_of_the_topics_size_only_what_is_too_large_is_refused(kafka: KafkaServer, small_topic: str):
+    async with broker.connect(f"{kafka.url}?batch_size={LIMIT}") as bus:
+        async with bus.transactional_publisher(f"tx-{small_topic}") as publisher, publisher.transaction() as tx:
+            await tx.publish_batch(small_topic, [bytes(1000)] * 300)
+        outcomes = await outcomes_of(bus, small_topic, [*[bytes(1000)] * 100, BIG, *[bytes(1000)] * 100])
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)] == [100]
+    assert isinstance(outcomes[100], MessageTooLarge)
