@@ -14,7 +14,7 @@ from broker.errors import LeaseLost
 from broker.records import Record
 from broker.spi import TopicPartition
 
-__all__ = ["Assignments", "Held", "as_positions"]
+__all__ = ["Assignments", "Held", "as_partitions", "as_positions"]
 
 _FOREIGN: Final = -1
 """No assignment has this generation."""
@@ -114,11 +114,7 @@ class Assignments:
 
         :raises ConfigurationError: they are no partitions.
         """
-        if partitions is None:
-            return self.current()
-        if not _is_iterable(partitions):
-            raise refused("partitions", partitions, "a list of (topic, number), or None")
-        return [_as_partition(partition) for partition in partitions]
+        return self.current() if partitions is None else as_partitions(partitions)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """These are ours from now on; one that is already keeps its generation."""
@@ -255,6 +251,16 @@ def taken_away(partition: TopicPartition) -> LeaseLost:
         f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
         advice="Its new owner reads from the last commit on; make the work repeatable",
     )
+
+
+def as_partitions(partitions: Iterable[tuple[str, int]]) -> list[TopicPartition]:
+    """The partitions that any pairs name.
+
+    :raises ConfigurationError: they are no partitions.
+    """
+    if not _is_iterable(partitions):
+        raise refused("partitions", partitions, "a list of (topic, number), or None")
+    return [_as_partition(partition) for partition in partitions]
 
 
 def as_positions(positions: Mapping[tuple[str, int], int | None]) -> dict[TopicPartition, int | None]:

@@ -19,15 +19,16 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.bus import Bus
 from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, OffsetOutOfRange, Unsupported
+from broker.reading.assignments import as_partitions
 from broker.records import Record, RecordBatch
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.backend import KafkaBackend
+from broker_kafka.group.arguments import read_positions, read_records
 from broker_kafka.group.held import Held
 from broker_kafka.group.marking import Marking
 from broker_kafka.group.membership import Membership
 from broker_kafka.group.options import GroupOptions, GroupStart, with_options
 from broker_kafka.group.rebalance import OnRebalance
-from broker_kafka.group.stash import check_position
 from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.topics import TopicPattern, read_topics
 from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
@@ -203,6 +204,7 @@ class GroupConsumer(Marking):
 
         :returns: an entry for each partition that had something to commit: None, or why it was not stored. That is
             tried again with the next commit, as long as the partition is assigned.
+        :raises ConfigurationError: they are no partitions.
         """
         parts = self._open_parts()
         return await parts.commits.commit(self._chosen(partitions))
@@ -210,11 +212,14 @@ class GroupConsumer(Marking):
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
         """Mark these records and every lower offset of their partitions, and commit; `record.commit()` calls it.
 
-        :raises LeaseLost: a partition was taken away since they were handed over; the others are committed.
+        :raises LeaseLost: a partition was taken away since they were handed over, or they are another consumer's; the
+            others are committed.
+        :raises ConfigurationError: one is no record.
         :raises BrokerError: a position was not stored.
         """
-        ours = self.mark_all(records)
-        places = {TopicPartition(record.topic, record.partition) for record in records}
+        several = read_records(records)
+        ours = self.mark_all(several)
+        places = {TopicPartition(record.topic, record.partition) for record in several}
         for error in (await self.commit(places)).values():
             if error is not None:
                 raise error
@@ -229,9 +234,10 @@ class GroupConsumer(Marking):
     ) -> Mapping[TopicPartition, StoredOffset | None]:
         """What the store has of these partitions, or of all that are assigned; None where there is nothing.
 
+        :raises ConfigurationError: they are no partitions.
         :raises BrokerError: the store does not tell.
         """
-        asked = self.assignment() if partitions is None else [TopicPartition(*each) for each in partitions]
+        asked = self.assignment() if partitions is None else as_partitions(partitions)
         found = await self._open_parts().store.fetch(self.group, asked)
         positions: dict[TopicPartition, StoredOffset | None] = {}
         for place, position in found.items():
@@ -260,11 +266,11 @@ class GroupConsumer(Marking):
 
         :raises LeaseLost: a partition is not assigned to this member.
         :raises OffsetOutOfRange: the log does not hold a position.
+        :raises ConfigurationError: they are no positions of partitions.
         """
         parts = self._open_parts()
-        wanted = {TopicPartition(*place): position for place, position in positions.items()}
-        for place, position in wanted.items():
-            check_position(place, position, "")
+        wanted = read_positions(positions)
+        parts.member.moving(wanted)
         bounds = await self._bounds(list(wanted))
         for place, position in wanted.items():
             first, following = bounds[place]
@@ -340,7 +346,7 @@ class GroupConsumer(Marking):
         held = self._open_parts().member.held
         if partitions is None:
             return list(held.values())
-        return [held[TopicPartition(*each)] for each in partitions if TopicPartition(*each) in held]
+        return [held[each] for each in as_partitions(partitions) if each in held]
 
     def _read_as(self, mode: str) -> Membership:
         parts = self._open_parts()

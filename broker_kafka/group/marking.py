@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from broker.errors import LeaseLost
 from broker.records import Record
 from broker.spi import TopicPartition
+from broker_kafka.group.arguments import check_kind, check_record, read_records
 from broker_kafka.group.held import Held
 from broker_kafka.group.membership import Membership
 from broker_kafka.group.stash import OffsetStash, check_position
@@ -44,11 +45,10 @@ class Marking(ABC):
 
         :returns: False if the partition was given up since, and its next owner reads the record again; or if another
             consumer handed it over.
-        :raises ConfigurationError: the metadata cannot be stored: it is no text, or has a NUL, or is no Unicode.
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored: it is no text, or has a NUL, or
+            is no Unicode.
         """
-        if metadata != "":
-            check_metadata((record.topic, record.partition), metadata)
-        held = self._held_of(record)
+        held = self._held_of(record, metadata)
         if held is None:
             return False
         self._grew(held.marks.mark(record.offset + 1, metadata))
@@ -57,11 +57,12 @@ class Marking(ABC):
     def mark_all(self, records: Iterable[Record[Any]], metadata: str = "") -> bool:
         """`mark` for each of these; False if `mark` is for one of them.
 
-        :raises ConfigurationError: the metadata cannot be stored; nothing is marked.
+        :raises ConfigurationError: one is no record, or the metadata cannot be stored; nothing is marked.
         """
+        several = read_records(records)
         ours = True
         top: Record[Any] | None = None
-        for record in records:
+        for record in several:
             # Of a run of one assignment only the highest counts.
             if top is None:
                 top = record
@@ -85,12 +86,10 @@ class Marking(ABC):
 
         :returns: False if the partition was given up since, and its next owner may read the record again; or if another
             consumer handed it over.
-        :raises ConfigurationError: the metadata cannot be stored.
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
-        if metadata != "":
-            check_metadata((record.topic, record.partition), metadata)
         parts = self._open_parts()
-        held = self._held_of(record)
+        held = self._held_of(record, metadata)
         if held is None:
             return False
         parts.member.finishes = True
@@ -106,16 +105,15 @@ class Marking(ABC):
         `reset_position`.
 
         :returns: False if nothing was changed.
-        :raises ConfigurationError: the metadata cannot be stored.
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
-        check_metadata((record.topic, record.partition), metadata)
-        held = self._held_of(record)
+        held = self._held_of(record, metadata)
         return held is not None and self._reset(held, record.offset + 1, metadata)
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
         """Every offset below `position`, the next to read, is done; False if the partition is not assigned.
 
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: the partition or the position cannot be one, or the metadata cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         held = self._open_parts().member.own(topic, partition)
@@ -128,18 +126,24 @@ class Marking(ABC):
         """Take the mark back to `position`, the next to read. Above the mark it changes nothing.
 
         :returns: False if nothing was changed.
-        :raises ConfigurationError: the position cannot be one, or the metadata cannot be stored.
+        :raises ConfigurationError: the partition or the position cannot be one, or the metadata cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         held = self._open_parts().member.own(topic, partition)
         return held is not None and self._reset(held, position, metadata)
 
     def mark_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
-        """Mark what was stashed, and empty the stash; the partitions that were given up since."""
+        """Mark what was stashed, and empty the stash; the partitions that were given up since.
+
+        :raises ConfigurationError: this is no stash.
+        """
         return self._drain(stash, lambda held, position: self._grew(held.marks.mark(*position)))
 
     def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
-        """Reset to what was stashed, and empty the stash; the partitions that were given up since."""
+        """Reset to what was stashed, and empty the stash; the partitions that were given up since.
+
+        :raises ConfigurationError: this is no stash.
+        """
         return self._drain(stash, lambda held, position: self._reset(held, *position))
 
     async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
@@ -147,11 +151,12 @@ class Marking(ABC):
 
         The store refuses it if a partition went to somebody else since, which rolls the results back.
 
-        :raises LeaseLost: a partition was taken away already.
+        :raises LeaseLost: a partition was taken away already, or a record is another consumer's.
+        :raises ConfigurationError: one is no record.
         """
         parts = self._open_parts()
         positions: dict[TopicPartition, StoredOffset] = {}
-        for record in records:
+        for record in read_records(records):
             held = self._held_of(record)
             if held is None:
                 raise LeaseLost(
@@ -168,7 +173,10 @@ class Marking(ABC):
         """The transaction with this save point was committed: nothing more is to be stored of it.
 
         A save point of another consumer, such as the former one of the group, changes nothing.
+
+        :raises ConfigurationError: this is no save point.
         """
+        check_kind("point", point, SavePoint, "what save_point(records) returned")
         member, present = self._open_parts().member, self._open_parts().claims.owner
         if (point.owner.group, point.owner.member) != (present.group, present.member):
             return
@@ -190,6 +198,7 @@ class Marking(ABC):
         return True
 
     def _drain(self, stash: OffsetStash, apply: Callable[[Held, StoredOffset], object]) -> list[TopicPartition]:
+        check_kind("stash", stash, OffsetStash, "an OffsetStash")
         member, gone = self._open_parts().member, list[TopicPartition]()
         for place, stashed in stash.drain().items():
             held = member.own(*place)
@@ -200,8 +209,14 @@ class Marking(ABC):
                 apply(held, stashed.position)
         return gone
 
-    def _held_of(self, record: Record[Any]) -> Held | None:
-        """The assignment that handed this record over, if that is not over, and was of this consumer."""
+    def _held_of(self, record: Record[Any], metadata: str = "") -> Held | None:
+        """The assignment that handed this record over, if that is not over, and was of this consumer.
+
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
+        """
+        check_record(record)
+        if metadata != "":
+            check_metadata((record.topic, record.partition), metadata)
         held = self._open_parts().member.own(record.topic, record.partition)
         return held if held is not None and self._is_of(held, record.generation, record.owner) else None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -278,21 +278,31 @@ class Member:
 
         :raises LeaseLost: one is not assigned.
         """
-        moving = {partition: self.held.get(partition) for partition in positions}
-        for partition, held in moving.items():
-            if held is None or held.revoking:
-                raise LeaseLost(
-                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
-                    advice="Seek within assignment()",
-                )
+        moving = self.moving(positions)
 
         def sought() -> None:
-            there = [held for held in moving.values() if held is not None and not held.gone]
+            there = [held for held in moving if not held.gone]
             for held in there:
                 held.marks.runs.clear()
             self._intake.drop(there)
 
         await self._thread.seek(positions, sought)
+
+    def moving(self, partitions: Iterable[TopicPartition]) -> list[Held]:
+        """The assignments of partitions that are to be read from elsewhere.
+
+        :raises LeaseLost: one is not assigned.
+        """
+        found: list[Held] = []
+        for partition in partitions:
+            held = self.held.get(partition)
+            if held is None or held.revoking:
+                raise LeaseLost(
+                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
+                    advice="Seek within assignment()",
+                )
+            found.append(held)
+        return found
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""

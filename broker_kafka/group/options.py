@@ -15,6 +15,7 @@ from broker.spi import Start, TopicPartition
 from broker.starts import check_start
 from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
+from broker_kafka.offsets.arguments import check_store
 from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.property_names import CONSUMER_PROPERTIES
 from broker_kafka.settings import KafkaSettings
@@ -59,6 +60,8 @@ class GroupOptions:
     def __post_init__(self) -> None:
         check_name(self.group, "group")
         _check_start(self.start)
+        if self.store is not None:
+            check_store("store", self.store)
         if self.isolation not in ("read_committed", "read_uncommitted"):
             raise ConfigurationError(
                 f"isolation is {self.isolation!r}", advice='It takes "read_committed" or "read_uncommitted"'

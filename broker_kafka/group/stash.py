@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from broker.records import Record, RecordOwner
 from broker.spi import TopicPartition
+from broker_kafka.group.arguments import check_record
 from broker_kafka.offsets.arguments import check_metadata, check_positions
 from broker_kafka.offsets.protocol import StoredOffset
 
@@ -43,10 +44,9 @@ class OffsetStash:
     def mark(self, record: Record[Any], metadata: str = "") -> None:
         """This record and every lower offset of its partition is done.
 
-        :raises ConfigurationError: the metadata cannot be stored.
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
-        place = TopicPartition(record.topic, record.partition)
-        self._mark(place, _following(place, record, metadata))
+        self._mark(*_following(record, metadata))
 
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """Every offset below `position`, the next to read, is done.
@@ -59,10 +59,9 @@ class OffsetStash:
     def reset(self, record: Record[Any], metadata: str = "") -> None:
         """This record is the last that is done.
 
-        :raises ConfigurationError: the metadata cannot be stored.
+        :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
-        place = TopicPartition(record.topic, record.partition)
-        self._reset(place, _following(place, record, metadata))
+        self._reset(*_following(record, metadata))
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> None:
         """`position` is the next to read.
@@ -102,9 +101,11 @@ def check_position(place: TopicPartition, position: int, metadata: str) -> Store
     return stored
 
 
-def _following(place: TopicPartition, record: Record[Any], metadata: str) -> Stashed:
+def _following(record: Record[Any], metadata: str) -> tuple[TopicPartition, Stashed]:
+    check_record(record)
+    place = TopicPartition(record.topic, record.partition)
     check_metadata(place, metadata)
-    return Stashed(StoredOffset(record.offset + 1, metadata), record.generation, record.owner)
+    return place, Stashed(StoredOffset(record.offset + 1, metadata), record.generation, record.owner)
 
 
 def _later(one: Stashed, other: Stashed) -> bool:

@@ -19,7 +19,7 @@ from broker_kafka.group.marks import Marks, Runs
 from broker_kafka.group.options import with_options
 from broker_kafka.group.topics import read_topics
 from broker_kafka.headers import RECORD_VIEW
-from broker_kafka.offsets import StoredOffset
+from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from broker_kafka.settings import KafkaSettings
 
 
@@ -241,6 +241,8 @@ def test_a_pattern_of_nothing():
         ({"start": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 - on purpose
         ({"start": {"orders": 7}}, "start has the key 'orders'"),
         ({"start": {ORDERS: -1}}, "start of 'orders'[0] is -1"),
+        ({"store": 5}, "store is 5"),
+        ({"store": MemoryOffsetStore}, "an OffsetStore, which has fetch"),
         ({"isolation": "none"}, "isolation is 'none'"),
         ({"on_revoked": 7}, "on_revoked is 7"),
         ({"flush_timeout": 0}, "flush_timeout is 0"),

@@ -1,0 +1,94 @@
+"""What the calls of a group consumer do not take: refused by name, with the value and the mend, and nothing changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.errors import ConfigurationError, LeaseLost
+from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer, OffsetStash
+from tests.kafka.group_members import fill, opened, take
+from tests.servers.kafka import KafkaServer
+
+_RECORD: dict[str, Callable[[GroupConsumer, Any], Any]] = {
+    "mark": lambda group, wrong: group.mark(wrong),
+    "finish": lambda group, wrong: group.finish(wrong),
+    "reset": lambda group, wrong: group.reset(wrong),
+    "mark_all": lambda group, wrong: group.mark_all([wrong]),
+    "commit_records": lambda group, wrong: group.commit_records([wrong]),
+    "save_point": lambda group, wrong: group.save_point([wrong]),
+    "stash.mark": lambda group, wrong: OffsetStash().mark(wrong),
+    "stash.reset": lambda group, wrong: OffsetStash().reset(wrong),
+}
+_RECORDS: dict[str, Callable[[GroupConsumer, Any], Any]] = {
+    "mark_all": lambda group, wrong: group.mark_all(wrong),
+    "commit_records": lambda group, wrong: group.commit_records(wrong),
+    "save_point": lambda group, wrong: group.save_point(wrong),
+}
+_PARTITIONS: dict[str, Callable[[GroupConsumer, Any], Any]] = {
+    "pause": lambda group, wrong: group.pause(wrong),
+    "resume": lambda group, wrong: group.resume(wrong),
+    "commit": lambda group, wrong: group.commit(wrong),
+    "committed": lambda group, wrong: group.committed(wrong),
+}
+_POSITION: dict[str, Callable[[GroupConsumer, Any, Any, Any], Any]] = {
+    "mark_position": lambda group, *wrong: group.mark_position(*wrong),
+    "reset_position": lambda group, *wrong: group.reset_position(*wrong),
+    "stash.mark_position": lambda group, *wrong: OffsetStash().mark_position(*wrong),
+    "stash.reset_position": lambda group, *wrong: OffsetStash().reset_position(*wrong),
+    "seek": lambda group, topic, partition, position: group.seek({(topic, partition): position}),
+}
+
+
+async def refused(says: str, call: Callable[..., Any], *arguments: Any) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        answer = call(*arguments)
+        if inspect.isawaitable(answer):
+            await answer
+
+
+async def test_what_no_call_takes_is_named(kafka: KafkaServer, topic: str, group: str):
+    await fill(kafka, topic, 1, 10)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = await take(consumer, 10)
+        for call in _RECORD.values():
+            for wrong in (None, "x", 5, (topic, 0, 3), records):
+                await refused("record is .*Record", call, consumer, wrong)
+        for call in _RECORDS.values():
+            for wrong in (None, 5, records[0]):
+                await refused("records is ", call, consumer, wrong)
+            await refused("record is None", call, consumer, [*records, None])
+        for call in _PARTITIONS.values():
+            for wrong in (5, topic, b"x"):
+                await refused("partitions is ", call, consumer, wrong)
+            for wrong in ("ab", None, (topic,), (topic, "0"), (None, 0), (topic, 0, 0)):
+                await refused("partition is ", call, consumer, [wrong])
+        for call in _POSITION.values():
+            for place in ((None, 0), ("", 0), (topic, "0"), (topic, None), (topic, True), (topic, -1)):
+                await refused(r"(topic|partition|partition of '[\w-]+') is ", call, consumer, *place, 1)
+            for position in (None, -1, 1.5, "1", True, 2**63):
+                await refused(f"The offset of '{topic}'.0. is ", call, consumer, topic, 0, position)
+        for wrong in (None, 5, [(topic, 0)], "ab"):
+            await refused("positions is ", consumer.seek, wrong)
+        for call in (consumer.mark_stashed, consumer.reset_stashed):
+            for wrong in (None, {}, OffsetStash):
+                await refused("stash is .*an OffsetStash", call, wrong)
+        for wrong in (None, (), {}):
+            await refused("point is .*save_point", consumer.saved, wrong)
+        assert consumer.positions() == {(topic, 0): None}
+        assert await consumer.commit() == {}
+
+
+async def test_a_seek_elsewhere_is_a_lost_lease_whether_there_is_such_a_partition_or_not(
+    kafka: KafkaServer, topic: str, group: str
+):
+    await fill(kafka, topic, 1, 3)
+    async with opened(kafka, topic, group) as consumer:
+        await take(consumer, 3)
+        for place in (TopicPartition(topic, 9), TopicPartition("no-such-topic", 0)):
+            with pytest.raises(LeaseLost, match="is not assigned to this member"):
+                await consumer.seek({TopicPartition(topic, 0): 1, place: 0})
