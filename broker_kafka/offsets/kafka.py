@@ -112,17 +112,15 @@ class GroupOffsetStore:
 
         :raises ConfigurationError: it is no bus. :raises Unsupported: it is not connected to Kafka.
         """
-        # The backend needs this module.
-        from broker_kafka.backend import KafkaBackend
-
         backend: object = getattr(bus, "backend", None)
         if backend is None:
             raise ConfigurationError(f"bus is {bus!r}", advice="Give what broker.connect(...) returns")
-        if not isinstance(backend, KafkaBackend):
+        connection: object = getattr(backend, "connection", None)
+        if not isinstance(connection, Connection):
             raise Unsupported(
                 f"Backend {bus.capabilities.backend!r} has no offsets of Kafka", advice="Connect to kafka://"
             )
-        return cls(backend.connection)
+        return cls(connection)
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
         check_fetch(group, partitions)

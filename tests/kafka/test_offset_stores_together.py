@@ -123,7 +123,7 @@ async def test_what_a_bus_has_stored_moves_into_another_store(
 
 async def test_only_a_bus_of_kafka_has_offsets_of_kafka():
     bus: Any = "kafka://localhost:9092"
-    with pytest.raises(ConfigurationError, match="Give what broker.connect"):
+    with pytest.raises(ConfigurationError, match=r"Give what broker\.connect"):
         GroupOffsetStore.of(bus)
     async with connect("inmem://") as other:
         with pytest.raises(Unsupported, match="inmem"):

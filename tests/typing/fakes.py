@@ -149,6 +149,8 @@ class FakeTransaction:
     async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]:
         return [Receipt("1") for _ in payloads]
 
+    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
+
 
 class FakeTransactionalPublisher:
     def transaction(
