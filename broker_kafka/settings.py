@@ -326,6 +326,12 @@ class KafkaSettings(BackendSettings):
                 f"heartbeat_interval_ms {self.heartbeat_interval_ms} is not below "
                 f"session_timeout_ms {self.session_timeout_ms}"
             )
+        # With KIP-848 the session is the broker's.
+        if self.group_protocol == "classic" and self.max_poll_interval_ms < self.session_timeout_ms:
+            raise ValueError(
+                f"max_poll_interval_ms {self.max_poll_interval_ms} is below session_timeout_ms "
+                f"{self.session_timeout_ms}, which it has to reach"
+            )
         return self
 
     @property

@@ -259,6 +259,7 @@ def test_a_pattern_of_nothing():
         ({"sasl_username": "me"}, "Give it to the bus"),
         ({"acks": "1"}, "Give it to the bus"),
         ({"session_timeout_ms": 0}, "session_timeout_ms"),
+        ({"max_poll_interval_ms": 10}, "max_poll_interval_ms 10 is below session_timeout_ms 10000"),
         ({"partition_assignment_strategy": ("sticky",)}, "partition_assignment_strategy"),
         ({"properties": {"group.id": "other"}}, "group.id"),
     ],
@@ -278,6 +279,8 @@ def test_options_take_the_place_of_the_settings():
     config = changed.client_config("consumer")
     assert (config["group.protocol"], config["check.crcs"], config["client.rack"]) == ("consumer", "true", "a")
     assert "session.timeout.ms" not in config
+    short = {"group_protocol": "consumer", "max_poll_interval_ms": 2000}
+    assert with_options(settings, short).client_config("consumer")["max.poll.interval.ms"] == 2000
     with pytest.raises(InvalidSetting):
         with_options(settings, {"fetch_min_bytes": 0})
 

@@ -55,6 +55,8 @@ class TestUrl:
         assert "sends none" in refused("kafka://u:p@h?security_protocol=PLAINTEXT")
         assert "sasl_kerberos_service_name" in refused("kafka://h?sasl_mechanism=GSSAPI")
         assert "not below" in refused("kafka://h?heartbeat_interval_ms=5000&session_timeout_ms=5000")
+        assert "max_poll_interval_ms 10 is below" in refused("kafka://h?max_poll_interval_ms=10")
+        assert "max_poll_interval_ms 9999 is below" in refused("kafka://h?max.poll.interval.ms=9999")
         assert "takes no path" in refused("kafka://h/topic")
 
     def test_no_secret_is_shown(self) -> None:
