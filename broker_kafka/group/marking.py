@@ -38,6 +38,10 @@ class Marking(ABC):
     @abstractmethod
     def _open_parts(self) -> Membership: ...
 
+    @abstractmethod
+    async def commit_records(self, records: Sequence[Record[Any]]) -> None:
+        """What makes this the owner of records."""
+
     def mark(self, record: Record[Any], metadata: str = "") -> bool:
         """This record and every lower offset of its partition is done; committed later, the metadata along with it.
 
@@ -203,7 +207,7 @@ class Marking(ABC):
         for place, stashed in stash.drain().items():
             held = member.own(*place)
             by_name = stashed.generation is None
-            if held is None or not (by_name or self._is_of(held, stashed.generation, stashed.owner)):
+            if held is None or not (by_name or (stashed.generation == held.generation and stashed.owner is self)):
                 gone.append(place)
             else:
                 apply(held, stashed.position)
@@ -214,11 +218,12 @@ class Marking(ABC):
 
         :raises ConfigurationError: this is no record, or the metadata cannot be stored.
         """
-        check_record(record)
+        if type(record) is not Record:
+            check_record(record)
         if metadata != "":
             check_metadata((record.topic, record.partition), metadata)
         held = self._open_parts().member.own(record.topic, record.partition)
-        return held if held is not None and self._is_of(held, record.generation, record.owner) else None
-
-    def _is_of(self, held: Held, generation: int | None, owner: object) -> bool:
-        return generation == held.generation and owner is self
+        # Generations are numbered per process, and other consumers number theirs as they like.
+        if held is None or held.generation != record.generation or record.owner is not self:
+            return None
+        return held
