@@ -44,7 +44,7 @@ class Delivery:
         self._idle_since = self._loop.time()
         self._waiters: set[asyncio.Future[None]] = set()
         self._workers: set[ref[Any]] = set()
-        self._returns: asyncio.Future[None] | None = None
+        self._returns: set[asyncio.Future[None]] = set()
         self.ended = False
         self.error: BrokerError | None = None
 
@@ -84,8 +84,8 @@ class Delivery:
 
     def came_back(self) -> None:
         """A reader is done with what it had handed out."""
-        if self._returns is not None and not self._returns.done():
-            self._returns.set_result(None)
+        for returned in self._returns:
+            _wake(returned)
 
     # -- for the member ------------------------------------------------------------------------------------
 
@@ -126,8 +126,12 @@ class Delivery:
             working = self._working(asked, exempt)
             if not working and finished():
                 return
-            returns = self._returns = self._loop.create_future()
-            await asyncio.wait({returns, *working}, return_when=asyncio.FIRST_COMPLETED)
+            returned: asyncio.Future[None] = self._loop.create_future()
+            self._returns.add(returned)
+            try:
+                await asyncio.wait({returned, *working}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._returns.discard(returned)
 
     def _working(self, asked: set[Held], exempt: asyncio.Task[Any] | None) -> set[asyncio.Task[Any]]:
         tasks: set[asyncio.Task[Any]] = set()

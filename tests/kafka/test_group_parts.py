@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +17,8 @@ from broker.errors import ConfigurationError, InvalidName, InvalidSetting, Unsup
 from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, OffsetStash, TopicPattern
+from broker_kafka.group.delivery import Delivery
+from broker_kafka.group.held import Held
 from broker_kafka.group.marks import Marks, Runs
 from broker_kafka.group.options import with_options
 from broker_kafka.group.topics import read_topics
@@ -301,3 +305,32 @@ async def test_what_is_not_open_says_so():
     await consumer.close()
     with pytest.raises(broker.Closed, match="opens once"):
         await consumer.__aenter__()
+
+
+# -- releases ----------------------------------------------------------------------------------------------------
+
+
+class Working:
+    """A reader whose task goes on with what it was handed."""
+
+    def __init__(self, held: Held) -> None:
+        self.holding: Collection[Held] = (held,)
+        self.task = asyncio.current_task()
+
+
+async def test_two_releases_at_once_both_hear_of_readers_that_come_back():
+    async def never(_: float) -> bool:
+        return False
+
+    delivery = Delivery(None, never)
+    helds = [Held(TopicPartition("orders", number), 1, None, 0) for number in range(2)]
+    workers = [Working(held) for held in helds]
+    for worker in workers:
+        delivery.joins(worker)
+    releases = [asyncio.ensure_future(delivery.settled([held], lambda: True, None)) for held in helds]
+    await asyncio.sleep(0)
+    for worker in workers:
+        worker.holding = ()
+    delivery.came_back()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*releases)
