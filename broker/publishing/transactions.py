@@ -114,6 +114,9 @@ class TransactionalPublisherFacade:
 
     async def begin(self, member: GroupMember | None) -> OpenTransaction:
         """Enter a transaction."""
+        if self._current is not None and self._ending is not None:
+            # A block that was cancelled has left it to this.
+            await asyncio.wait((self._ending,), timeout=_LONGEST_END)
         if self._closed:
             raise Closed(f"Transactional publisher {self.transactional_id!r} is closed")
         if self._dead is not None:

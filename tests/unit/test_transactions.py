@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -158,6 +159,35 @@ async def test_hooks_see_and_change_what_is_published() -> None:
             await tx.publish("out.topic", b"x")
         assert b.producer.committed[0].key == b"traced"
         assert [type(event) for event in events if isinstance(event, Published)] == [Published]
+
+
+async def test_the_next_one_waits_for_the_end_of_one_whose_block_was_cancelled() -> None:
+    async with bench() as b:
+        b.producer.gates["abort"] = asyncio.Event()
+
+        async def block() -> None:
+            async with b.publisher.transaction(b.consumer) as tx:
+                await tx.publish("out.topic", b"undone")
+                await asyncio.Event().wait()
+
+        cancelled = asyncio.ensure_future(block())
+        await b.producer.begun["publish"].wait()
+        # Once in the block, and once more while that waits for its end.
+        cancelled.cancel()
+        await b.producer.begun["abort"].wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+        async def following() -> None:
+            async with b.publisher.transaction(b.consumer) as tx:
+                await tx.publish("out.topic", b"done")
+
+        entering = asyncio.ensure_future(following())
+        await asyncio.sleep(0)
+        b.producer.gates["abort"].set()
+        await entering
+        assert [m.data for m in b.producer.committed] == [b"done"]
 
 
 async def test_a_backend_without_transactions_says_so_at_open() -> None:
