@@ -92,7 +92,12 @@ class Auditor:
                 for record in batch:
                     take[record.topic](record)
                 self.records += len(batch)
-                await batch.commit()
+                try:
+                    await batch.commit()
+                except broker.BrokerError as error:
+                    # The commit of the next batch covers this one.
+                    if not error.retriable:
+                        raise
                 self._progress()
 
     def _take_flight(self, record: broker.Record[bytes]) -> None:

@@ -66,6 +66,24 @@ def test_the_promises_hold_and_the_table_is_that_of_the_data(
     assert "Every promise holds" in shown
 
 
+def test_a_commit_that_has_to_be_repeated_ends_nothing(
+    tmp_path: Path, expected: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, failed = broker.RecordBatch[bytes].commit, list[bool]()
+
+    async def once(self: broker.RecordBatch[bytes]) -> None:
+        if not failed:
+            failed.append(True)
+            raise broker.SettleError("Not coordinator", retriable=True)
+        await commit(self)
+
+    monkeypatch.setattr(broker.RecordBatch, "commit", once)
+    balance, rows, _ = run("inmem://flights-again", tmp_path / "delays.png")
+    assert failed
+    assert balance.failures == []
+    assert rows == expected
+
+
 def test_the_data_is_that_of_the_package(year: list[Flight]) -> None:
     assert [flight.number for flight in year] == list(range(1, FLIGHTS_IN_ALL + 1))
     assert len({flight.id for flight in year}) == FLIGHTS_IN_ALL
