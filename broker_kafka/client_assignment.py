@@ -33,7 +33,9 @@ class ClientAssignment:
     def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
         """Read these no more."""
         if self._incremental:
-            client.incremental_unassign(partitions)
+            # Those whose positions were not found were never read, and the client subtracts nothing that is not there.
+            there = {(each.topic, each.partition) for each in client.assignment()}
+            client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
         else:
             client.unassign()
 

@@ -324,6 +324,8 @@ class ConsumerThread(OwnerThread[Consumer]):
                 found.update(await self._host.assigning(places))
 
         outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
+            if self._claiming is not None:
+                self._post(self._claiming.cancel)
         if self._stopping:
             return  # a client that closes gets no answer about positions, and takes the partitions by itself
         if outcome is not True:

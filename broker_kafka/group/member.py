@@ -117,13 +117,14 @@ class Member:
         self._intake.arrived(records)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        self._claimed = await self._claims.claim(partitions)
-        return {partition: claim.begin for partition, claim in self._claimed.items()}
+        claimed = await self._claims.claim(partitions)
+        self._claimed |= claimed
+        return {partition: claim.begin for partition, claim in claimed.items()}
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         new: list[Held] = []
         for partition in partitions:
-            claim = self._claimed[partition]
+            claim = self._claimed.pop(partition)
             held = Held(partition, next(_GENERATIONS), claim.stored, claim.begin)
             self.held[partition] = held
             new.append(held)

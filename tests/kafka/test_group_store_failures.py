@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,10 @@ from broker.errors import BackendError, ConfigurationError
 from broker.hooks import Event, Warned
 from broker.records import Record
 from broker.spi import TopicPartition
+from broker_kafka import consuming
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import GroupMember, MemoryOffsetStore, StoredOffset
-from broker_kafka.offsets.protocol import CommitResults
+from broker_kafka.offsets.protocol import CommitResults, FetchResults
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
@@ -140,3 +141,32 @@ async def test_metadata_that_cannot_be_stored_is_refused_where_it_is_marked(
     assert members_of(admin, group) == 0
     assert admin.committed(group, topic, 1).offset == 10
     assert admin.committed(group, topic, 0).offset == -1001
+
+
+class SlowStore(MemoryOffsetStore):
+    """Its first claim does not come to an end."""
+
+    claims = given_up = 0
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        self.claims += 1
+        if self.claims == 1:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                raise
+        return await super().claim(owner, partitions, restarted=restarted)
+
+
+async def test_a_claim_that_takes_too_long_is_given_up_and_made_again(
+    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(consuming, "_ASSIGN_SECONDS", 0.5)
+    await fill(kafka, topic, 1, 10)
+    store = SlowStore()
+    async with opened(kafka, topic, group, store=store) as consumer:
+        assert len(await take(consumer, 10)) == 10
+    assert (store.claims, store.given_up) == (2, 1)
