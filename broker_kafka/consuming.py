@@ -101,7 +101,10 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         def subscribe(client: Consumer) -> None:
             self._topics = list(topics)
-            self._subscribe(client)
+            try:
+                self._subscribe(client)
+            except KafkaException as error:
+                raise translate(error, "Subscribing", resources=topics) from error
 
         await self.call(subscribe)
 

@@ -97,8 +97,9 @@ class TopicWatch:
         for topic in self._subscription.names:
             await partitions_of(self._connection, topic)
         if found != self.topics:
-            self.topics = found
             await self._subscribe(found)
+            # Not before: what failed is tried again at the next look.
+            self.topics = found
 
     async def _find(self) -> list[str]:
         if not self._subscription.patterns:

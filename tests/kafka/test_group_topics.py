@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
-from broker.errors import ConfigurationError, LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.errors import BackendError, ConfigurationError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, PositionReset
 from broker.spi import TopicPartition
+from broker_kafka.backend import KafkaBackend
 from broker_kafka.group import GroupConsumer, TopicPattern
+from broker_kafka.group.topics import read_topics
+from broker_kafka.group.watch import TopicWatch
 from broker_kafka.offsets import FileOffsetStore, GroupMember, MemoryOffsetStore, OffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take
@@ -282,3 +286,26 @@ async def test_a_group_that_was_forgotten_begins_its_generations_anew(kafka: Kaf
         assert records[0].offset == 4
         await records[-1].commit()
     assert await store.fetch(group, [place]) == {place: StoredOffset(10)}
+
+
+async def test_topics_that_could_not_be_subscribed_to_are_at_the_next_look(kafka: KafkaServer, make_topic: MakeTopic):
+    told: list[Sequence[str]] = []
+
+    async def subscribe(topics: Sequence[str]) -> None:
+        told.append(topics)
+        if len(told) == 2:
+            raise BackendError("The client does not", retriable=True)
+
+    prefix = f"watched-{uuid.uuid4().hex[:8]}"
+    first = make_topic(name=f"{prefix}-1")
+    async with connect(kafka.url) as bus:
+        assert isinstance(bus.backend, KafkaBackend)
+        pattern = read_topics(TopicPattern(f"{prefix}-.*"))
+        watch = TopicWatch(bus.backend.connection, pattern, interval=0.1, subscribe=subscribe, failed=lambda _: None)
+        await watch.open()
+        await watch.start()
+        second = make_topic(name=f"{prefix}-2")
+        await eventually(lambda: len(told) == 3)
+        assert told == [[first], [first, second], [first, second]]
+        assert watch.topics == [first, second]
+        await watch.stop()
