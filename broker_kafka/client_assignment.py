@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.spi import TopicPartition
 from broker_kafka.consumer_host import native_partitions
 
 __all__ = ["ClientAssignment"]
@@ -39,8 +40,30 @@ class ClientAssignment:
         else:
             client.unassign()
 
-    def move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> bool:
-        """Read a partition from another position; whether it was given to the client anew, and so is not paused."""
+    def move(
+        self,
+        client: Consumer,
+        positions: Mapping[TopicPartition, int],
+        owned: Collection[tuple[str, int]],
+        paused: Collection[tuple[str, int]],
+    ) -> tuple[list[TopicPartition], KafkaException | None]:
+        """Read partitions from other positions; which were moved, and why others were not."""
+        moved: list[TopicPartition] = []
+        failed: KafkaException | None = None
+        for partition, position in positions.items():
+            to = NativePartition(*partition, position)
+            try:
+                anew = self._move(client, to, owned)
+            except KafkaException as error:
+                failed = error
+                continue
+            moved.append(partition)
+            if anew and partition in paused:
+                client.pause([to])
+        return moved, failed
+
+    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> bool:
+        """Whether it was given to the client anew, and so is not paused."""
         try:
             client.seek(to)
         except KafkaException as error:

@@ -139,23 +139,23 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         self.tell(resume)
 
-    async def seek(self, positions: Mapping[TopicPartition, int], sought: Callable[[], object]) -> None:
+    async def seek(
+        self, positions: Mapping[TopicPartition, int], sought: Callable[[Sequence[TopicPartition]], object]
+    ) -> None:
         """Read these on from other positions.
 
-        :param sought: called on the loop between the last record of the old positions and the first of the new.
-        :raises BrokerError: one of them is not assigned.
+        :param sought: told on the loop which were moved, between their last old record and the first new one.
+        :raises BrokerError: one of them is not assigned; the others are moved.
         """
 
         def seek(client: Consumer) -> None:
-            self._forget(positions)
-            try:
-                for partition, position in positions.items():
-                    self._seek(client, partition, position)
-            except KafkaException as error:
-                raise translate(error, "Seeking", resources=sorted({each.topic for each in positions})) from error
-            finally:
-                self._post(sought)
-                self._busy()
+            paused = self._owned if self._parked else self._paused
+            moved, failed = self._assignment.move(client, positions, self._owned, paused)
+            self._forget(moved)
+            self._post(sought, moved)
+            self._busy()
+            if failed is not None:
+                raise translate(failed, "Seeking", resources=sorted({each.topic for each in positions}))
 
         await self.call(seek)
 
@@ -287,12 +287,6 @@ class ConsumerThread(OwnerThread[Consumer]):
         going = set(partitions)
         self._single = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
 
-    def _seek(self, client: Consumer, partition: TopicPartition, position: int) -> None:
-        to = NativePartition(partition.topic, partition.partition, position)
-        anew = self._assignment.move(client, to, self._owned)
-        if anew and (self._parked or partition in self._paused):
-            client.pause([to])
-
     # -- the group; in the thread --------------------------------------------------------------------------
 
     def _subscribe(self, client: Consumer) -> None:
@@ -327,11 +321,11 @@ class ConsumerThread(OwnerThread[Consumer]):
                 found.update(await self._host.assigning(places))
 
         outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
-            if self._claiming is not None:
-                self._post(self._claiming.cancel)
         if self._stopping:
             return  # a client that closes gets no answer about positions, and takes the partitions by itself
         if outcome is not True:
+            if self._claiming is not None:
+                self._post(self._claiming.cancel)
             self._assignment.add(client, [])
             error = (
                 BackendError("The positions of new partitions did not come in time", retriable=True)

@@ -254,7 +254,7 @@ class KafkaRecordSource:
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
         if partition in self._owned:
-            await self.thread.seek({partition: to}, lambda: self._arrivals.drop({partition}))
+            await self.thread.seek({partition: to}, self._arrivals.drop)
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
@@ -332,7 +332,7 @@ class KafkaRecordSource:
             targets |= {partition: at for partition, at in committed.items() if at is not None}
             targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
         self._check_owned(positions)
-        await self.thread.seek(targets, lambda: self._arrivals.drop(targets.keys()))
+        await self.thread.seek(targets, self._arrivals.drop)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._arrivals.pause(map(TopicPartition._make, partitions))

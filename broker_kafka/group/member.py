@@ -281,8 +281,8 @@ class Member:
         """
         moving = self.moving(positions)
 
-        def sought() -> None:
-            there = [held for held in moving if not held.gone]
+        def sought(moved: Sequence[TopicPartition]) -> None:
+            there = [held for held in moving if held.partition in moved and not held.gone]
             for held in there:
                 held.marks.runs.clear()
             self._intake.drop(there)

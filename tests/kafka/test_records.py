@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus, connect
-from broker.errors import LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, Hooks, PartitionsLost, PositionReset
 from broker.names import ephemeral
 from broker.reading.record_consumer import RecordConsumer
@@ -290,3 +290,32 @@ async def test_joining_a_missing_topic_leaves_no_thread(open_bus: Open, group: s
     with pytest.raises(TopicNotFound):
         async with bus.records(f"missing-{uuid.uuid4().hex}", group=group):
             pass
+
+
+async def test_a_seek_that_one_partition_refuses_leaves_no_gap_in_the_others(
+    kafka: KafkaServer, open_bus: Open, make_topic: MakeTopic, group: str
+) -> None:
+    topic = make_topic()
+    produce(kafka.bootstrap, topic, bodies(100))
+    ours, missing = TopicPartition(topic, 0), TopicPartition(topic, 7)
+    moved: list[Sequence[TopicPartition]] = []
+    async with (await open_bus()).records(topic, group=group) as log:
+        await read(log, 100, PATIENCE)
+        source: Any = vars(vars(log)["_member"])["_source"]
+        with pytest.raises(BrokerError):
+            await source.thread.seek({missing: 0, ours: 90}, moved.append)
+        assert (await read(log, 10, PATIENCE))[0].offset == 90
+        with pytest.raises(BrokerError):
+            await source.thread.seek({missing: 0}, moved.append)
+        await eventually(lambda: len(moved) == 2, PATIENCE)
+    # What was not moved keeps what waits of it.
+    assert moved == [[ours], []]
+
+
+async def test_what_the_client_does_not_subscribe_to_is_an_error_of_ours(
+    open_bus: Open, topic: str, group: str
+) -> None:
+    async with (await open_bus()).records(topic, group=group) as log:
+        source: Any = vars(vars(log)["_member"])["_source"]
+        with pytest.raises(BrokerError, match="Subscribing"):
+            await source.thread.subscribe([""])
