@@ -34,7 +34,7 @@ be called twice, and after a failure.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -44,6 +44,7 @@ from broker.capabilities import Capabilities
 from broker.envelopes import View
 from broker.errors import BrokerError
 from broker.hooks import Event
+from broker.infos import Lag, SubscriptionInfo, TopicInfo
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
@@ -317,40 +318,6 @@ class LogReaderSpi(Protocol):
         :raises OffsetOutOfRange: `start` was removed by retention, or `stop` lies beyond the end.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicInfo:
-    """What the broker says of a topic."""
-
-    name: str
-    partitions: int | None = None
-    messages: int | None = None
-    bytes: int | None = None
-    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionInfo:
-    """What the broker says of a subscription or group."""
-
-    topic: str
-    name: str
-    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lag:
-    """How far behind a subscription is.
-
-    :ivar waiting: messages, or records, not delivered yet.
-    :ivar unsettled: delivered and not settled; None where the broker does not tell.
-    :ivar partitions: records behind per partition, for a record group.
-    """
-
-    waiting: int
-    unsettled: int | None = None
-    partitions: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class AdminSpi(Protocol):

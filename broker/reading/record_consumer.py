@@ -302,15 +302,11 @@ class RecordConsumer(Generic[T]):
         return RecordBatch(await self._open_reading().some(max_records, timeout), self)
 
     def __aiter__(self) -> AsyncIterator[Record[T]]:
-        """The records one by one, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
-        none.
-        """
+        """The records one by one, until it is closed or `stop_when_idle` is over. Leaving the loop loses none."""
         return Steps(self.next_record, lambda: self.closed)
 
     def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
-        """Batches of what is there, until the consumer is closed or `stop_when_idle` is over. Leaving the loop loses
-        none.
-        """
+        """Batches of what is there, until it is closed or `stop_when_idle` is over. Leaving the loop loses none."""
         check_count("max_records", max_records)
         return Steps(lambda: self.next_batch(max_records), lambda: self.closed)
 

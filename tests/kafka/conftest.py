@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from broker.hooks import Hooks
+from broker_kafka.admin import KafkaAdmin
+from broker_kafka.connection import Connection
 from broker_kafka.offsets import sql_rows
+from broker_kafka.settings import KafkaSettings
 from tests.kafka.offset_shelves import Shelf, make_shelf
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
@@ -51,6 +55,21 @@ def topic(admin: RawAdmin) -> str:
 def group() -> str:
     """A group's name that nobody used."""
     return f"group-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def name() -> str:
+    """The name of a topic that is not there yet."""
+    return f"made-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def spi(kafka: KafkaServer) -> AsyncIterator[KafkaAdmin]:
+    """Provisioning, over a connection of its own."""
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    await connection.open()
+    yield KafkaAdmin(connection)
+    await connection.close()
 
 
 @pytest.fixture

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition as NativePartition
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, SettleError, TopicNotFound
+from broker.errors import BrokerError, Closed, LeaseLost, SettleError, TopicNotFound
 from broker.spi import TopicPartition
 from broker_kafka.offsets import (
-    FileOffsetStore,
     GroupMember,
     GroupOffsetStore,
     MemoryOffsetStore,
     OffsetStore,
-    SqlOffsetStore,
     StoredOffset,
     migrate_offsets,
 )
@@ -278,72 +272,6 @@ async def test_a_reset_fences_the_member_that_runs_in_spite_of_it(shelf: Shelf):
     await committed(shelf, {partition: StoredOffset(3)})
 
 
-@every_store
-@pytest.mark.parametrize("bad", [StoredOffset(-1), StoredOffset(2**63), StoredOffset(True), StoredOffset(1, None)])  # type: ignore[arg-type]
-async def test_a_position_that_cannot_be_kept_is_refused(shelf: Shelf, bad: StoredOffset):
-    with pytest.raises(ConfigurationError, match=shelf.topics[0]):
-        await shelf.store.commit(shelf.owner, {shelf.partition(0): bad})
-    with pytest.raises(ConfigurationError, match=shelf.topics[0]):
-        await shelf.store.reset(shelf.owner.group, {shelf.partition(0): bad})
-
-
-_TOPICS: list[Any] = [None, "", "a\0b", "\ud800", "x" * 250]
-_NUMBERS: list[Any] = ["0", None, True, -1, 2**31]
-_PLACES: list[Any] = [
-    *(None, ("left", 0), "left"),
-    *(TopicPartition(topic, 0) for topic in _TOPICS),
-    *(TopicPartition("left", number) for number in _NUMBERS),
-]
-_POSITIONS: list[Any] = [None, 5, (5, ""), StoredOffset(1, "\ud800"), StoredOffset(1, "a\0b"), StoredOffset(1, b"x")]  # type: ignore[arg-type]
-
-
-@every_store
-async def test_arguments_that_no_store_takes_are_refused_by_all(shelf: Shelf):
-    """One store kept what the next died of, and what it kept made its other positions unreadable."""
-    store, owner, good = shelf.store, shelf.owner, shelf.partition(0)
-    for place in _PLACES:
-        for call in (
-            store.fetch(owner.group, [good, place]),
-            store.claim(owner, [good, place]),
-            store.commit(owner, {good: StoredOffset(1), place: StoredOffset(1)}),
-            store.reset(owner.group, {good: StoredOffset(1), place: StoredOffset(1)}),
-        ):
-            with pytest.raises(ConfigurationError, match=r"(topic|partition|partition of 'left') is"):
-                await call
-    for position in _POSITIONS:
-        for call in (
-            store.commit(owner, {good: StoredOffset(1), shelf.partition(1): position}),
-            store.reset(owner.group, {good: StoredOffset(1), shelf.partition(1): position}),
-        ):
-            with pytest.raises(ConfigurationError, match=rf"(position|offset|metadata) of '{shelf.topics[0]}'\[1\] is"):
-                await call
-    several: list[Any] = [None, 5, "left", b"left"]
-    for wrong in several:
-        for call in (store.fetch(owner.group, wrong), store.claim(owner, wrong)):
-            with pytest.raises(ConfigurationError, match="partitions is"):
-                await call
-        for call in (store.commit(owner, wrong), store.reset(owner.group, wrong)):
-            with pytest.raises(ConfigurationError, match="positions is"):
-                await call
-    for group in (None, 5, "", "a\0b", "\ud800"):
-        member: Any = owner._replace(group=group)
-        for call in (
-            store.fetch(member.group, [good]),
-            store.claim(member, [good]),
-            store.commit(member, {good: StoredOffset(1)}),
-            store.reset(member.group, {good: StoredOffset(1)}),
-            store.stored(member.group),
-        ):
-            with pytest.raises(ConfigurationError, match="group is"):
-                await call
-    owners: list[Any] = [None, "me", tuple(owner), owner._replace(generation="1"), owner._replace(member="a\0b")]
-    for wrong in owners:
-        for call in (store.claim(wrong, [good]), store.commit(wrong, {good: StoredOffset(1)})):
-            with pytest.raises(ConfigurationError, match="owner"):
-                await call
-    assert await store.stored(owner.group) == {}
-
-
 @own_store
 async def test_groups_and_odd_names_are_kept_apart(shelf: Shelf):
     partition, text = shelf.partition(0), "ünïcode/../%2F.json"
@@ -390,64 +318,3 @@ async def test_of_many_who_claim_at_once_the_newest_wins(shelf: Shelf):
         for member in members
     ]
     assert [generation for generation, error in results if error is None] == [9]
-
-
-def test_the_member_of_a_consumer_is_read_from_its_metadata():
-    metadata = b"CGMDv2:\x02\x00\x00\x00orders\x00member-1\x00\x01"
-    assert GroupMember.from_metadata(metadata) == GroupMember("orders", 2, "member-1")
-    with pytest.raises(ConfigurationError, match="consumer_group_metadata"):
-        GroupMember.from_metadata(b"CGMDv9:")
-
-
-@pytest.mark.parametrize("metadata", [None, "CGMDv2:", 5])
-def test_what_is_no_metadata_of_a_consumer_is_refused(metadata: Any):
-    with pytest.raises(ConfigurationError, match="consumer_group_metadata"):
-        GroupMember.from_metadata(metadata)
-
-
-@pytest.mark.parametrize("path", ["/dev/null/offsets", "/proc/offsets", "off\0sets", None, 5, b"offsets"])
-def test_a_directory_that_cannot_be_used_is_named(path: Any):
-    with pytest.raises(ConfigurationError, match=r"directory .*" + re.escape(repr(path))):
-        FileOffsetStore(path)
-
-
-async def test_what_is_no_store_is_not_migrated():
-    store = MemoryOffsetStore()
-    for wrong in (None, "memory", MemoryOffsetStore):
-        not_one: Any = wrong
-        with pytest.raises(ConfigurationError, match=r"source is .*OffsetStore"):
-            await migrate_offsets(not_one, store, "audit")
-        with pytest.raises(ConfigurationError, match=r"target is .*OffsetStore"):
-            await migrate_offsets(store, not_one, "audit")
-    with pytest.raises(ConfigurationError, match="group is None"):
-        await migrate_offsets(store, MemoryOffsetStore(), None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("shelf", ["sqlite", "sqlite-async"], indirect=True)
-async def test_what_is_no_transaction_is_refused(shelf: Shelf):
-    """A connection of the other kind was an error of the inside, after the results were written."""
-    store: Any = shelf.store
-    positions = {shelf.partition(0): StoredOffset(1)}
-    for wrong in (None, shelf.engine, "tx"):
-        with pytest.raises(ConfigurationError, match=r"tx is .*Session"):
-            store.save(wrong, shelf.owner, positions)
-        with pytest.raises(ConfigurationError, match=r"tx is .*Session"):
-            await store.save_async(wrong, shelf.owner, positions)
-    if isinstance(shelf.engine, AsyncEngine):
-        async with shelf.engine.begin() as tx:
-            with pytest.raises(ConfigurationError, match="goes to save_async"):
-                store.save(tx, shelf.owner, positions)
-    else:
-        with shelf.engine.begin() as tx, pytest.raises(ConfigurationError, match="goes to save"):
-            await store.save_async(tx, shelf.owner, positions)
-
-
-@pytest.mark.parametrize(("names", "says"), [({"table": ""}, "table is ''"), ({"schema": 5}, "schema is 5")])
-def test_what_is_no_name_of_a_table_is_refused(names: dict[str, Any], says: str):
-    with pytest.raises(ConfigurationError, match=says):
-        SqlOffsetStore(create_engine("sqlite://"), **names)
-
-
-def test_an_engine_is_needed():
-    with pytest.raises(ConfigurationError, match="str"):
-        SqlOffsetStore("sqlite://")  # type: ignore[arg-type]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,63 +12,19 @@ import pytest
 
 import broker
 from broker import Retry, RetryTopics
-from broker.bus import Bus
-from broker.consuming.retry_letters import read_retry_letter
 from broker.errors import (
-    BackendError,
     ConfigurationError,
-    InvalidMessage,
     InvalidName,
     InvalidSetting,
     TopicNotFound,
     Unsupported,
 )
-from broker.hooks import DeadLettered, Event, HandlerFailed, RetryScheduled, RetryWriteFailed
+from broker.hooks import DeadLettered, Event, HandlerFailed, RetryScheduled
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.reading.record_consumer import RecordConsumer
-from broker_inmem import Broker, InmemSettings
+from broker_inmem import Broker
+from tests.unit.retry_bench import DELAYS, GROUP, all_of, connect, handled, log, ready, until
 from tests.unit.warp import warped
-
-DELAYS = RetryTopics((5, 60, 600))
-GROUP = "billing"
-Handle = Callable[[Message[bytes]], Awaitable[object]]
-
-
-def connect(server: Broker) -> Bus:
-    return broker.connect(InmemSettings(broker=server))
-
-
-async def ready(bus: Bus, *, partitions: int = 2, topics: RetryTopics = DELAYS) -> None:
-    for name in ("orders", "orders.dead", *topics.names("orders", GROUP)):
-        await bus.admin.ensure_topic(name, partitions=partitions)
-
-
-def log(bus: Bus, **options: Any) -> RecordConsumer[bytes]:
-    return bus.records("orders", group=GROUP, **options)
-
-
-async def all_of(bus: Bus, topic: str) -> list[Any]:
-    found: list[Any] = []
-    for partition in await bus.log.partitions(topic):
-        async for batch in bus.log.read(topic, partition):
-            found += batch
-    return found
-
-
-async def until(condition: Callable[[], object], seconds: float = 10_000) -> None:
-    deadline = asyncio.get_running_loop().time() + seconds
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "It did not happen"
-        await asyncio.sleep(0.5)
-
-
-async def handled(inbox: Any, handle: Handle, condition: Callable[[], object], concurrency: int = 1) -> None:
-    """Receive until the condition holds."""
-    work = asyncio.ensure_future(inbox.receive(handle, concurrency=concurrency))
-    await until(condition)
-    await inbox.close()
-    await work
 
 
 def test_each_failure_waits_longer_and_the_last_is_dead_lettered_with_its_origin() -> None:
@@ -296,102 +251,6 @@ def test_without_dead_letters_it_comes_back_by_the_last_topic() -> None:
     warped(test)
 
 
-def test_the_original_is_settled_when_its_copy_is_on_the_broker_and_not_before() -> None:
-    async def test(server: Broker) -> None:
-        async with connect(server) as bus:
-            await ready(bus)
-            events: list[Event] = []
-            bus.hooks.listen(events.append)
-            await bus.topic("orders").publish(b"x")
-            first = DELAYS.names("orders", GROUP)[0]
-            server.faults.fail_publish(BackendError("the disk is full"), topic=first, times=3)
-            tries: list[bytes | None] = []
-
-            async def handle(message: Message[bytes]) -> None:
-                tries.append(message.data)
-                if len(tries) == 1:
-                    raise ValueError("once")
-
-            async with log(bus).as_messages(retry_topics=DELAYS, commit_every=1) as inbox:
-                work = asyncio.ensure_future(inbox.receive(handle))
-                await until(lambda: any(isinstance(event, RetryWriteFailed) for event in events))
-                assert (await bus.admin.lag("orders", GROUP)).waiting == 1
-                await until(lambda: len(tries) == 2)
-                await inbox.close()
-                await work
-            assert len([event for event in events if isinstance(event, RetryWriteFailed)]) == 3
-            assert (await bus.admin.lag("orders", GROUP)).waiting == 0
-            assert len(await all_of(bus, first)) == 1
-
-    warped(test)
-
-
-def test_a_letter_that_the_broker_refuses_is_a_dead_letter() -> None:
-    async def test(server: Broker) -> None:
-        async with connect(server) as bus:
-            await ready(bus)
-            first = DELAYS.names("orders", GROUP)[0]
-            server.faults.fail_publish(InvalidMessage("too red"), topic=first, times=100)
-            await bus.topic("orders").publish(b"x", attributes={"colour": "red"})
-            letters: list[Event] = []
-            bus.hooks.listen(lambda event: letters.append(event) if isinstance(event, DeadLettered) else None)
-
-            async def handle(message: Message[bytes]) -> None:
-                raise ValueError("always")
-
-            async with log(bus).as_messages(retry_topics=DELAYS, dead_letter="orders.dead") as inbox:
-                await handled(inbox, handle, lambda: letters)
-            (letter,) = await all_of(bus, "orders.dead")
-            assert f"{first} does not take it: too red" in letter.attributes["dead-letter-reason"]
-            assert letter.attributes["colour"] == "red"
-
-    warped(test)
-
-
-def test_what_waits_outlives_the_process_and_is_still_due_when_it_was() -> None:
-    async def test(server: Broker) -> None:
-        failed = 0.0
-        async with connect(server) as bus:
-            await ready(bus)
-            await bus.topic("orders").publish(b"x")
-            crashing = connect(server)
-            await crashing.open()
-            inbox = log(crashing).as_messages(retry_topics=DELAYS)
-            await inbox.open()
-            for delay in (5, 60):
-                message = await inbox.next_message()
-                assert message is not None
-                failed = time.time()
-                await message.nack(delay)
-            await asyncio.sleep(20)
-            server.faults.kill(crashing)
-            await crashing.close()
-            async with log(bus).as_messages(retry_topics=DELAYS) as inbox:
-                message = await inbox.next_message()
-                assert message is not None
-                assert 59.999 < time.time() - failed < 62
-                assert (message.delivery_attempt, message.topic, message.data) == (3, "orders", b"x")
-                await message.ack()
-
-    warped(test)
-
-
-def test_a_group_that_begins_at_the_end_reads_its_retry_topics_whole() -> None:
-    async def test(server: Broker) -> None:
-        async with connect(server) as bus:
-            await ready(bus)
-            await bus.topic("orders").publish(b"old")
-            await bus.topic(DELAYS.names("orders", GROUP)[2]).publish(b"a stranger's")
-            async with log(bus, start="latest").as_messages(retry_topics=DELAYS) as inbox:
-                message = await inbox.next_message(timeout=5)
-                assert message is not None, "What no letter says to be due later is due"
-                assert (message.data, message.topic, message.delivery_attempt) == (b"a stranger's", "orders", 1)
-                await message.ack()
-                assert await inbox.next_message(timeout=1000) is None
-
-    warped(test)
-
-
 def test_several_topics_have_retry_topics_of_their_own() -> None:
     async def test(server: Broker) -> None:
         topics = RetryTopics((5,))
@@ -450,18 +309,3 @@ async def test_options_that_contradict_each_other_are_refused() -> None:
 def test_delays_that_cannot_be_are_refused(delays: Any) -> None:
     with pytest.raises(InvalidSetting, match="delays"):
         RetryTopics(delays)
-
-
-@pytest.mark.parametrize("name", ["due", "attempts", "failures", "step"])
-def test_a_letter_that_cannot_be_read_is_a_strangers(name: str) -> None:
-    good = {"topic": "orders", "id": "1", "due": "2026-01-01T00:00:00+00:00", "attempts": "1", "failures": "1"}
-    letter = {f"retry-letter-{key}": value for key, value in (good | {"step": "1"}).items()}
-    assert read_retry_letter(letter) is not None
-    assert read_retry_letter(letter | {f"retry-letter-{name}": "soon"}) is None
-    del letter[f"retry-letter-{name}"]
-    assert read_retry_letter(letter) is None
-
-
-def test_attributes_of_retry_letters_are_reserved() -> None:
-    with pytest.raises(InvalidMessage, match="retry-letter-"):
-        OutboundMessage(b"x", attributes={"retry-letter-due": "soon"})

@@ -1,0 +1,43 @@
+"""What brokers say of topics and subscriptions: answers of the admin, the same for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Lag", "SubscriptionInfo", "TopicInfo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInfo:
+    """What the broker says of a topic."""
+
+    name: str
+    partitions: int | None = None
+    messages: int | None = None
+    bytes: int | None = None
+    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionInfo:
+    """What the broker says of a subscription or group."""
+
+    topic: str
+    name: str
+    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How far behind a subscription is.
+
+    :ivar waiting: messages, or records, not delivered yet.
+    :ivar unsettled: delivered and not settled; None where the broker does not tell.
+    :ivar partitions: records behind per partition, for a record group.
+    """
+
+    waiting: int
+    unsettled: int | None = None
+    partitions: Mapping[int, int] = field(default_factory=dict[int, int])
