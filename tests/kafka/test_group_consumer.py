@@ -71,6 +71,7 @@ async def test_more_members_than_partitions(kafka: KafkaServer, make_topic: Make
         await busy.close()
         rest = [each for each in members if each is not busy]
         await eventually(lambda: [len(each.assignment()) for each in rest] == [1, 1, 1, 1])
+        assert sorted(each.assignment()[0].partition for each in rest) == [0, 1, 2, 3]
 
 
 # -- both ways of reading --------------------------------------------------------------------------------------

@@ -64,7 +64,9 @@ async def test_a_cooperative_member_leaves_while_its_joining_is_under_way(
             consumer = await GroupConsumer(bus, topic, group=name, **patient("cooperative-sticky")).__aenter__()
             while not members_of(admin, name):
                 await asyncio.sleep(0)
+            begun = time.monotonic()
             await consumer.close()
+            assert time.monotonic() - begun < SECONDS
             await eventually(lambda name=name: members_of(admin, name) == 0, SECONDS)
 
 
@@ -75,9 +77,8 @@ async def test_consumers_of_both_families_leave_right_after_joining(
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, 10)
     async with connect(f"{kafka.url}?group_protocol={protocol}") as bus:
-        async with bus.records(topic, group=group):
-            pass
-        await eventually(lambda: members_of(admin, group) == 0, SECONDS)
-        async with bus.messages(topic, subscription=group):
-            pass
-        await eventually(lambda: members_of(admin, group) == 0, SECONDS)
+        for consumer in (bus.records(topic, group=group), bus.messages(topic, subscription=group)):
+            async with consumer:
+                begun = time.monotonic()
+            assert time.monotonic() - begun < SECONDS
+            await eventually(lambda: members_of(admin, group) == 0, SECONDS)

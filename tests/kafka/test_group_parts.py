@@ -331,6 +331,8 @@ async def test_two_releases_at_once_both_hear_of_readers_that_come_back():
     await asyncio.sleep(0)
     for worker in workers:
         worker.holding = ()
+    assert not any(release.done() for release in releases), "nobody has told them yet"
     delivery.came_back()
-    async with asyncio.timeout(5):
-        await asyncio.gather(*releases)
+    _, waiting = await asyncio.wait(releases, timeout=5)
+    assert not waiting
+    await asyncio.gather(*releases)

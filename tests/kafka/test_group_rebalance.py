@@ -323,3 +323,4 @@ async def test_the_group_does_not_wait_for_the_session_of_a_member_that_left(
         # A rebalance may still be under way, with the partitions where they were.
         await asyncio.sleep(0.5)
         await eventually(lambda: len(first.assignment()) + len(second.assignment()) == 4, 4.0)
+        assert sorted(place.partition for each in (first, second) for place in each.assignment()) == [0, 1, 2, 3]

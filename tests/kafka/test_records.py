@@ -170,6 +170,7 @@ async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open
         return not await bus.admin.subscriptions(topic)
 
     await eventually(gone, PATIENCE, "the end of the group")
+    assert await bus.admin.subscriptions(topic) == []
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -259,6 +260,7 @@ async def test_members_share_with_every_strategy(
             await eventually(
                 lambda: len(one.assignment()) == len(two.assignment()) == 2, PATIENCE, "two partitions for each"
             )
+            assert not set(one.assignment()) & set(two.assignment())
         await eventually(lambda: len(one.assignment()) == 4, PATIENCE, "the take-over")
 
 

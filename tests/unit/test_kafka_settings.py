@@ -111,8 +111,10 @@ class TestRoles:
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_librdkafka_takes_every_default(self, protocol: str) -> None:
         settings = KafkaSettings(group_protocol=protocol, servers=("127.0.0.1:1",))  # pyright: ignore[reportArgumentType]
-        Consumer({**settings.client_config("consumer"), "group.id": "g"}).close()
-        Producer(settings.client_config("producer"))
+        consumer = Consumer({**settings.client_config("consumer"), "group.id": "g"})
+        assert consumer.assignment() == []
+        consumer.close()
+        assert len(Producer(settings.client_config("producer"))) == 0
 
     def test_every_setting_of_librdkafka_is_a_property_that_it_has(self) -> None:
         names = {*KafkaSettings().client_config("consumer"), *KafkaSettings().client_config("producer")}

@@ -117,6 +117,9 @@ async def test_a_failed_commit_that_nobody_awaits_is_a_warning() -> None:
         await asyncio.gather(call, return_exceptions=True)
         answer.set()
         await b.until(lambda: bool(b.of(Warned)))
+        (warned,) = b.of(Warned)
+        assert isinstance(warned, Warned)
+        assert "cut" in warned.text
 
 
 async def test_close_commits_nothing() -> None:

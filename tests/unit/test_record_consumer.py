@@ -21,7 +21,7 @@ from broker.hooks import FetchFailed, Hooks
 from broker.protocols import BatchedRecordIterator, BatchedRecordStream, RecordIterator, RecordStream
 from broker.reading.record_consumer import RecordConsumer
 from broker.spi import RecordSubscription
-from tests.unit.record_bench import bench, drain, turns
+from tests.unit.record_bench import P0, bench, drain, turns
 from tests.unit.record_fakes import FakeBackend
 
 
@@ -222,9 +222,11 @@ async def test_a_cancelled_close_goes_on() -> None:
         await turns()
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
+        assert not b.source.closed, "it waits for the commit that is under way"
         answer.set()
         await call
         await b.until(lambda: b.source.closed)
+        assert b.source.stored == {P0: 2}
 
 
 async def test_the_consumer_satisfies_the_protocols() -> None:

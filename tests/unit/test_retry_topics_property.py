@@ -103,7 +103,9 @@ async def play(server: Broker, story: Story, lives: list[float], partitions: int
 def test_nothing_is_lost_whoever_dies(
     failures: list[int], lives: list[float], partitions: int, concurrency: int
 ) -> None:
-    warped(lambda server: play(server, Story(failures), lives, partitions, concurrency))
+    story = Story(failures)
+    warped(lambda server: play(server, story, lives, partitions, concurrency))
+    assert story.tries.keys() == set(range(len(failures)))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
