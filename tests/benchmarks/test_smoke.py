@@ -19,7 +19,7 @@ EXPECTED = {
     "kafka": ("publish_all / raw produce", "enqueue", "attributes and times too", "columns", "in transactions of"),
     "kafka-handling": (
         "on top of the SPI",
-        "16 at once, by key: time / ideal",
+        "16 at once, by key: time / the handlers alone",
         "FastStream on confluent",
         "aiokafka, send",
     ),
