@@ -73,15 +73,19 @@ def records_of(messages: Sequence[NativeRecord]) -> list[Record[Any]]:
     ]
 
 
-def told_by(message: NativeRecord) -> BrokerError | tuple[TopicPartition, int] | None:
-    """The error that a message stands for, or the position that is not in the log; None if that is told otherwise."""
+def told_by(message: NativeRecord, group: str) -> BrokerError | tuple[TopicPartition, int] | None:
+    """The error that a message stands for, or the position that is not in the log; None if that is told otherwise.
+
+    :param group: whose member reads; it is named where the error is about no topic.
+    """
     error = message.error()
     if error is None or error.code() in _TOLD_OTHERWISE:
         return None
     topic, partition, offset = message.topic(), message.partition(), message.offset()
     if error.code() == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
         return TopicPartition(topic, partition), -1 if offset is None else offset
-    return translate(error, f"Reading {topic!r}" if topic else "Reading")
+    about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
+    return translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
 
 
 def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:

@@ -70,6 +70,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         super().__init__(name)
         self._commits = Commits(lambda waiter, answer: self._post(_give, waiter, answer))
         self._config = {**config, "on_commit": self._on_commit}
+        self._group: str = config["group.id"]
         self._host = host
         self._assignment = ClientAssignment(config)
         self._max_batch = max_batch
@@ -274,7 +275,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._busy()
         if len(records) < len(messages):
             for message in messages:
-                told = told_by(message)
+                told = told_by(message, self._group)
                 if isinstance(told, BrokerError):
                     self._post(self._host.failed, told)
                 elif told is not None:

@@ -211,7 +211,8 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
     if found is None:
         return BackendError(f"{what or 'The client'} failed: {error}", native=_exception(error))
     code = found.code()
-    text = f"{what}: {found.str()}" if what else found.str()
+    said = found.str().rstrip(".")  # the advice follows as a sentence of its own
+    text = f"{what}: {said}" if what else said
     named = ", ".join(repr(name) for name in resources)
     if named:
         text = f"{text} ({named})"
