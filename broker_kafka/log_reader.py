@@ -3,7 +3,7 @@
 A read ends by what the broker says, never by arithmetic: at the first record at or above `stop`, or at the end of the
 partition as the client reports it. So neither transaction markers, nor aborted transactions, nor what compaction or
 retention removed at the end of the range makes it wait. Only committed records are seen; the end of the log is where
-the oldest open transaction begins.
+the oldest open transaction begins, and brokers close a transaction a moment after they answer its commit.
 
 *Concurrency.* Any number of reads; each has a client of its own, which is used again by a later one. The next batch is
 fetched while the caller handles the last. *Cancellation.* A read that is cancelled or left half-way gives its client

@@ -82,14 +82,6 @@ async def read_all(reader: KafkaLogReader, topic: str, *, partition: int = 0, mo
         ]
 
 
-async def marked(reader: KafkaLogReader, admin: RawAdmin, topic: str) -> None:
-    """Until the brokers have written the markers of all transactions, which they do after the commit's answer."""
-    high = (await asyncio.to_thread(admin.bounds, topic))[1]
-    async with asyncio.timeout(20):
-        while (await reader.bounds(topic))[0].next < high:
-            await asyncio.sleep(0.01)
-
-
 def values(records: list[Record[Any]]) -> list[bytes | None]:
     return [record.data for record in records]
 
@@ -139,7 +131,7 @@ async def test_ends_at_transactions(
     if ends in ("aborted", "aborted-only"):
         transactions.write(topic, *numbered(5, "never-"))
         transactions.abort()
-    await marked(reader, admin, topic)
+    await asyncio.to_thread(admin.wait_for_markers, topic)
     if ends == "open":
         transactions.write(topic, b"open")
         assert await reader.bounds(topic) == {0: Bounds(0, 6)}
@@ -149,7 +141,7 @@ async def test_ends_at_transactions(
             transactions.commit() if number % 3 == 0 else transactions.abort()
             if number % 3 == 0:
                 expected.append(b"%d" % number)
-        await marked(reader, admin, topic)
+        await asyncio.to_thread(admin.wait_for_markers, topic)
     assert values(await read_all(reader, topic)) == expected
     # Also from and to every position in between, markers and aborted records included.
     bounds = (await reader.bounds(topic))[0]
@@ -169,7 +161,7 @@ async def test_a_transaction_that_commits_later_is_read_later(
     transactions.write(topic, *numbered(3))
     assert await read_all(reader, topic) == []
     transactions.commit()
-    await marked(reader, admin, topic)
+    await asyncio.to_thread(admin.wait_for_markers, topic)
     assert values(await read_all(reader, topic)) == numbered(3)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, Producer
 
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
@@ -60,6 +60,20 @@ def test_records_can_be_deleted(kafka: KafkaServer, topic: str, admin: RawAdmin)
     admin.delete_records(topic, 2)
     assert admin.bounds(topic) == (2, 3)
     assert values(kafka.bootstrap, topic) == [b"3"]
+
+
+def test_transactions_are_waited_for_to_their_markers(kafka: KafkaServer, topic: str, admin: RawAdmin) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"tx-{topic}", "log_level": 3})
+    producer.init_transactions()
+    for number in range(30):
+        producer.begin_transaction()
+        producer.produce(topic, b"%d" % number)
+        producer.flush()
+        assert admin.bounds(topic) == (0, 2 * number + 1)
+        producer.commit_transaction()
+        admin.wait_for_markers(topic)
+        assert admin.bounds(topic) == (0, 2 * number + 2)
+        assert len(values(kafka.bootstrap, topic)) == number + 1
 
 
 def test_data_stay_over_a_restart_and_a_kill(server: KafkaServer, raw: RawAdmin) -> None:

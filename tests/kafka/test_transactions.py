@@ -54,6 +54,9 @@ def numbered(count: int, first: int = 0) -> list[OutboundMessage]:
 
 
 def bodies(kafka: KafkaServer, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+    """All of the topic; no transaction is open."""
+    if isolation == "read_committed":
+        RawAdmin(kafka.bootstrap).wait_for_markers(topic)
     return [message.value() for message in read_all(kafka.bootstrap, topic, isolation=isolation)]
 
 

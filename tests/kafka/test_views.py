@@ -77,14 +77,6 @@ async def load(bus: Bus, topic: str, view: dict[bytes, bytes], start: int | None
     return bounds.next
 
 
-async def settled(bus: Bus, admin: RawAdmin, topic: str) -> None:
-    """Until the markers of all transactions are written, which is after the answer to a commit."""
-    high = (await asyncio.to_thread(admin.bounds, topic))[1]
-    async with asyncio.timeout(20):
-        while (await bus.log.bounds(topic))[0].next < high:
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_view_is_the_content_whatever_the_log_is_made_of(
     kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, seed: int
@@ -96,7 +88,7 @@ async def test_a_view_is_the_content_whatever_the_log_is_made_of(
     async with broker.connect(f"kafka://{kafka.bootstrap}") as bus:
         for number in range(25):
             await asyncio.to_thread(table.write, number)
-            await settled(bus, admin, topic)
+            await asyncio.to_thread(admin.wait_for_markers, topic)
             fresh: dict[bytes, bytes] = {}
             await load(bus, topic, fresh)
             assert fresh == table.content

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -64,12 +65,31 @@ class RawAdmin:
         return self.client.list_topics(topic, timeout=SECONDS).topics[topic].partitions[partition].leader
 
     def bounds(self, topic: str, partition: int = 0) -> tuple[int, int]:
-        """The first offset there is, and the one that comes next."""
-        consumer = Consumer({**self.config, "group.id": "none", "log_level": 0})
-        try:
+        """The first offset there is, and the one that the next record gets, whatever transactions are open."""
+        with self._asking("read_uncommitted", topic, partition) as bounds:
+            return bounds()
+
+    def wait_for_markers(self, topic: str, partition: int = 0) -> None:
+        """Until readers see what transactions wrote that are over: brokers mark their end after the answer to a commit.
+
+        :raises AssertionError: a transaction stays open.
+        """
+        end = self.bounds(topic, partition)[1]
+        with self._asking("read_committed", topic, partition) as bounds:
+            wait_for(lambda: bounds()[1] >= end)
+
+    @contextmanager
+    def _asking(self, isolation: str, topic: str, partition: int) -> Generator[Callable[[], tuple[int, int]]]:
+        """The bounds that readers of this isolation have; librdkafka's own default are those of committed data."""
+        consumer = Consumer({**self.config, "group.id": "none", "log_level": 0, "isolation.level": isolation})
+
+        def bounds() -> tuple[int, int]:
             found = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=SECONDS)
             assert found is not None, f"no bounds of {topic} [{partition}] within {SECONDS} s"
             return found
+
+        try:
+            yield bounds
         finally:
             consumer.close()
 
