@@ -16,6 +16,7 @@ from broker.testing.promises import promises_of
 from tests.broken_variants.variants import VARIANTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+BACKENDS = ("inmem", "jetstream", "kafka")
 
 pytest_plugins = ["pytester"]
 
@@ -67,7 +68,8 @@ def test_page_is_current_and_has_no_empty_cell() -> None:
     for name in wanted:
         for cell in rows[name][1:]:
             assert cell == OK or cell.startswith("n/a: needs capability "), f"{name}: {cell!r}"
-        assert len(rows[name]) == 3, f"{name} has {len(rows[name]) - 1} backends"
+        assert len(rows[name]) == 1 + len(BACKENDS), f"{name} has {len(rows[name]) - 1} backends"
+    assert f"| promise | in words | {' | '.join(BACKENDS)} |" in PAGE.read_text(encoding="utf-8")
 
 
 def test_page_lists_every_broken_variant() -> None:
