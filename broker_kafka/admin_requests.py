@@ -15,6 +15,7 @@ from weakref import WeakSet
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound
+from broker.hooks import logger
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error, translate
 
@@ -28,11 +29,13 @@ __all__ = [
     "forget_moved",
     "passing",
     "settled",
+    "until_told",
 ]
 
 R = TypeVar("R")
 
 _PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
 _OFFSETS: Final = "__consumer_offsets"
 _ready: Final[WeakSet[Connection]] = WeakSet()
 
@@ -150,3 +153,23 @@ async def settled(timeout: float, attempt: Callable[[], Awaitable[R]], again: Ca
         if not again(result) or time.monotonic() >= deadline:
             return result
         await asyncio.sleep(_PAUSE)
+
+
+async def until_told(ask: Callable[[], Awaitable[R]], wanted: Callable[[], bool]) -> R | None:
+    """What a member that runs has to know to go on: asked again for as long as it takes and it is `wanted`, else None.
+
+    :raises BrokerError: it cannot be known.
+    """
+    pause = _PAUSE
+    while wanted():
+        try:
+            answer = await ask()
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+            logger.info("Asked again in %.2f s: %s", pause, error)
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
+        else:
+            return answer if wanted() else None
+    return None

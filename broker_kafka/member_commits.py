@@ -3,7 +3,7 @@
 *Concurrency.* One event loop. Each commit is a task of its own, so that a release can wait for those that were begun.
 *Cancellation.* Whoever is cancelled while waiting leaves the commit behind, which goes on. *Failure.* What the store
 does not take is told for each partition. In the middle of a rebalance a commit is tried again, as long as its partition
-has stayed in the assignment it was asked for.
+has stayed in the assignment it was asked for. A process that was stopped meanwhile waits for its answer anew.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ __all__ = ["MemberCommits", "not_ours"]
 
 _PAUSE: Final = 0.1
 _NEW_GENERATION_SECONDS: Final = 5.0
+_STOOD_STILL: Final = 0.5
+"""A timer that is so late says that this process did not run."""
 
 
 class MemberCommits:
@@ -98,14 +100,22 @@ class MemberCommits:
     async def _once(
         self, positions: Mapping[TopicPartition, StoredOffset]
     ) -> Mapping[TopicPartition, BrokerError | None]:
+        answer = asyncio.ensure_future(self._store.commit(self._owner, positions))
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._store.commit(self._owner, positions)
+            for _ in range(2):
+                until = self._loop.time() + self._timeout
+                await asyncio.wait((answer,), timeout=self._timeout)
+                if answer.done():
+                    return answer.result()
+                # What was stopped or suspended has not waited: the answer may be here, and nobody has looked.
+                if self._loop.time() < until + _STOOD_STILL:
+                    break
         except BrokerError as error:
             return dict.fromkeys(positions, error)
-        except TimeoutError:
-            late = OperationTimeout(f"The commit of group {self._group!r} got no answer in time")
-            return dict.fromkeys(positions, late)
+        finally:
+            answer.cancel()
+        late = OperationTimeout(f"The commit of group {self._group!r} got no answer in time")
+        return dict.fromkeys(positions, late)
 
 
 def not_ours(partition: TopicPartition) -> LeaseLost:

@@ -22,7 +22,7 @@ from broker_kafka.admin_requests import describe, passing, settled
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 
-__all__ = ["bounds_of", "partitions_of", "positions_at", "topic_bounds"]
+__all__ = ["bounds_of", "not_within", "partitions_of", "positions_at", "topic_bounds"]
 
 _LOST: Final = KafkaError(KafkaError._TRANSPORT)
 _STALE: Final = frozenset(
@@ -63,6 +63,11 @@ async def bounds_of(
     firsts = await _offsets(connection, partitions, OffsetSpec.earliest(), committed)
     nexts = await _offsets(connection, partitions, OffsetSpec.latest(), committed)
     return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
+
+
+def not_within(bounds: Bounds) -> str:
+    """What an error says of a position that is outside of them."""
+    return f"is not in the log, which begins at {bounds.first} and ends before {bounds.next}"
 
 
 async def positions_at(

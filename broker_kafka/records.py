@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, ConnectionFailed, OffsetOutOfRange
@@ -20,6 +21,7 @@ from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
+from broker_kafka.admin_requests import until_told
 from broker_kafka.arrivals import Arrivals
 from broker_kafka.claiming import Claims
 from broker_kafka.commits import ThreadOffsetStore
@@ -32,7 +34,7 @@ from broker_kafka.member_commits import MemberCommits, not_ours
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember
-from broker_kafka.positions import bounds_of, partitions_of
+from broker_kafka.positions import bounds_of, not_within, partitions_of
 from broker_kafka.starts import StartPositions
 
 __all__ = ["KafkaRecordSource"]
@@ -226,8 +228,8 @@ class KafkaRecordSource:
             self._look_for_deleted(gone)
 
     def out_of_range(self, partition: TopicPartition, position: int) -> None:
-        if partition in self._owned:
-            self._spawn(self._reset(partition, position))
+        if (mine := self._owned.get(partition)) is not None:
+            self._spawn(self._reset(partition, position, mine))
 
     def failed(self, error: BrokerError) -> None:
         if self._closed or (self._failures and error.retriable):
@@ -235,16 +237,17 @@ class KafkaRecordSource:
         self._failures.append(error)
         self._wake()
 
-    async def _reset(self, partition: TopicPartition, position: int) -> None:
+    async def _reset(self, partition: TopicPartition, position: int, mine: int) -> None:
         """A position is not in the log: an error, or as configured."""
+        found = await until_told(lambda: self._bounds([partition]), lambda: self._owned.get(partition) == mine)
+        if found is None:
+            return  # whoever has it now is told of it too
         policy = self._settings.offset_reset
-        topic, number = partition
+        topic, number, bounds = *partition, found[partition]
         if self._claims.begun.get(partition) == position:
             # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
             policy = "earliest"
-        bounds = (await self._bounds([partition]))[partition]
-        held = f"{topic}[{number}] of group {self.group!r}: position {position} is not in the log"
-        held = f"{held}, which begins at {bounds.first} and ends before {bounds.next}"
+        held = f"{topic}[{number}] of group {self.group!r}: position {position} {not_within(bounds)}"
         if policy == "error":
             self.failed(OffsetOutOfRange(held, advice="Seek, reset the group's offsets, or set offset_reset"))
             return
@@ -253,15 +256,18 @@ class KafkaRecordSource:
         self._notes.begin(partition, None)
         logger.warning("%s; going on at %d", held, to)
         self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
-        if partition in self._owned:
+        try:
             await self.thread.seek({partition: to}, self._arrivals.drop)
+        except BrokerError:
+            if self._owned.get(partition) == mine:
+                raise
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
         for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
             if not self._closed:
                 # What it raises is the reader's to hear.
-                self._spawn(partitions_of(self._connection, topic))
+                self._spawn(until_told(partial(partitions_of, self._connection, topic), lambda: not self._closed))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
@@ -320,12 +326,9 @@ class KafkaRecordSource:
         targets = {partition: at for partition, at in positions.items() if at is not None}
         bounds = await self._bounds(list(targets))
         for partition, at in targets.items():
-            first, following = bounds[partition]
-            if not first <= at <= following:
-                raise OffsetOutOfRange(
-                    f"Position {at} of {partition.topic}[{partition.partition}] is not in the log, which begins at "
-                    f"{first} and ends before {following}"
-                )
+            within, (topic, number) = bounds[partition], partition
+            if not within.first <= at <= within.next:
+                raise OffsetOutOfRange(f"Position {at} of {topic}[{number}] {not_within(within)}")
         back = [partition for partition, at in positions.items() if at is None]
         if back:
             committed = await self.committed(back)

@@ -28,6 +28,7 @@ from broker.hooks import (
 )
 from broker.records import Record
 from broker.spi import TopicPartition
+from broker_kafka.admin_requests import until_told
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.errors import translate
@@ -254,7 +255,14 @@ class Member:
     async def _reset(self, partition: TopicPartition, position: int) -> None:
         policy = self._options.settings.offset_reset
         committed = self._options.isolation == "read_committed"
-        bounds = (await bounds_of(self._connection, [partition], committed=committed))[partition]
+        held = self.held.get(partition)
+        told = await until_told(
+            lambda: bounds_of(self._connection, [partition], committed=committed),
+            lambda: held is not None and self.held.get(partition) is held and not held.revoking,
+        )
+        if held is None or told is None:
+            return  # whoever has it next is told of it too
+        bounds = told[partition]
         topic, number = partition
         found = (
             f"{topic}[{number}] of group {self._group!r}: position {position} is not in the log, which begins at "
@@ -264,15 +272,16 @@ class Member:
             self.failed(OffsetOutOfRange(found, advice="Seek, reset the group's offsets, or set offset_reset"))
             return
         to = bounds.first if policy == "earliest" else bounds.next
-        held = self.held.get(partition)
-        if held is None:
-            return
         self.resets[partition] += 1
         logger.warning("%s; going on at %d", found, to)
         if self._hooks.listening:
             self._hooks.emit(PositionReset(partition=partition, position=position, to=to, policy=policy))
         held.marks.rebase()
-        await self.seek({partition: to})
+        try:
+            await self.seek({partition: to})
+        except BrokerError:
+            if self.held.get(partition) is held and not held.revoking:
+                raise
 
     async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read on from there; what waits of the partitions is dropped.

@@ -1,14 +1,15 @@
 """Keeps a member subscribed to the topics there are: new ones that match a pattern, and not those that were deleted.
 
-*Concurrency.* One task on the loop, asleep between two looks. *Failure.* A look that fails is repeated at the next
-turn, and nothing changes meanwhile. An explicit topic that is gone ends the consumer, with TopicNotFound; one that a
-pattern found is left out.
+*Concurrency.* One task on the loop, asleep between two looks. *Failure.* A look that fails is repeated, soon if that
+may help and else at the next turn, and nothing changes meanwhile. An explicit topic that is gone ends the consumer,
+with TopicNotFound; one that a pattern found is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 from broker.errors import BrokerError, TopicNotFound
 from broker.hooks import logger
@@ -18,6 +19,8 @@ from broker_kafka.group.topics import Subscription
 from broker_kafka.positions import partitions_of
 
 __all__ = ["TopicWatch"]
+
+_AGAIN: Final = 1.0
 
 
 class TopicWatch:
@@ -91,6 +94,9 @@ class TopicWatch:
                 self._failed(error)
             except BrokerError as error:
                 logger.warning("The topics of %s could not be looked at: %s", self._subscription, error)
+                if error.retriable:
+                    await asyncio.sleep(_AGAIN)
+                    self._look_now.set()
 
     async def _check(self) -> None:
         found = await self._find()
