@@ -8,11 +8,13 @@ from confluent_kafka import Message
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker.envelopes import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RETRY_LETTER_PREFIX
 from broker.outbound import OutboundMessage
 from broker_kafka.headers import RECORD_VIEW, encode_headers, encode_time
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda n: not n.startswith("anybroker-"))
+RESERVED = (RESERVED_PREFIX, DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda name: not name.startswith(RESERVED))
 VALUES = st.text(st.characters(exclude_categories=["Cs"]))
 
 
