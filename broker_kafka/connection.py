@@ -23,6 +23,7 @@ from typing_extensions import TypeVar
 from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
 from broker_kafka.errors import translate
+from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
 from broker_kafka.settings import KafkaSettings
@@ -48,14 +49,16 @@ class _AdminThread(OwnerThread[AdminClient]):
     """Owns the admin client, and polls it now and then for its callbacks."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__("broker-kafka-admin")
+        super().__init__("broker-kafka-admin", Lifeline(config))
         self._config = config
 
     def _open(self) -> AdminClient:
         try:
-            return AdminClient(dict(self._config))
+            client = AdminClient(dict(self._config))
         except (KafkaException, ValueError, TypeError) as error:
             raise translate(error, "Making a client") from error
+        self._lifeline.hold(client)
+        return client
 
     def _turn(self, client: AdminClient) -> None:
         client.poll(0)

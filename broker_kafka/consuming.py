@@ -28,8 +28,10 @@ from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits
 from broker_kafka.consumer_host import ConsumerHost, native_partitions, records_of, told_by
-from broker_kafka.errors import configuration_error, translate
+from broker_kafka.errors import translate
 from broker_kafka.leaving import prepare_to_leave
+from broker_kafka.lifeline import Lifeline
+from broker_kafka.opening import open_consumer
 from broker_kafka.owner import OwnerThread
 
 __all__ = ["ConsumerHost", "ConsumerThread"]
@@ -67,7 +69,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         in_flight: int = 4,
         revoke_seconds: float = 30.0,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, Lifeline(config))
         self._commits = Commits(lambda waiter, answer: self._post(_give, waiter, answer))
         self._config = {**config, "on_commit": self._on_commit}
         self._group: str = config["group.id"]
@@ -190,12 +192,10 @@ class ConsumerThread(OwnerThread[Consumer]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> Consumer:
-        try:
-            return Consumer(dict(self._config))
-        except (KafkaException, ValueError, TypeError) as error:
-            raise configuration_error(error, "Making a consumer") from error
+        return open_consumer(self._config, self._lifeline)
 
     def _shut(self, client: Consumer) -> None:
+        self._lifeline.let_go()
         try:
             if self._topics:
                 prepare_to_leave(client, self._config, lambda: self._was_assigned)

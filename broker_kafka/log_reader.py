@@ -27,9 +27,11 @@ from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, Opera
 from broker.records import Record
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.connection import Connection
-from broker_kafka.errors import configuration_error, translate
+from broker_kafka.errors import translate
 from broker_kafka.headers import RECORD_VIEW
+from broker_kafka.lifeline import Lifeline
 from broker_kafka.names import EPHEMERAL_PREFIX
+from broker_kafka.opening import open_consumer
 from broker_kafka.owner import OwnerThread
 from broker_kafka.positions import bounds_of, partitions_of, positions_at, topic_bounds
 
@@ -61,7 +63,7 @@ class _ReaderThread(OwnerThread[Consumer]):
     """A client that reads one range at a time."""
 
     def __init__(self, config: Mapping[str, Any], patience: float) -> None:
-        super().__init__("broker-kafka-log-reader")
+        super().__init__("broker-kafka-log-reader", Lifeline(config))
         self._config = config
         self._patience = patience
         self._place = TopicPartition("", -1)
@@ -69,15 +71,13 @@ class _ReaderThread(OwnerThread[Consumer]):
         self._abandoned = False
 
     def _open(self) -> Consumer:
-        try:
-            return Consumer(dict(self._config))
-        except (KafkaException, ValueError, TypeError) as error:
-            raise configuration_error(error, "Making a consumer") from error
+        return open_consumer(self._config, self._lifeline)
 
     def _turn(self, client: Consumer) -> None:
         self._serve(client, None)
 
     def _shut(self, client: Consumer) -> None:
+        self._lifeline.let_go()
         client.close()
 
     async def begin(self, place: TopicPartition, start: int, stop: int) -> None:

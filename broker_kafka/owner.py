@@ -23,6 +23,7 @@ from typing_extensions import TypeVar
 
 from broker.errors import BackendError, BrokerError, Closed
 from broker.hooks import logger
+from broker_kafka.lifeline import Lifeline
 
 __all__ = ["OwnerThread"]
 
@@ -50,10 +51,13 @@ class OwnerThread(ABC, Generic[C]):
     Make it, and call all its public methods, on the event loop.
 
     :param name: of the thread; it appears in errors and in dumps.
+    :param lifeline: of the client. Who opens a client has it held, and who closes one has it let go before; at the end
+        of the thread it is let go in any case.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, lifeline: Lifeline) -> None:
         self._name = name
+        self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
         self._gate = Lock()
@@ -224,6 +228,7 @@ class OwnerThread(ABC, Generic[C]):
         except BaseException as error:
             logger.warning("%s did not close its client cleanly: %s", self._name, error)
         finally:
+            self._lifeline.let_go()
             # Some clients close by being let go of: here, and before anybody is told that it is done.
             del client
             self._end()

@@ -10,6 +10,7 @@ from typing import Final
 from confluent_kafka import KafkaException, Producer
 
 from broker_kafka.errors import translate
+from broker_kafka.lifeline import Lifeline
 
 __all__ = ["ProducerClient"]
 
@@ -20,10 +21,14 @@ _KNOWN: Final = 30.0
 
 
 class ProducerClient:
-    """:param make: makes the producer, and the next one when it was dropped."""
+    """
+    :param make: makes the producer, and the next one when it was dropped.
+    :param lifeline: holds the producer.
+    """
 
-    def __init__(self, make: Callable[[], Producer]) -> None:
+    def __init__(self, make: Callable[[], Producer], lifeline: Lifeline) -> None:
         self._make = make
+        self._lifeline = lifeline
         self._connected = False
         self._look_for = _FIRST_LOOK
         self._known: dict[str, tuple[int, float]] = {}
@@ -33,11 +38,13 @@ class ProducerClient:
         """The producer; a new one if there is none."""
         if self.producer is None:
             self.producer = self._make()
+            self._lifeline.hold(self.producer)
             self._connected = False
         return self.producer
 
     def drop(self) -> Producer | None:
         """Have the next `get` make a new one; the old one."""
+        self._lifeline.let_go()
         producer, self.producer = self.producer, None
         return producer
 

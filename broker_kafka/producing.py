@@ -26,6 +26,7 @@ from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.headers import encode_headers, encode_time
+from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
@@ -68,7 +69,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         eager: bool = True,
         partitioner: Partitioner | None = None,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, Lifeline(config))
         self._config: dict[str, Any] = {"topic.metadata.propagation.max.ms": _NEW_TOPIC_MS, **config}
         self._listener: Callable[[KafkaError], object] | None = self._config.pop("error_cb", None)
         self._window = window
@@ -119,7 +120,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> ProducerClient:
-        client = ProducerClient(self._make)
+        client = ProducerClient(self._make, self._lifeline)
         client.get()
         return client
 

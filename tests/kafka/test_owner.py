@@ -9,6 +9,7 @@ import weakref
 import pytest
 
 from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed
+from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
 
 
@@ -23,7 +24,7 @@ class Owner(OwnerThread[Client]):
     """:param blocking: what a turn waits for, if anything."""
 
     def __init__(self, *, unopened: Exception | None = None) -> None:
-        super().__init__("owner of a test")
+        super().__init__("owner of a test", Lifeline({}))
         self.unopened = unopened
         self.breaking: Exception | None = None
         self.at_the_end: list[object] = []
