@@ -21,7 +21,7 @@ from nats.aio.client import Client, Server
 from broker.errors import BrokerError, InvalidSetting
 from broker.urls import mask_url
 from broker_jetstream.errors import connect_error
-from broker_jetstream.fastpath import FastClient, PublicClient, hang_up, make_client
+from broker_jetstream.fastpath import FastClient, PublicClient, drop_socket, hang_up, make_client
 from broker_jetstream.settings import JetStreamSettings
 
 __all__ = ["Watcher", "connect", "discard"]
@@ -83,7 +83,7 @@ async def connect(
         watcher.gave_up(transport)
 
     options: dict[str, Any] = {
-        **_options(settings),
+        **_options(settings, client),
         **_credentials(settings, token),
         "servers": list(servers),
         "tls": tls,
@@ -121,8 +121,10 @@ async def discard(client: Client, seconds: float = _CLOSE_SECONDS) -> None:
         logger.debug("Closing a connection: %r", error)
 
 
-def _options(settings: JetStreamSettings) -> dict[str, Any]:
+def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
     def pick(pool: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+        # nats-py leaves behind the socket of an attempt that failed after it was connected.
+        drop_socket(client)
         # Spread, so that many clients do not come back in the same moment.
         return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)
 

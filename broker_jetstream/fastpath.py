@@ -27,6 +27,7 @@ __all__ = [
     "PublicClient",
     "RawHandler",
     "Transport",
+    "drop_socket",
     "hang_up",
     "make_client",
     "supports_fast_path",
@@ -255,11 +256,18 @@ class PublicClient:
         """Nothing public does this: what nats-py kept is written after the reconnect."""
 
 
+def drop_socket(client: Client) -> bool:
+    """Close the socket of a client at once, if it has one; whether it had."""
+    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
+    if not isinstance(writer, asyncio.StreamWriter):
+        return False
+    writer.transport.abort()
+    return True
+
+
 async def hang_up(client: Client) -> None:
     """Close a client whose commands have been written, without the seconds that TLS takes to say good-bye."""
-    writer = getattr(getattr(client, "_transport", None), "_io_writer", None)
-    if isinstance(writer, asyncio.StreamWriter):
-        writer.transport.abort()
+    if drop_socket(client):
         # Else nats-py writes its rest to the aborted connection, fails, and leaves its tasks behind.
         client._pending, client._pending_data_size = [], 0  # pyright: ignore[reportPrivateUsage]
     # Nothing is awaited in between, so the client does not take this for a broken connection.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -31,6 +32,29 @@ async def test_connecting_and_breaking_are_told(
         assert [type(event) for event in events] == [Connected, Disconnected, Connected]
         assert await backend.check_health() < 5
         await backend.close()
+
+
+async def test_attempts_that_get_no_greeting_leave_no_socket_behind(
+    open_backend: Open, nats_server: NatsServer, events: list[Event]
+) -> None:
+    """Python warns of each when it is forgotten, and a warning fails a test."""
+    with Proxy(nats_server.port) as proxy:
+        backend = await open_backend(servers=(proxy.url,), reconnect_wait=0.05, connect_timeout=0.3)
+        proxy.hold()
+        proxy.cut()
+        failures: list[BaseException] = []
+
+        def failed() -> bool:
+            error = backend._connection.last_error
+            if error is not None and error not in failures:
+                failures.append(error)
+            return len(failures) > 2
+
+        await until(failed)
+        proxy.hold(False)
+        await until(lambda: Connected(server=proxy.url, again=True) in events)
+        await backend.close()
+    gc.collect()
 
 
 async def test_a_request_that_got_lost_is_repeated(open_backend: Open, nats_server: NatsServer, topic: str) -> None:
