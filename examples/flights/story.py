@@ -6,7 +6,8 @@ The publisher, the auditor and the consumer run side by side. The first error en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -114,13 +115,24 @@ async def _publish(bus: broker.Bus, flights: Sequence[Flight], screen: Screen) -
 async def _first_life(life: Life, half: asyncio.Event, auditor: Auditor, screen: Screen) -> tuple[int, float]:
     """Let it work until half of the flights are done, and kill it."""
     started = perf_counter()
-    await life.start()
-    screen.say(f"The first consumer is {life.name}")
-    await life.outlive(half.wait())
-    handled, seconds = auditor.handled, perf_counter() - started
-    await life.kill()
+    async with _begun(life):
+        screen.say(f"The first consumer is {life.name}")
+        await life.outlive(half.wait())
+        handled, seconds = auditor.handled, perf_counter() - started
+        await life.kill()
     screen.say(f"Half-way, the consumer was {life.death}")
     return handled, seconds
+
+
+@asynccontextmanager
+async def _begun(life: Life) -> AsyncGenerator[None]:
+    """Start it; whatever fails, nothing of it stays behind."""
+    await life.start()
+    try:
+        yield
+    except BaseException:
+        await life.kill()
+        raise
 
 
 async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: Screen) -> None:
@@ -129,10 +141,10 @@ async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: 
         # What the dead consumer held comes again before later flights of the same aircraft only if its leases are over.
         screen.say(f"Its leases end in {dead.lease_seconds:g} s; until then what it held belongs to it")
         await asyncio.sleep(dead.lease_seconds + _LEASE_MARGIN)
-    await life.start()
-    screen.say(f"The second consumer is {life.name}")
-    await life.outlive(complete.wait())
-    await life.stop()
+    async with _begun(life):
+        screen.say(f"The second consumer is {life.name}")
+        await life.outlive(complete.wait())
+        await life.stop()
 
 
 async def _reports(bus: broker.Bus) -> tuple[int, Report]:

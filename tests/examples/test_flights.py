@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import broker
 from examples.flights import app
 from examples.flights.data import FLIGHTS_IN_ALL, Flight, read_airlines, read_flights
 from examples.flights.fold import Delay, DelayFold
@@ -89,3 +91,23 @@ def test_a_broker_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: pyte
     shown = capsys.readouterr().out
     assert "The demo failed" in shown
     assert "secret" not in shown
+
+
+class _Failing(Screen):
+    """Fails as soon as the consumer's process is known."""
+
+    said = ""
+
+    def say(self, line: str) -> None:
+        if "consumer is process" in line:
+            self.said = line
+            raise broker.BrokerError("the demo is over")
+
+
+def test_a_demo_that_fails_leaves_no_consumer_behind(tmp_path: Path) -> None:
+    screen = _Failing(Console(file=io.StringIO()))
+    with pytest.raises(BaseExceptionGroup) as failed:
+        app.run("embedded:", 1000, tmp_path / "delays.png", screen)
+    assert failed.value.subgroup(broker.BrokerError) is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(screen.said.split()[-1]), 0)
