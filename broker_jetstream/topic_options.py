@@ -32,20 +32,16 @@ def stream_changes(retention: timedelta | None, options: Mapping[str, Any]) -> d
     return changes
 
 
-def _count(option: str, value: object) -> int:
-    # 0 would mean no bound to the server, which nobody who writes 0 means.
-    if not is_whole(value) or not (value == -1 or 0 < value < 2**63):
-        raise InvalidSetting(f"{option} is {value!r}", advice="It takes a whole number above 0, or -1 for no bound")
-    return value
+def _up_to(most: int, what: str) -> Callable[[str, object], int]:
+    def read(option: str, value: object) -> int:
+        # 0 would mean no bound to the server, which nobody who writes 0 means.
+        if not is_whole(value) or not (value == -1 or 1 <= value <= most):
+            raise InvalidSetting(
+                f"{option} is {value!r}", advice=f"It takes {what} from 1 to {most}, or -1 for no bound"
+            )
+        return value
 
-
-def _size(option: str, value: object) -> int:
-    if not is_whole(value) or not (value == -1 or 0 < value < 2**31):
-        raise InvalidSetting(
-            f"{option} is {value!r}",
-            advice="It takes a whole number of bytes above 0 and below 2 GiB, or -1 for no bound",
-        )
-    return value
+    return read
 
 
 def _replicas(option: str, value: object) -> int:
@@ -66,9 +62,9 @@ def _one_of(*choices: str) -> Callable[[str, object], str]:
 _OPTIONS: Final[Mapping[str, tuple[str, Callable[[str, Any], Any]]]] = {
     "storage": ("storage", _one_of("file", "memory")),
     "replicas": ("num_replicas", _replicas),
-    "max_bytes": ("max_bytes", _count),
-    "max_messages": ("max_msgs", _count),
-    "max_message_size": ("max_msg_size", _size),
+    "max_bytes": ("max_bytes", _up_to(2**63 - 1, "a whole number of bytes")),
+    "max_messages": ("max_msgs", _up_to(2**63 - 1, "a whole number")),
+    "max_message_size": ("max_msg_size", _up_to(2**31 - 1, "a whole number of bytes")),
     "deduplication_window": ("duplicate_window", nanoseconds),
     "discard": ("discard", _one_of("old", "new")),
     "compression": ("compression", _one_of("none", "s2")),
