@@ -53,6 +53,7 @@ async def test_attempts_that_get_no_greeting_leave_no_socket_behind(
         await until(failed)
         proxy.hold(False)
         await until(lambda: Connected(server=proxy.url, again=True) in events)
+        assert [type(event) for event in events] == [Connected, Disconnected, Connected]
         await backend.close()
     gc.collect()
 
