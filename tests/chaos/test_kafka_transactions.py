@@ -27,7 +27,8 @@ PARTITIONS = 3
 WORKERS = 2
 KILLS = 8
 BROKER_KILLS = 2
-OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=5000"
+# A broker that needs longer to come back than a transaction may last forgets the markers of those that timed out.
+OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=20000"
 
 
 class Worker:
