@@ -246,8 +246,11 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
         await bus.topic(topic).publish(b"0", key="k")
         await churn.away()
         waiting = [asyncio.create_task(bus.topic(topic).publish(b"%d" % n, key=f"k{n}")) for n in range(1, 20)]
-        target: Any = bus.topic(topic)._target
-        await until(lambda: target._in_flight._refused)
+        in_flight: Any = bus.topic(topic)._target._in_flight
+        # What is still on its way when the stream is back finds it, and is where it was sent.
+        await until(
+            lambda: in_flight._refused and all(each.replies.absent for each in in_flight._batches if each.written)
+        )
         found = layout_of(topic, churn._config)
         churn._config["metadata"] = {
             name: "2" if value == str(found.partitions) else value for name, value in churn._config["metadata"].items()
