@@ -246,7 +246,8 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
         await bus.topic(topic).publish(b"0", key="k")
         await churn.away()
         waiting = [asyncio.create_task(bus.topic(topic).publish(b"%d" % n, key=f"k{n}")) for n in range(1, 20)]
-        in_flight: Any = bus.topic(topic)._target._in_flight
+        target: Any = bus.topic(topic)._target
+        in_flight = target._in_flight
         # What is still on its way when the stream is back finds it, and is where it was sent.
         await until(
             lambda: in_flight._refused and all(each.replies.absent for each in in_flight._batches if each.written)

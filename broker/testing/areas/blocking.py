@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -71,10 +72,13 @@ class Blocking(ConformanceCase):
                         bus.topic(topic).publish(body)
 
                 def consume() -> None:
-                    while (message := inbox.next_message(timeout=2 * harness.quiet)) is not None:
-                        message.ack()
-                        with lock:
-                            seen.append(message.data)
+                    until = time.monotonic() + harness.patience
+                    while len(seen) < 100 and time.monotonic() < until:
+                        message = inbox.next_message(timeout=harness.quiet)
+                        if message is not None:
+                            message.ack()
+                            with lock:
+                                seen.append(message.data)
 
                 threads = [threading.Thread(target=publish, args=(number,)) for number in range(4)]
                 threads += [threading.Thread(target=consume) for _ in range(4)]
@@ -82,6 +86,7 @@ class Blocking(ConformanceCase):
                     thread.start()
                 for thread in threads:
                     thread.join()
+                assert inbox.next_message(timeout=harness.quiet) is None
 
         await asyncio.to_thread(work)
         assert sorted(body or b"" for body in seen) == sorted(b for n in range(4) for b in numbered(25, f"p{n}"))

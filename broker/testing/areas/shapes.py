@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -213,11 +214,16 @@ class Shapes(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
 
             async def call() -> None:
-                while len(seen) < 200 and (message := await inbox.next_message(2 * harness.quiet)) is not None:
-                    seen.append(message)
-                    await message.ack()
+                while len(seen) < 200:
+                    message = await inbox.next_message(harness.quiet)
+                    if message is not None:
+                        seen.append(message)
+                        await message.ack()
 
             publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(numbered(200)))
-            await asyncio.gather(*(call() for _ in range(10)))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(3 * harness.patience):
+                    await asyncio.gather(*(call() for _ in range(10)))
             await publishing
+            await nothing_more(inbox, harness.quiet)
         assert bodies(seen) == once(numbered(200))
