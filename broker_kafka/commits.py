@@ -9,7 +9,8 @@ A commit that was asked for is carried out. *Failure.* Each partition has its ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -17,7 +18,7 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, Closed
 from broker.spi import TopicPartition
-from broker_kafka.errors import translate
+from broker_kafka.errors import not_ours, translate
 from broker_kafka.offsets.arguments import check_commit
 from broker_kafka.offsets.kafka import ConsumerClient, MemberOffsetStore
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, StoredOffset
@@ -30,10 +31,12 @@ Answer = Mapping[TopicPartition, BrokerError | None]
 class _UnderWay:
     """A commit that was sent."""
 
-    __slots__ = ("offsets", "positions", "waiter")
+    __slots__ = ("gone", "offsets", "positions", "waiter")
 
-    def __init__(self, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
+    def __init__(self, offsets: list[NativePartition], waiter: asyncio.Future[Answer], gone: Answer) -> None:
         self.offsets = offsets
+        self.gone = gone
+        """The answers of those that were not sent."""
         self.positions = _positions(offsets)
         self.waiter = waiter
 
@@ -51,29 +54,52 @@ class Commits:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def send(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
-        """Send a commit; its answer comes while the client is polled."""
+    def send(
+        self,
+        client: Consumer,
+        offsets: list[NativePartition],
+        waiter: asyncio.Future[Answer],
+        owned: Container[tuple[str, int]],
+    ) -> None:
+        """Send a commit of what is owned; its answer comes while the client is polled.
+
+        A broker takes the commit of every present member, for whatever partition.
+        """
+        gone = {place: not_ours(place) for place in _positions(offsets) if place not in owned}
+        offsets = [each for each in offsets if (each.topic, each.partition) not in gone]
+        if not offsets:
+            self._answer(waiter, gone)
+            return
         try:
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            self._answer(waiter, _failed(offsets, error))
+            self._answer(waiter, {**_failed(offsets, error), **gone})
         else:
-            self._under_way.append(_UnderWay(offsets, waiter))
+            self._under_way.append(_UnderWay(offsets, waiter, gone))
 
-    def send_and_wait(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
-        """Carry a commit out, within a callback of the client."""
+    def send_and_wait(
+        self,
+        client: Consumer,
+        offsets: list[NativePartition],
+        waiter: asyncio.Future[Answer],
+        gone: Answer = MappingProxyType({}),
+    ) -> None:
+        """Carry a commit out, within a callback of the client.
+
+        :param gone: the answers of others that were asked for along with it.
+        """
         try:
             answered: list[NativePartition] | None = client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            self._answer(waiter, _failed(offsets, error))
+            self._answer(waiter, {**_failed(offsets, error), **gone})
         else:
-            self._answer(waiter, _outcomes(answered or offsets))
+            self._answer(waiter, {**_outcomes(answered or offsets), **gone})
 
     def settle(self, client: Consumer) -> None:
         """Repeat what is under way, waiting for the answers; at the begin of a callback that takes partitions away."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
-            self.send_and_wait(client, each.offsets, each.waiter)
+            self.send_and_wait(client, each.offsets, each.waiter, each.gone)
 
     def answered(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         """The client's callback: an answer to something that was sent, or to a commit that was waited for."""
@@ -84,14 +110,15 @@ class Commits:
                 outcomes = _outcomes(partitions)
                 if error is not None and not any(outcomes.values()):
                     outcomes = _failed(partitions, error)
-                self._answer(each.waiter, outcomes)
+                self._answer(each.waiter, {**outcomes, **each.gone})
                 return
 
     def close(self) -> None:
         """The client is closed: nothing will be answered any more."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
-            self._answer(each.waiter, dict.fromkeys(_positions(each.offsets), Closed("The consumer was closed")))
+            closed = dict.fromkeys(_positions(each.offsets), Closed("The consumer was closed"))
+            self._answer(each.waiter, {**closed, **each.gone})
 
 
 class CommittingClient(ConsumerClient, Protocol):

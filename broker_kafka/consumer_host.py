@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from confluent_kafka import KafkaError
+from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as NativeRecord
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError
+from broker.hooks import logger
 from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.errors import translate
 from broker_kafka.headers import RECORD_VIEW
 
-__all__ = ["ConsumerHost", "native_partitions", "records_of", "told_by"]
+__all__ = ["ConsumerHost", "OnPartitions", "guarded", "native_partitions", "records_of", "told_by"]
+
+OnPartitions = Callable[[Consumer, list[NativePartition]], None]
+"""A callback of the client in a rebalance."""
 
 _TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
 
@@ -91,3 +95,19 @@ def told_by(message: NativeRecord, group: str) -> BrokerError | tuple[TopicParti
 def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
     """As the client library takes them."""
     return [NativePartition(*partition) for partition in partitions]
+
+
+def guarded(callback: OnPartitions, failed: Callable[[BrokerError], object], name: str) -> OnPartitions:
+    """The callback, but it never raises: an exception that reached the client would end the poll, or the process.
+
+    :param failed: told of the exception. :param name: whose callback it is, for the log.
+    """
+
+    def call(client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            callback(client, partitions)
+        except BaseException as error:
+            logger.exception("%s failed in a rebalance", name)
+            failed(translate(error, "A rebalance"))
+
+    return call

@@ -27,7 +27,7 @@ from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits
-from broker_kafka.consumer_host import ConsumerHost, native_partitions, records_of, told_by
+from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, records_of, told_by
 from broker_kafka.errors import translate
 from broker_kafka.leaving import prepare_to_leave
 from broker_kafka.lifeline import Lifeline
@@ -46,8 +46,6 @@ _ASSIGN_SECONDS: Final = 60.0
 _LOST_SECONDS: Final = 5.0
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _REJOIN_PAUSE: Final = 1.0
-
-_Rebalance = Callable[[Consumer, list[NativePartition]], None]
 
 
 class ConsumerThread(OwnerThread[Consumer]):
@@ -175,11 +173,18 @@ class ConsumerThread(OwnerThread[Consumer]):
             if self.calling_back:
                 self._commits.send_and_wait(client, offsets, waiter)
             else:
-                self._commits.send(client, offsets, waiter)
+                self._catch_up(client)
+                self._commits.send(client, offsets, waiter, self._owned)
                 self._busy()
 
         self.tell(commit)
         return await waiter
+
+    async def group_metadata(self) -> Any:
+        """What fences the work of this member, as of now."""
+
+        await self.call(lambda client: self.calling_back or self._catch_up(client))
+        return await self.call(lambda client: client.consumer_group_metadata())
 
     async def stop(self, timeout: float) -> bool:
         if self._claiming is not None:
@@ -253,6 +258,10 @@ class ConsumerThread(OwnerThread[Consumer]):
         elif not self._parked and now - self._stalled_since >= _LONG_STALL:
             self._parked = True
             client.pause(native_partitions(self._owned))
+        self._catch_up(client)
+
+    def _catch_up(self, client: Consumer) -> None:
+        """Have the client tell of the group: it may have lost partitions and joined again before it is polled."""
         # The next callback comes before the next record, so one record is all that this can bring.
         message = client.poll(0)
         if message is not None:
@@ -299,17 +308,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         )
         self._busy()
 
-    def _safely(self, callback: _Rebalance) -> _Rebalance:
-        """An exception that reached the client would end the poll, or the process."""
-
-        def call(client: Consumer, partitions: list[NativePartition]) -> None:
-            try:
-                callback(client, partitions)
-            except BaseException as error:
-                logger.exception("%s failed in a rebalance", self._name)
-                self._post(self._host.failed, translate(error, "A rebalance"))
-
-        return call
+    def _safely(self, callback: OnPartitions) -> OnPartitions:
+        return guarded(callback, lambda error: self._post(self._host.failed, error), self._name)
 
     def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
         self._was_assigned = True

@@ -28,9 +28,10 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
+from broker.spi import TopicPartition
 from broker_kafka.properties import did_you_mean
 
-__all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "translate"]
+__all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "not_ours", "translate"]
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _PROPERTY: Final = re.compile(r"[Cc]onfiguration property [\"`]([^\"`]*)[\"`]")
@@ -255,3 +256,8 @@ def configuration_error(error: KafkaError | BaseException, what: str = "") -> Br
 
 def _exception(error: KafkaError | BaseException) -> BaseException:
     return error if isinstance(error, BaseException) else KafkaException(error)
+
+
+def not_ours(partition: TopicPartition) -> LeaseLost:
+    """The error of whatever is asked of a partition that is somebody else's."""
+    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")

@@ -15,9 +15,10 @@ from typing import Any, Final
 from broker.errors import BrokerError, LeaseLost, OperationTimeout
 from broker.spi import TopicPartition
 from broker_kafka.consuming import ConsumerThread
+from broker_kafka.errors import not_ours
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 
-__all__ = ["MemberCommits", "not_ours"]
+__all__ = ["MemberCommits"]
 
 _PAUSE: Final = 0.1
 _NEW_GENERATION_SECONDS: Final = 5.0
@@ -116,8 +117,3 @@ class MemberCommits:
             answer.cancel()
         late = OperationTimeout(f"The commit of group {self._group!r} got no answer in time")
         return dict.fromkeys(positions, late)
-
-
-def not_ours(partition: TopicPartition) -> LeaseLost:
-    """The error of whatever is asked of a partition that is somebody else's."""
-    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")

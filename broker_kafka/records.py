@@ -28,9 +28,9 @@ from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.ephemeral import delete_group
-from broker_kafka.errors import translate
+from broker_kafka.errors import not_ours, translate
 from broker_kafka.idleness import Idleness
-from broker_kafka.member_commits import MemberCommits, not_ours
+from broker_kafka.member_commits import MemberCommits
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember
@@ -361,7 +361,7 @@ class KafkaRecordSource:
         """
         self._check_open()
         self._check_owned(partitions)
-        return await self.thread.call(lambda client: client.consumer_group_metadata())
+        return await self.thread.group_metadata()
 
     async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         committed = self._subscription.isolation == "read_committed"

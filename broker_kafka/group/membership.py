@@ -145,4 +145,4 @@ class Membership:
         return await self._idleness.confirmed(seconds)
 
     async def _metadata(self) -> Any:
-        return await self.thread.call(lambda client: client.consumer_group_metadata())
+        return await self.thread.group_metadata()
