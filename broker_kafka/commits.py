@@ -9,8 +9,7 @@ A commit that was asked for is carried out. *Failure.* Each partition has its ow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
@@ -23,7 +22,7 @@ from broker_kafka.offsets.arguments import check_commit
 from broker_kafka.offsets.kafka import ConsumerClient, MemberOffsetStore
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, StoredOffset
 
-__all__ = ["Answer", "Commits", "CommittingClient", "ThreadOffsetStore"]
+__all__ = ["Answer", "Commits", "CommittingClient", "ThreadOffsetStore", "split_owned"]
 
 Answer = Mapping[TopicPartition, BrokerError | None]
 
@@ -31,12 +30,10 @@ Answer = Mapping[TopicPartition, BrokerError | None]
 class _UnderWay:
     """A commit that was sent."""
 
-    __slots__ = ("gone", "offsets", "positions", "waiter")
+    __slots__ = ("offsets", "positions", "waiter")
 
-    def __init__(self, offsets: list[NativePartition], waiter: asyncio.Future[Answer], gone: Answer) -> None:
+    def __init__(self, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
         self.offsets = offsets
-        self.gone = gone
-        """The answers of those that were not sent."""
         self.positions = _positions(offsets)
         self.waiter = waiter
 
@@ -54,52 +51,32 @@ class Commits:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def send(
-        self,
-        client: Consumer,
-        offsets: list[NativePartition],
-        waiter: asyncio.Future[Answer],
-        owned: Container[tuple[str, int]],
-    ) -> None:
-        """Send a commit of what is owned; its answer comes while the client is polled.
-
-        A broker takes the commit of every present member, for whatever partition.
-        """
-        gone = {place: not_ours(place) for place in _positions(offsets) if place not in owned}
-        offsets = [each for each in offsets if (each.topic, each.partition) not in gone]
+    def send(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
+        """Send a commit; its answer comes while the client is polled, or at once if it is of nothing."""
         if not offsets:
-            self._answer(waiter, gone)
+            self._answer(waiter, {})
             return
         try:
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            self._answer(waiter, {**_failed(offsets, error), **gone})
+            self._answer(waiter, _failed(offsets, error))
         else:
-            self._under_way.append(_UnderWay(offsets, waiter, gone))
+            self._under_way.append(_UnderWay(offsets, waiter))
 
-    def send_and_wait(
-        self,
-        client: Consumer,
-        offsets: list[NativePartition],
-        waiter: asyncio.Future[Answer],
-        gone: Answer = MappingProxyType({}),
-    ) -> None:
-        """Carry a commit out, within a callback of the client.
-
-        :param gone: the answers of others that were asked for along with it.
-        """
+    def send_and_wait(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
+        """Carry a commit out, within a callback of the client."""
         try:
             answered: list[NativePartition] | None = client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            self._answer(waiter, {**_failed(offsets, error), **gone})
+            self._answer(waiter, _failed(offsets, error))
         else:
-            self._answer(waiter, {**_outcomes(answered or offsets), **gone})
+            self._answer(waiter, _outcomes(answered or offsets))
 
     def settle(self, client: Consumer) -> None:
         """Repeat what is under way, waiting for the answers; at the begin of a callback that takes partitions away."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
-            self.send_and_wait(client, each.offsets, each.waiter, each.gone)
+            self.send_and_wait(client, each.offsets, each.waiter)
 
     def answered(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         """The client's callback: an answer to something that was sent, or to a commit that was waited for."""
@@ -110,15 +87,14 @@ class Commits:
                 outcomes = _outcomes(partitions)
                 if error is not None and not any(outcomes.values()):
                     outcomes = _failed(partitions, error)
-                self._answer(each.waiter, {**outcomes, **each.gone})
+                self._answer(each.waiter, outcomes)
                 return
 
     def close(self) -> None:
         """The client is closed: nothing will be answered any more."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
-            closed = dict.fromkeys(_positions(each.offsets), Closed("The consumer was closed"))
-            self._answer(each.waiter, {**closed, **each.gone})
+            self._answer(each.waiter, dict.fromkeys(_positions(each.offsets), Closed("The consumer was closed")))
 
 
 class CommittingClient(ConsumerClient, Protocol):
@@ -146,6 +122,21 @@ class ThreadOffsetStore(MemberOffsetStore):
         )
         missing = BrokerError("The broker did not answer for this partition", retriable=True)
         return await self._told_apart(owner, positions, {place: answer.get(place, missing) for place in positions})
+
+
+def split_owned(
+    offsets: Iterable[NativePartition], owned: Container[tuple[str, int]]
+) -> tuple[list[NativePartition], dict[TopicPartition, BrokerError]]:
+    """Those of a commit that are ours, and the refusal of the others: a broker takes any of a present member."""
+    ours: list[NativePartition] = []
+    refused: dict[TopicPartition, BrokerError] = {}
+    for each in offsets:
+        place = TopicPartition(each.topic, each.partition)
+        if place in owned:
+            ours.append(each)
+        else:
+            refused[place] = not_ours(place)
+    return ours, refused
 
 
 def _positions(offsets: Sequence[Any]) -> dict[TopicPartition, int]:

@@ -26,7 +26,7 @@ from broker.errors import BackendError, BrokerError
 from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
-from broker_kafka.commits import Answer, Commits
+from broker_kafka.commits import Answer, Commits, split_owned
 from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, records_of, told_by
 from broker_kafka.errors import translate
 from broker_kafka.leaving import prepare_to_leave
@@ -161,30 +161,29 @@ class ConsumerThread(OwnerThread[Consumer]):
         await self.call(seek)
 
     async def commit(self, offsets: list[NativePartition]) -> Answer:
-        """Store positions of the group, and the texts with them; the answer for each partition.
-
-        Also within `host.revoking`; who checks that the partitions are ours is the host.
+        """Store positions of the group with their texts; for each partition the answer, or that it is not ours.
 
         :raises Closed: the thread was stopped. :raises BrokerError: it has failed.
         """
         waiter: asyncio.Future[Answer] = self._loop.create_future()
+        refused: dict[TopicPartition, BrokerError | None] = {}
 
         def commit(client: Consumer) -> None:
             if self.calling_back:
                 self._commits.send_and_wait(client, offsets, waiter)
             else:
-                self._catch_up(client)
-                self._commits.send(client, offsets, waiter, self._owned)
+                self._caught_up(client)
+                ours, gone = split_owned(offsets, self._owned)
+                refused.update(gone)
+                self._commits.send(client, ours, waiter)
                 self._busy()
 
         self.tell(commit)
-        return await waiter
+        return {**await waiter, **refused}
 
     async def group_metadata(self) -> Any:
         """What fences the work of this member, as of now."""
-
-        await self.call(lambda client: self.calling_back or self._catch_up(client))
-        return await self.call(lambda client: client.consumer_group_metadata())
+        return await self.call(lambda client: self._caught_up(client).consumer_group_metadata())
 
     async def stop(self, timeout: float) -> bool:
         if self._claiming is not None:
@@ -258,14 +257,15 @@ class ConsumerThread(OwnerThread[Consumer]):
         elif not self._parked and now - self._stalled_since >= _LONG_STALL:
             self._parked = True
             client.pause(native_partitions(self._owned))
-        self._catch_up(client)
+        self._caught_up(client)
 
-    def _catch_up(self, client: Consumer) -> None:
-        """Have the client tell of the group: it may have lost partitions and joined again before it is polled."""
+    def _caught_up(self, client: Consumer) -> Consumer:
+        """The client, once it has told of the group: it may have lost partitions and joined again before a poll."""
         # The next callback comes before the next record, so one record is all that this can bring.
-        message = client.poll(0)
+        message = None if self.calling_back else client.poll(0)
         if message is not None:
             self._single.append(message)
+        return client
 
     def _unpark(self, client: Consumer) -> None:
         self._parked = False
