@@ -64,29 +64,24 @@ class Lifeline:
         with self._lock:
             self._handle = None
 
-    def look(self) -> bool:
-        """Mend the client if it knew no broker at the last looks either; whether it did."""
-        with self._lock:
-            if _LIBRARY is None or self._handle is None:
-                return False
-            if _LIBRARY.rd_kafka_controllerid(self._handle, 0) != _UNKNOWN:
-                self._blank, self._patience = 0, 1
-                return False
-            self._blank += 1
-            if self._blank <= self._patience:
-                return False
-            self._blank, self._patience = 0, min(2 * self._patience, _LONGEST_PAUSE)
-            _LIBRARY.rd_kafka_brokers_add(self._handle, self._servers)
-        logger.info("A client knew of no broker any more, and was given its bootstrap servers again")
-        return True
-
     def _tick(self) -> None:
         with self._lock:
             if self._handle is None:
                 self._ticking = False
                 return
-        self.look()
+            self._look(self._handle)
         self._loop.call_later(_LOOK, self._tick)
+
+    def _look(self, handle: ctypes.c_void_p) -> None:
+        """Mend the client if it knew no broker at the last looks either."""
+        if _LIBRARY.rd_kafka_controllerid(handle, 0) != _UNKNOWN:
+            self._blank, self._patience = 0, 1
+            return
+        self._blank += 1
+        if self._blank > self._patience:
+            self._blank, self._patience = 0, min(2 * self._patience, _LONGEST_PAUSE)
+            _LIBRARY.rd_kafka_brokers_add(handle, self._servers)
+            logger.info("A client knew of no broker any more, and was given its bootstrap servers again")
 
 
 def _handle_of(client: object) -> ctypes.c_void_p:
