@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from typing import Any
 
 from broker.bus import connect
 from broker_kafka.group import GroupConsumer
+from tests.kafka.group_members import eventually
 from tests.servers.kafka import KafkaServer
 
 
@@ -27,11 +27,13 @@ async def test_closed_members_and_publishers_are_forgotten(kafka: KafkaServer, t
                 kept.append(weakref.ref(records.member))
 
         await use()
-        async with asyncio.timeout(10):
-            # The tasks of a close may still be on their way out.
-            while any(each() is not None for each in kept):
-                await asyncio.sleep(0.01)
-                gc.collect()
+
+        def left() -> list[Any]:
+            gc.collect()
+            return [each() for each in kept]
+
+        # The tasks of a close may still be on their way out.
+        assert await eventually(lambda: left() == [None, None, None])
 
 
 async def test_closing_the_bus_closes_what_is_open(kafka: KafkaServer, topic: str, group: str) -> None:
