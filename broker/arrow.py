@@ -96,7 +96,11 @@ def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = Non
 
 
 def _array(arrow: Any, field: Any, records: Sequence[Row]) -> Any:
-    values = _COLUMNS[field.name](records)
+    # What has its columns tells them without making its rows.
+    column = getattr(records, "column", None)
+    values = None if column is None else column(field.name)
+    if values is None:
+        values = _COLUMNS[field.name](records)
     if field.name in _MOSTLY_EQUAL and values and values.count(values[0]) == len(values):
         # Most batches are of one partition, and to convert a value costs more than to compare it.
         return arrow.repeat(arrow.scalar(values[0], field.type), len(values))

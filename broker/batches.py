@@ -18,7 +18,7 @@ class Batch(Sequence[S], Generic[S]):
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: list[S]) -> None:
+    def __init__(self, items: Sequence[S]) -> None:
         self._items = items
 
     @overload

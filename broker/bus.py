@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 from weakref import WeakSet
 
 from typing_extensions import TypeVar
@@ -36,9 +36,11 @@ from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import RecordOptions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
-from broker.settings import BackendSettings
 from broker.spi import Backend, RecordSubscription, Start
 from broker.starts import check_start
+
+if TYPE_CHECKING:  # pydantic is loaded with the backend, by those who connect
+    from broker.settings import BackendSettings
 
 __all__ = ["Bus", "Health", "connect"]
 

@@ -69,6 +69,8 @@ class PublishCapabilities:
     partitions: bool = False
     """`OutboundMessage.partition` is honoured, and keys choose a partition."""
     transactions: bool = False
+    ordered_calls: bool = False
+    """Calls that run at once are carried out in the order in which they were made, per key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,8 @@ class RecordCapabilities:
     log_reader: bool = True
     position_at: bool = False
     read_committed: bool = False
+    shared_offsets: bool = False
+    """Offsets grow over all partitions of a topic, so within one they have gaps, and a position is one in all."""
     group_admin: bool = False
     """`bus.admin` lists, describes, resets and deletes groups."""
 

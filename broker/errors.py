@@ -35,7 +35,7 @@ client library's own exception, or None) and `advice` (what to do, one sentence)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from broker.receipts import Receipt
 
@@ -217,7 +217,13 @@ class AlreadySettled(SettleError):
 
 
 class DecodeError(BrokerError, ValueError):
-    """A payload that the codec cannot read."""
+    """A payload that the codec cannot read.
+
+    :ivar record: of Kafka's `GroupConsumer`: the `Record`, handed over with the error, to be marked like any other;
+        None elsewhere.
+    """
+
+    record: Any = None
 
 
 class OffsetOutOfRange(BrokerError):

@@ -11,12 +11,17 @@ __all__ = ["Lag", "SubscriptionInfo", "TopicInfo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
-    """What the broker says of a topic."""
+    """What the broker says of a topic.
+
+    :ivar identity: another one after the topic was deleted and made again, whose offsets mean other records; None
+        where the broker does not tell.
+    """
 
     name: str
     partitions: int | None = None
     messages: int | None = None
     bytes: int | None = None
+    identity: str | None = None
     native: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 

@@ -6,9 +6,10 @@ itself goes on, because it belongs to the consumer from the moment of the call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, Protocol
+from itertools import chain
+from typing import Any, Generic, Protocol, overload
 
 import msgspec
 from typing_extensions import TypeVar
@@ -17,7 +18,7 @@ from broker.arrow import records_to_arrow
 from broker.batches import Batch
 from broker.envelopes import UNSET, View, brief
 
-__all__ = ["Record", "RecordBatch", "RecordOwner"]
+__all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns"]
 
 T = TypeVar("T", default=bytes)
 
@@ -90,12 +91,99 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
         return f"<Record {self.topic!r}[{self.partition}]@{self.offset}, key={self.key!r}, data={brief(self.data)}>"
 
 
+class RecordRun(Protocol):
+    """Records of one partition in their order, one at least, that are made when somebody looks at them."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def size(self) -> int:
+        """Their bytes, as `Record.size` counts them."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """The offset of the last."""
+        ...
+
+    def __len__(self) -> int: ...
+    def split(self, count: int) -> tuple[RecordRun, RecordRun]:
+        """The first so many, and the rest; neither is empty."""
+        ...
+
+    def make(self, owner: Any, generation: int) -> list[Record[Any]]:
+        """The records, bound to their consumer and assignment; new ones with each call."""
+        ...
+
+    def column(self, name: str) -> Sequence[Any] | None:
+        """The values of this column of `Record`, for Arrow; None if the records themselves are to be asked."""
+        ...
+
+
+class RecordsOfRuns(Sequence[Record[Any]]):
+    """Records that were handed over together, made run by run when somebody looks at them, and kept.
+
+    :param runs: with the assignment that each was handed over in. :param owner: what the records are bound to.
+    """
+
+    __slots__ = ("_all", "_made", "_owner", "_runs")
+
+    def __init__(self, runs: Sequence[tuple[RecordRun, int]], owner: RecordOwner | None) -> None:
+        self._runs = runs
+        self._owner = owner
+        self._made: list[list[Record[Any]] | None] = [None] * len(runs)
+        self._all: list[Record[Any]] | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> Record[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Record[Any]]: ...
+    def __getitem__(self, index: int | slice) -> Record[Any] | Sequence[Record[Any]]:
+        if self._all is None:
+            self._all = list(self)
+        return self._all[index]
+
+    def __len__(self) -> int:
+        return sum([len(run) for run, _ in self._runs])
+
+    def __iter__(self) -> Iterator[Record[Any]]:
+        return chain.from_iterable(map(self._of, range(len(self._runs))))
+
+    def last_of_each(self) -> list[Record[Any]]:
+        """The last record of each run."""
+        last: list[Record[Any]] = []
+        for (run, generation), made in zip(self._runs, self._made, strict=True):
+            if made is None:
+                made = (run if len(run) == 1 else run.split(len(run) - 1)[1]).make(self._owner, generation)
+            last.append(made[-1])
+        return last
+
+    def column(self, name: str) -> list[Any] | None:
+        """The values of a column, without making records; None if they are needed for it."""
+        found: list[Any] = []
+        for run, _ in self._runs:
+            values = run.column(name)
+            if values is None:
+                return None
+            found += values
+        return found
+
+    def _of(self, index: int) -> list[Record[Any]]:
+        made = self._made[index]
+        if made is None:
+            run, generation = self._runs[index]
+            made = self._made[index] = run.make(self._owner, generation)
+        return made
+
+
 class RecordBatch(Batch[Record[T]], Generic[T]):
     """Records read together, in order within each partition."""
 
     __slots__ = ("_owner",)
 
-    def __init__(self, records: list[Record[T]], owner: RecordOwner | None = None) -> None:
+    def __init__(self, records: Sequence[Record[T]], owner: RecordOwner | None = None) -> None:
         super().__init__(records)
         self._owner = owner
 
@@ -105,7 +193,9 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
         :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
         """
         if self._owner is not None:
-            await self._owner.commit_records(self._items)
+            records = self._items
+            # All below a record is settled with it.
+            await self._owner.commit_records(records.last_of_each() if isinstance(records, RecordsOfRuns) else records)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The batch as a `pyarrow.Table`.

@@ -15,8 +15,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, cast
 
-from pydantic import PrivateAttr, SecretBytes, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SecretBytes,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
 from broker.setting_types import describe_type, is_secret, is_sequence
@@ -45,7 +53,7 @@ class SettingInfo(NamedTuple):
     description: str
 
 
-class BackendSettings(BaseSettings):
+class BackendSettings(BaseModel):
     """Base class of a backend's settings.
 
     A subclass names its URL schemes in `schemes`, declares typed fields (secrets as `SecretStr`) with a
@@ -56,10 +64,10 @@ class BackendSettings(BaseSettings):
     :raises InvalidSetting: a value cannot be used.
     """
 
-    model_config = SettingsConfigDict(
+    model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        enable_decoding=False,
+        arbitrary_types_allowed=True,
         hide_input_in_errors=True,
         validate_default=True,
         allow_inf_nan=False,
@@ -178,18 +186,6 @@ class BackendSettings(BaseSettings):
         ]
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Keyword arguments, then the environment under this backend's prefix."""
-        return init_settings, EnvSettingsSource(settings_cls, env_prefix=cls.environment_prefix())
-
-    @classmethod
     def environment_prefix(cls) -> str:
         """What the names of this backend's environment variables begin with, such as `BROKER_NATS_`."""
         scheme = cls.schemes[0] if cls.schemes else ""
@@ -215,12 +211,10 @@ class BackendSettings(BaseSettings):
 
     def _fill(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:
         self._check_names(values, origins)
-        origins = {
-            **{name: Origin("environment", variable) for name, variable in self._environment().items()},
-            **origins,
-        }
+        environment = self._environment()
+        origins = {**{name: Origin("environment", variable) for name, variable in environment.items()}, **origins}
         try:
-            BaseSettings.__init__(self, **values)
+            super().__init__(**{**{name: os.environ[variable] for name, variable in environment.items()}, **values})
         except ValidationError as error:
             raise self._invalid(error, values, origins) from None
         self._origins = dict(origins)

@@ -49,12 +49,13 @@ from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.records import Record
+from broker.records import Record, RecordRun
 
 __all__ = [
     "AdminSpi",
     "Backend",
     "Bounds",
+    "FetchesRuns",
     "Finished",
     "KeepsFinished",
     "Lag",
@@ -224,6 +225,15 @@ class RecordSource(Protocol):
     def resume(self, partitions: Sequence[TopicPartition]) -> None: ...
     def assignment(self) -> Sequence[TopicPartition]: ...
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class FetchesRuns(Protocol):
+    """A record source that leaves it to the reader to make records, which many need few of; optional."""
+
+    async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[RecordRun]:
+        """As `RecordSource.fetch`."""
+        ...
 
 
 class Finished(NamedTuple):

@@ -138,6 +138,7 @@ def _describe(topic: Topic) -> TopicInfo:
         partitions=len(topic.partitions),
         messages=sum(len(log) for log in topic.partitions),
         bytes=sum(log.bytes() for log in topic.partitions),
+        identity=topic.identity,
         native={
             "scheduled": topic.scheduled,
             "retention_seconds": topic.retention,

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
-from pydantic_settings import SettingsConfigDict
 
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
@@ -39,7 +38,6 @@ class InmemSettings(BackendSettings):
     """Where to find an in-memory server. All but `name`, `broker` and `lease_seconds` is for a server that does not
     exist yet; asking for other values of one that exists is an error."""
 
-    model_config = SettingsConfigDict(arbitrary_types_allowed=True)
     schemes: ClassVar[tuple[str, ...]] = ("inmem", "memory")
 
     name: str = Field(default="default", description="Name of the server within this process", min_length=1)

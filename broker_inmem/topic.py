@@ -11,6 +11,7 @@ from datetime import datetime
 from heapq import heappop, heappush
 from itertools import chain, count
 from typing import Final
+from uuid import uuid4
 from zlib import crc32
 
 from broker.errors import BrokerError, InvalidMessage, Unsupported
@@ -45,6 +46,7 @@ class Topic:
 
     def __init__(self, name: str, partitions: int, options: BrokerOptions, limits: MessageLimits) -> None:
         self.name: Final = name
+        self.identity: Final = uuid4().hex
         self.partitions: list[PartitionLog] = [PartitionLog() for _ in range(partitions)]
         self.queues: dict[str, MessageQueue] = {}
         self.watchers: set[Waker] = set()

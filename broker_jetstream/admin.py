@@ -263,6 +263,7 @@ def _topic_info(name: str, info: Mapping[str, Any]) -> TopicInfo:
         partitions=layout.partitions,
         messages=int(state.get("messages") or 0),
         bytes=int(state.get("bytes") or 0),
+        identity=str(info["created"]) if info.get("created") else None,
         native=dict(info),
     )
 

@@ -105,7 +105,7 @@ class JetStreamBackend:
                 ordered_delivery=True,
                 start_time=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True),
+            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, shared_offsets=True),
             durable=settings.embedded != "",
             shared=settings.embedded != "",
         )

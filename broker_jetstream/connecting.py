@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import nkeys  # pyright: ignore[reportMissingTypeStubs]
 from nats.aio.client import Client, Server
 
 from broker.errors import BrokerError, InvalidSetting
+from broker.jitter import jitter
 from broker.urls import mask_url
 from broker_jetstream.errors import connect_error
 from broker_jetstream.fastpath import FastClient, PublicClient, drop_socket, hang_up, make_client
@@ -126,7 +126,7 @@ def _options(settings: JetStreamSettings, client: Client) -> dict[str, Any]:
         # nats-py leaves behind the socket of an attempt that failed after it was connected.
         drop_socket(client)
         # Spread, so that many clients do not come back in the same moment.
-        return random.choice(pool), settings.reconnect_wait * random.uniform(0.5, 1.5)
+        return jitter.choice(pool), settings.reconnect_wait * jitter.uniform(0.5, 1.5)
 
     return {
         "name": settings.name,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -24,6 +23,7 @@ from nats.aio.client import Client
 
 from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
+from broker.jitter import jitter
 from broker.urls import mask_url
 from broker_jetstream.connecting import connect, discard
 from broker_jetstream.errors import api_error, classify, connect_error
@@ -170,7 +170,7 @@ class Connection:
                 self.last_error = error
                 if isinstance(error, AuthenticationFailed):
                     pause = max(pause, REFUSED_PAUSE)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                await asyncio.sleep(pause * jitter.uniform(0.5, 1.5))
             else:
                 return
 
@@ -265,7 +265,8 @@ class Connection:
         self._listening.remove(listening)
         if self._transport is not None and listening.native is not None:
             try:
-                await self._transport.unlisten(listening.native)
+                # Not cancelled with the caller: nats-py's reading ends at the pong of a ping that was.
+                await asyncio.shield(self._transport.unlisten(listening.native))
             except (nats.errors.Error, OSError) as error:
                 logger.debug("Unsubscribing %s: %r", listening.subject, error)
 
@@ -367,7 +368,8 @@ class Connection:
         begin = time.perf_counter()
         try:
             async with asyncio.timeout(timeout):
-                await self._transport.client.flush(max(1, round(timeout)))
+                # Not cancelled with the caller, as in `unlisten`.
+                await asyncio.shield(self._transport.client.flush(max(1, round(timeout))))
         except (nats.errors.Error, OSError) as error:
             raise classify(error, "Waiting for the server") from error
         return time.perf_counter() - begin

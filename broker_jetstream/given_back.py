@@ -36,6 +36,7 @@ from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import NativeMessage, deliveries_of, sequence_of, status_of
 from broker_jetstream.names import GIVEN_BACK, given_back_subject
+from broker_jetstream.stored import stored_message
 
 __all__ = ["GivenBack", "Run", "counts_of", "forget", "runs_of"]
 
@@ -50,7 +51,6 @@ _MAX_COUNTED: Final = 1 << 18
 _RUN_BYTES: Final = 64
 _KEEP_SECONDS: Final = 90 * 86_400
 _WRONG_SEQUENCE: Final = 10071
-_NO_MESSAGE: Final = 10037
 _IN_USE: Final = 10058
 
 
@@ -156,14 +156,11 @@ class GivenBack:
             wanted = {"last_by_subj": self._subject}
             self._revision, self._counts = 0, {}
         try:
-            answer = await self._connection.api(f"STREAM.MSG.GET.{GIVEN_BACK}", wanted, what=self._what)
+            message = await stored_message(self._connection, GIVEN_BACK, wanted, what=self._what)
         except TopicNotFound:
             return
-        except BackendError as error:
-            if f"err_code {_NO_MESSAGE}" not in error.message:
-                raise
+        if message is None:
             return
-        message: dict[str, Any] = answer["message"]
         self._revision = int(message["seq"])
         try:
             stored = msgspec.json.decode(b64decode(message.get("data") or ""), type=_Stored)

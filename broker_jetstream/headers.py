@@ -11,7 +11,7 @@ client wrote can be read: what is no value of ours is shown as if it were not th
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -23,6 +23,7 @@ import msgspec
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, is_letter
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
+from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
     "LETTER_ROOM",
@@ -45,7 +46,6 @@ __all__ = [
     "header",
     "header_lines",
     "key_of",
-    "parse_time",
     "room_to_leave",
     "sequence_of",
     "server_header",
@@ -338,8 +338,16 @@ class MessageView:
         except (ValueError, OverflowError):
             return None
 
+    def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
+        """Those of many, in microseconds since 1970, for columns."""
+        return [None if (time := header(raw.block, _TIME)) is None else microseconds(time) for raw in raws]
+
     def broker_time(self, raw: Any, /) -> datetime | None:
         return _EPOCH + timedelta(microseconds=_reply_field(raw.reply, 3) // 1000)
+
+    def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
+        """Those of many, in microseconds since 1970, for columns."""
+        return [_reply_field(raw.reply, 3) // 1000 for raw in raws]
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         # Asked for every message, so the usual answer is found when it arrives.
@@ -347,6 +355,14 @@ class MessageView:
 
     def native(self, raw: Any, /) -> Any:
         return raw
+
+    def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
+        """Sequence and broker's time, in microseconds since 1970, of each: no other message of the topic has both."""
+        fields = [raw.reply.split(b".") for raw in raws]
+        return (
+            [int(each[5 if len(each) == 9 else 7]) for each in fields],
+            [int(each[7 if len(each) == 9 else 9]) // 1000 for each in fields],
+        )
 
 
 class LogView(MessageView):
@@ -367,15 +383,9 @@ class LogView(MessageView):
         stamp = server_header(raw.block, TIME_STAMP)
         return None if stamp is None else parse_time(stamp.decode())
 
+    def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
+        stamps = [server_header(raw.block, TIME_STAMP) for raw in raws]
+        return [None if stamp is None else microseconds_at(stamp) for stamp in stamps]
+
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
-
-
-def parse_time(text: str) -> datetime:
-    """A time of the server, RFC 3339 with up to nine digits of a second."""
-    head, dot, rest = text.partition(".")
-    if not dot:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    digits = rest.rstrip("Z").split("+")[0].split("-")[0]
-    zone = rest[len(digits) :].replace("Z", "+00:00")
-    return datetime.fromisoformat(f"{head}.{digits[:6].ljust(6, '0')}{zone}").astimezone(UTC)

@@ -13,92 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import msgspec
+from collections import deque
+from collections.abc import Callable
+from typing import Final
 
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
-from broker.outbound import OutboundMessage
+from broker_jetstream.batch import Batch
 from broker_jetstream.connection import Connection
 from broker_jetstream.fastpath import Outgoing
-from broker_jetstream.layout import Layout, Layouts
-from broker_jetstream.replies import Replies
+from broker_jetstream.layout import Layouts
 
-__all__ = ["Batch", "InFlight", "PublishAck", "decode_ack"]
+__all__ = ["InFlight"]
 
 CHUNK: Final = 500
 CHUNK_BYTES: Final = 1024 * 1024
 _PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.2
-
-
-class PublishAck(msgspec.Struct, gc=False):
-    """The stream's answer to a message."""
-
-    seq: int = 0
-    duplicate: bool = False
-    error: dict[str, Any] | None = None
-
-
-decode_ack: Final = msgspec.json.Decoder(PublishAck).decode
-
-
-class Batch:
-    """The messages of one call, as they are written.
-
-    :ivar indexes: which of the call's messages are in it; those that cannot be sent are not.
-    :ivar partitions: partition of each; -1 - partition for one that waits for its time.
-    :ivar written: how many of `items` were written.
-    :ivar again: some were written more than once.
-    :ivar left: its caller waits no more.
-    :ivar errors: by position, why a message is not sent any more.
-    """
-
-    __slots__ = (
-        "again",
-        "errors",
-        "ids",
-        "indexes",
-        "items",
-        "layout",
-        "left",
-        "messages",
-        "partitions",
-        "replies",
-        "sent_at",
-        "written",
-    )
-
-    def __init__(self, messages: Sequence[OutboundMessage], ids: list[bytes], layout: Layout, replies: Replies) -> None:
-        self.messages = messages
-        self.ids = ids
-        self.layout = layout
-        self.replies = replies
-        self.items: list[Outgoing] = []
-        self.indexes: list[int] = []
-        self.partitions: list[int] = []
-        self.written = 0
-        self.sent_at = 0.0
-        self.again = False
-        self.left = False
-        self.errors: dict[int, BrokerError] = {}
-
-    @property
-    def unanswered(self) -> int:
-        return 0 if self.left else self.written - (len(self.items) - self.replies.missing)
-
-    @property
-    def open(self) -> list[int]:
-        """The positions that were written and have no answer, or that of nobody."""
-        if self.left:
-            return []
-        return [position for position, answer in enumerate(self.replies.answers[: self.written]) if answer is None]
-
-    def give_up(self, position: int, error: BrokerError) -> None:
-        """Send this one no more."""
-        self.errors[position] = error
-        self.replies.give_up(position)
 
 
 class InFlight:
@@ -114,7 +44,8 @@ class InFlight:
         self._connection = connection
         self._layouts = layouts
         self._renew = renew
-        self._batches: dict[Batch, None] = {}
+        self._batches: deque[Batch] = deque()
+        """Those that were left stay behind older ones: they tell whom they overtook."""
         self.writing = asyncio.Lock()
         """The place in the writing order; `write` wants it held."""
         self._epoch = connection.epoch
@@ -134,9 +65,8 @@ class InFlight:
         batch.left = True
         self._written -= batch.written
         if not self._refused:
-            self._batches.pop(batch, None)
+            self._forget()
             return
-        # What it stored still tells who was overtaken.
         self._review()
         self._connection.inbox.stir()
 
@@ -154,7 +84,7 @@ class InFlight:
         """Write a batch, chunk by chunk, as far as the window and the connection let it until the deadline."""
         connection, window = self._connection, self._connection.settings.publish_window
         items, most = batch.items, min(CHUNK, window)
-        self._batches[batch] = None
+        self._batches.append(batch)
         try:
             while batch.written < len(items):
                 if self._is_behind:
@@ -202,6 +132,7 @@ class InFlight:
         if self._is_behind:
             await self._catch_up(deadline)
         elif batch.replies.missing and time.monotonic() - batch.sent_at >= self._connection.settings.publish_resend:
+            await self._all_told(deadline, behind=batch)
             self._give_up_overtaken()
             await self._send_again(batch)
 
@@ -227,7 +158,7 @@ class InFlight:
                 if epoch != self._epoch:
                     self._unproven = True
                     self._give_up_overtaken()
-                if (not self._refused or await self._look_again(deadline)) and await self._probe(deadline):
+                if await self._is_there(deadline) and await self._probe(deadline) and await self._is_there(deadline):
                     self._refused = False
                     if all([await self._send_again(each) for each in tuple(self._batches)]):
                         self._epoch = epoch
@@ -243,6 +174,10 @@ class InFlight:
                 # Another of those who wait goes on.
                 for each in self._batches:
                     each.replies.wake()
+
+    async def _is_there(self, deadline: float) -> bool:
+        """Asked before the probe and after it, since the topic may have been made anew between."""
+        return not self._refused or await self._look_again(deadline)
 
     async def _look_again(self, deadline: float) -> bool:
         """Once all answers to what was written are there, give up what was overtaken; whether the stream is there."""
@@ -266,11 +201,17 @@ class InFlight:
                     self._renew(batch, position)
         return True
 
-    async def _all_told(self, deadline: float) -> None:
-        """Wait until everything written has its answer, be it that of nobody, or the connection breaks."""
+    async def _all_told(self, deadline: float, *, behind: Batch | None = None) -> None:
+        """Wait until all that was written has its answer, be it that of nobody, or the connection breaks.
+
+        :param behind: only what was written behind this one.
+        """
         connection, epoch = self._connection, self._connection.epoch
         deadline = min(deadline, time.monotonic() + connection.settings.publish_resend)
-        while any(len(each.replies.absent) < each.unanswered for each in self._batches):
+        written = list(self._batches)
+        if behind is not None:
+            written = written[written.index(behind) + 1 :]
+        while any(len(each.replies.absent) < each.unanswered for each in written):
             left = deadline - time.monotonic()
             if left <= 0 or connection.epoch != epoch or not connection.connected:
                 return
@@ -289,7 +230,7 @@ class InFlight:
                 if key is None or batch.partitions[position] < 0:
                     continue
                 if replies.answers[position] is not None:
-                    if key not in stored and _is_stored(batch, position):
+                    if key not in stored and batch.is_stored(position):
                         stored.add(key)
                 elif key in stored and not batch.left:
                     if position in replies.absent:
@@ -313,12 +254,16 @@ class InFlight:
         self._review()
 
     def _review(self) -> None:
-        """Forget what is over, unless it tells who was overtaken."""
+        """Whether somebody still found nobody; if not, forget what is over."""
         if self._refused:
             self._refused = any(batch.replies.absent for batch in self._batches if not batch.left)
         if not self._refused:
-            for batch in [batch for batch in self._batches if batch.left]:
-                del self._batches[batch]
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget what is over and overtook nobody."""
+        while self._batches and self._batches[0].left:
+            self._batches.popleft()
 
     async def _probe(self, deadline: float) -> bool:
         """Send the oldest unconfirmed message alone; whether it was confirmed, or there is none."""
@@ -371,14 +316,6 @@ class InFlight:
             await asyncio.sleep(0)  # let the connection learn of it
             return False
         return True
-
-
-def _is_stored(batch: Batch, position: int) -> bool:
-    answer = batch.replies.answers[position]
-    if answer is None or not answer[1]:
-        return False
-    ack = decode_ack(answer[1])
-    return ack.error is None and (batch.again or not ack.duplicate)
 
 
 def _chunk(items: list[Outgoing], start: int, most: int) -> list[Outgoing]:

@@ -1,14 +1,16 @@
 """Reads of a topic's log without a group, by direct gets: no consumer is made, nothing is left on the server.
 
 An offset is the sequence in the stream: it grows over all partitions, so within one it has gaps. Calls may run at
-once; a read that is cancelled leaves nothing behind. Retention that overtakes a read is an error and never a gap.
+once; a read that is cancelled leaves nothing behind. One chunk is fetched ahead while the caller has the one before.
+Retention that overtakes a read is an error and never a gap.
+Any replica may answer a direct get, also one that is behind: that nothing is left is the leader's to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,13 +32,16 @@ from broker_jetstream.headers import (
     server_header,
     status_of,
 )
-from broker_jetstream.layout import Layout, Layouts
+from broker_jetstream.layout import Layout, Layouts, layout_of
+from broker_jetstream.stored import stored_message
 from broker_jetstream.times import server_time
 
 __all__ = ["JetStreamLogReader"]
 
 VIEW: Final = LogView()
 BATCH_BYTES: Final = 4 * 1024 * 1024
+_REPLICA_SECONDS: Final = 0.05
+"""Between two looks at replicas that are behind."""
 
 
 class JetStreamLogReader:
@@ -53,13 +58,14 @@ class JetStreamLogReader:
         layout, first, following = await self._state(topic)
         found: dict[int, Bounds] = {}
         for number in range(layout.partitions):
-            earliest = await self._get(layout, {"seq": max(first, 1), "next_by_subj": layout.partition_filter(number)})
-            if not earliest:
+            subject = layout.partition_filter(number)
+            earliest = await self._stored(layout, {"seq": max(first, 1), "next_by_subj": subject})
+            if earliest is None:
                 # An empty partition begins where the next record of the stream will be.
                 found[number] = Bounds(following, following)
                 continue
-            latest = await self._get(layout, {"last_by_subj": layout.partition_filter(number)})
-            found[number] = Bounds(_offset(earliest[0]), _offset((latest or earliest)[0]) + 1)
+            latest = await self._stored(layout, {"last_by_subj": subject})
+            found[number] = Bounds(earliest, max(latest or 0, earliest) + 1)
         return found
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
@@ -68,17 +74,16 @@ class JetStreamLogReader:
         found: dict[int, int] = {}
         for number in range(layout.partitions):
             subject = layout.partition_filter(number)
-            first = await self._get(layout, {"start_time": moment, "next_by_subj": subject, "batch": 1})
-            if first:
-                found[number] = _offset(first[0])
-            else:
-                latest = await self._get(layout, {"last_by_subj": subject})
-                found[number] = _offset(latest[0]) + 1 if latest else following
+            first = await self._stored(layout, {"start_time": moment, "next_by_subj": subject})
+            if first is None:
+                latest = await self._stored(layout, {"last_by_subj": subject})
+                first = following if latest is None else latest + 1
+            found[number] = first
         return found
 
     async def read(
         self, topic: str, partition: int, start: int, stop: int, max_records: int
-    ) -> AsyncIterator[Sequence[Record[Any]]]:
+    ) -> AsyncGenerator[Sequence[Record[Any]]]:
         layout, first, following = await self._state(topic)
         if not 0 <= partition < layout.partitions:
             raise OffsetOutOfRange(
@@ -87,35 +92,75 @@ class JetStreamLogReader:
         if stop > following:
             raise OffsetOutOfRange(f"Topic {topic!r} ends at {following}, and {stop} lies beyond")
         position = start
-        while position < stop:
-            _check_start(layout, position, first)
-            subject = layout.partition_filter(partition)
-            request = {"seq": max(position, 1), "next_by_subj": subject, "batch": max_records, "max_bytes": BATCH_BYTES}
-            raws = await self._get(layout, request)
-            # Retention may have removed records while the answer was under way.
-            _, first, _ = await self._state(topic)
-            _check_start(layout, position, first)
-            records = [record for raw in raws if (record := _record(layout, partition, raw)).offset < stop]
-            if records:
-                position = records[-1].offset + 1
-                yield records
-            if len(records) < len(raws) or not raws:
-                return
+        behind_since: float | None = None
+        ahead: asyncio.Task[list[NativeMessage]] | None = None
+        try:
+            while position < stop:
+                _check_start(layout, position, first)
+                raws = await (ahead or self._next(layout, partition, position, stop, max_records))
+                ahead = None
+                records = [record for raw in raws if (record := _record(layout, partition, raw)).offset < stop]
+                following = records[-1].offset + 1 if records else position
+                ended = len(records) < len(raws) or not raws
+                if not ended and following < stop:
+                    # The next answers come while these are looked at, and while the caller has them.
+                    ahead = asyncio.create_task(self._next(layout, partition, following, stop, max_records))
+                left = None if raws else await self._stored(layout, _from(layout, partition, position))
+                # Retention may have removed records while the answers were under way.
+                _, first, _ = await self._state(topic)
+                _check_start(layout, position, first)
+                if left is not None and left < stop:
+                    behind_since = behind_since or time.monotonic()
+                    await self._wait_for_replicas(layout, behind_since)
+                    continue
+                behind_since = None
+                if records:
+                    position = following
+                    yield records
+                if ended:
+                    return
+        finally:
+            if ahead is not None:
+                await _break_off(ahead)
+
+    async def _next(
+        self, layout: Layout, partition: int, position: int, stop: int, max_records: int
+    ) -> list[NativeMessage]:
+        """Messages of a partition from a position on; the last of them may lie beyond `stop`."""
+        # There are no more of them than sequences; what lies beyond would be sent for nothing.
+        most = min(max_records, stop - max(position, 1))
+        if most <= 0:
+            return []
+        return await self._get(layout, _from(layout, partition, position) | {"batch": most, "max_bytes": BATCH_BYTES})
 
     async def behind(self, layout: Layout, partition: int, position: int) -> int:
         """How many records a partition has from a position on."""
-        request = {"seq": max(position, 1), "next_by_subj": layout.partition_filter(partition), "batch": 1}
-        found = await self._get(layout, request)
+        found = await self._get(layout, _from(layout, partition, position) | {"batch": 1})
         return int(server_header(found[0].block, NUM_PENDING) or 0) + 1 if found else 0
 
     async def _state(self, topic: str) -> tuple[Layout, int, int]:
         """The layout, the first sequence that the stream has, and the one after its last."""
         info = await self._layouts.info(topic)
-        layout = await self._layouts.find(topic)
+        # Somebody else may have added partitions since it was last looked at.
+        layout = layout_of(topic, info["config"])
         if not info["config"].get("allow_direct"):
             raise Unsupported(f"Stream {layout.stream!r} does not allow direct reads", advice="Set allow_direct on it")
         state = info["state"]
         return layout, int(state.get("first_seq") or 0), int(state.get("last_seq") or 0) + 1
+
+    async def _stored(self, layout: Layout, wanted: dict[str, Any]) -> int | None:
+        """The sequence of a message, by the leader; None if the stream has none such."""
+        found = await stored_message(self._connection, layout.stream, wanted, what=f"Topic {layout.topic!r}")
+        return None if found is None else int(found["seq"])
+
+    async def _wait_for_replicas(self, layout: Layout, since: float) -> None:
+        """Give the replicas time to get what the leader has. :raises OperationTimeout: they had enough."""
+        if time.monotonic() - since > self._connection.settings.request_timeout:
+            raise OperationTimeout(
+                f"A replica of stream {layout.stream!r} does not get what its leader has",
+                advice="Look at the cluster's health, and read again",
+            )
+        await asyncio.sleep(_REPLICA_SECONDS)
 
     async def _get(self, layout: Layout, request: dict[str, Any]) -> list[NativeMessage]:
         """Ask for messages by a direct get, again if the connection broke."""
@@ -180,6 +225,19 @@ class _Answer:
                 await self.done.wait()
         except TimeoutError:
             return
+
+
+def _from(layout: Layout, partition: int, position: int) -> dict[str, Any]:
+    """Asks for what a partition has from a position on."""
+    return {"seq": max(position, 1), "next_by_subj": layout.partition_filter(partition)}
+
+
+async def _break_off(ahead: asyncio.Task[list[NativeMessage]]) -> None:
+    """Nobody waits for these answers any more, and whatever became of them concerns nobody."""
+    ahead.cancel()
+    await asyncio.wait((ahead,))
+    if not ahead.cancelled():
+        ahead.exception()
 
 
 def _offset(raw: NativeMessage) -> int:

@@ -8,9 +8,8 @@ topic raises.
 
 Order per key holds among the messages that were confirmed: one that cannot be sent again in its place fails, with
 ConnectionFailed where it is known not to be stored and OperationTimeout where it is not known. What is left: messages
-whose answers a broken connection swallowed may have overtaken one of their key that found nobody right before; a
-message that the server dropped without a word may be overtaken by one of another, concurrent call; and with
-`fast_path=false` nats-py writes what it kept before what is sent again.
+whose answers a broken connection swallowed may have overtaken one of their key that found nobody right before; and
+with `fast_path=false` nats-py writes what it kept before what is sent again.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ from broker.errors import (
 )
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker_jetstream.batch import Batch, decode_ack
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import LETTER_ROOM, encode_headers, encode_id, room_to_leave
-from broker_jetstream.in_flight import Batch, InFlight, decode_ack
+from broker_jetstream.in_flight import InFlight
 from broker_jetstream.layout import Layout, Layouts
 from broker_jetstream.times import schedule_time, ttl_seconds
 

@@ -234,9 +234,11 @@ class JetStreamRecordSource:
             membership, owned, layout = topic.membership, topic.owned, topic.layout
             for number in membership.contested(owned, [number for number, each in owned.items() if each.pinned]):
                 self._lost(owned[number])
-            for number in membership.pinned_elsewhere(owned):
+            surplus = plan(membership.id, owned, membership.others(), layout.partitions, name).release
+            for number in {*membership.pinned_elsewhere(owned), *surplus}:
                 # Who was cut off for too long learns that it is lost before it lets it go as if it were not.
-                await owned[number].verify()
+                if (partition := owned.get(number)) is not None:
+                    await partition.verify()
             step = plan(membership.id, owned, membership.others(), layout.partitions, name)
             if step.release:
                 await self._release([TopicPartition(name, number) for number in step.release])

@@ -1,4 +1,4 @@
-"""Times and durations as the server spells them. It counts nanoseconds in 64 bits, and knows nothing beyond.
+"""Times and durations as the server spells them, and our headers. The server counts nanoseconds in 64 bits, no further.
 
 Pure functions.
 """
@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from broker.errors import InvalidMessage, InvalidSetting
 
-__all__ = ["NANOSECONDS", "nanoseconds", "schedule_time", "server_time", "ttl_seconds"]
+__all__ = [
+    "NANOSECONDS",
+    "microseconds",
+    "microseconds_at",
+    "nanoseconds",
+    "parse_time",
+    "schedule_time",
+    "server_time",
+    "ttl_seconds",
+]
 
 NANOSECONDS: Final = 1_000_000_000
 LAST_MOMENT: Final = datetime(2262, 4, 11, tzinfo=UTC)
@@ -21,6 +31,9 @@ LONGEST: Final = timedelta(days=365 * 290)
 SHORTEST: Final = 0.1
 """Seconds; a topic counts in no shorter time."""
 _FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_EARLIEST: Final = (datetime.min.replace(tzinfo=UTC) - _FIRST_MOMENT) // _MICROSECOND
+_LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _FIRST_MOMENT) // _MICROSECOND
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -78,3 +91,35 @@ def nanoseconds(option: str, duration: timedelta | float) -> int:
             advice=f"It takes a timedelta, or seconds, from {SHORTEST} s on and below {LONGEST.days // 365} years",
         )
     return round(seconds * NANOSECONDS)
+
+
+def parse_time(text: str) -> datetime:
+    """A time of the server, RFC 3339 with up to nine digits of a second."""
+    head, dot, rest = text.partition(".")
+    if not dot:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    digits = rest.rstrip("Z").split("+")[0].split("-")[0]
+    zone = rest[len(digits) :].replace("Z", "+00:00")
+    return datetime.fromisoformat(f"{head}.{digits[:6].ljust(6, '0')}{zone}").astimezone(UTC)
+
+
+def microseconds(time: bytes) -> int | None:
+    """A time in a header of ours, since 1970; None if it is none that a datetime can be."""
+    try:
+        found = int(time)
+    except ValueError:
+        return None
+    return found if _EARLIEST <= found <= _LATEST else None
+
+
+def microseconds_at(stamp: bytes) -> int:
+    """`parse_time` as microseconds since 1970, quick for many: most are of the same second."""
+    second, _, rest = stamp.partition(b".")
+    if rest[-1:] != b"Z":
+        return (parse_time(stamp.decode()) - _FIRST_MOMENT) // _MICROSECOND
+    return _microseconds_of(second) + int(rest[:6].rstrip(b"Z").ljust(6, b"0"))
+
+
+@lru_cache(maxsize=64)
+def _microseconds_of(second: bytes) -> int:
+    return (parse_time(second.decode() + "Z") - _FIRST_MOMENT) // _MICROSECOND

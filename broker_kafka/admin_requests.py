@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from math import inf
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
@@ -155,17 +156,19 @@ async def settled(timeout: float, attempt: Callable[[], Awaitable[R]], again: Ca
         await asyncio.sleep(_PAUSE)
 
 
-async def until_told(ask: Callable[[], Awaitable[R]], wanted: Callable[[], bool]) -> R | None:
+async def until_told(ask: Callable[[], Awaitable[R]], wanted: Callable[[], bool], *, within: float = inf) -> R | None:
     """What a member that runs has to know to go on: asked again for as long as it takes and it is `wanted`, else None.
 
+    :param within: the seconds in which it has to be asked for the last time.
     :raises BrokerError: it cannot be known.
     """
+    until = time.monotonic() + within
     pause = _PAUSE
     while wanted():
         try:
             answer = await ask()
         except BrokerError as error:
-            if not error.retriable:
+            if not error.retriable or time.monotonic() + pause > until:
                 raise
             logger.info("Asked again in %.2f s: %s", pause, error)
             await asyncio.sleep(pause)

@@ -6,21 +6,19 @@ Batches leave in the order in which they came. What belongs to a paused partitio
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from broker.records import Record
 from broker.spi import TopicPartition
+from broker_kafka.runs import NativeRun
 
 __all__ = ["Arrivals"]
 
 
 class _Batch:
-    __slots__ = ("from_thread", "records", "size")
+    __slots__ = ("from_thread", "runs")
 
-    def __init__(self, records: list[Record[Any]], size: int, *, from_thread: bool = True) -> None:
-        self.records = records
-        self.size = size
+    def __init__(self, runs: Sequence[NativeRun], *, from_thread: bool = True) -> None:
+        self.runs = deque(runs)
         self.from_thread = from_thread
         """Whether the thread waits for it to be taken."""
 
@@ -33,35 +31,40 @@ class Arrivals:
         self._batches: deque[_Batch] = deque()
         self.paused: set[TopicPartition] = set()
         """Of which nothing is let out."""
-        self._held: dict[TopicPartition, list[Record[Any]]] = {}
+        self._held: dict[TopicPartition, list[NativeRun]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def add(self, records: list[Record[Any]], size: int) -> None:
-        """A batch came, of so many bytes."""
-        self._batches.append(_Batch(records, size))
+    def add(self, runs: Sequence[NativeRun]) -> None:
+        """A batch came."""
+        self._batches.append(_Batch(runs))
         if self.paused:
             self._hold_back()
 
-    def take(self, max_records: int, max_bytes: int) -> list[Record[Any]]:
+    def take(self, max_records: int, max_bytes: int) -> list[NativeRun]:
         """The next batch, or as much of it as is wanted: at least one record. There must be a batch."""
-        batch = self._batches.popleft()
-        records, size = batch.records, batch.size
-        if len(records) > max_records or size > max_bytes:
-            count = taken = 0
-            for record in records:
-                if count == max_records or (count and taken + record.size > max_bytes):
-                    break
-                count += 1
-                taken += record.size
-            if count < len(records):
-                batch.records, batch.size = records[count:], size - taken
-                self._batches.appendleft(batch)
-                return records[:count]
+        batch = self._batches[0]
+        runs, taken = batch.runs, list[NativeRun]()
+        while runs:
+            run = runs.popleft()
+            count = min(max_records, len(run) if run.size <= max_bytes else run.within(max_bytes))
+            if not taken:
+                count = max(1, count)
+            if count < len(run):
+                if count:
+                    run, rest = run.split(count)
+                    taken.append(run)
+                    run = rest
+                runs.appendleft(run)
+                return taken
+            taken.append(run)
+            max_records -= len(run)
+            max_bytes -= run.size
+        self._batches.popleft()
         if batch.from_thread:
             self._taken()
-        return records
+        return taken
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
         """Forget what has come of these."""
@@ -83,23 +86,23 @@ class Arrivals:
         """Undo `pause`; what was kept aside goes before what comes later."""
         for partition in partitions:
             self.paused.discard(partition)
-            records = self._held.pop(partition, None)
-            if records:
-                self._batches.append(_Batch(records, sum([record.size for record in records]), from_thread=False))
+            runs = self._held.pop(partition, None)
+            if runs:
+                self._batches.append(_Batch(runs, from_thread=False))
 
     def _hold_back(self) -> None:
-        for record in self._take_out(self.paused):
-            self._held.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+        for run in self._take_out(self.paused):
+            self._held.setdefault(TopicPartition(run.topic, run.partition), []).append(run)
 
-    def _take_out(self, partitions: Collection[TopicPartition]) -> list[Record[Any]]:
-        taken: list[Record[Any]] = []
+    def _take_out(self, partitions: Collection[TopicPartition]) -> list[NativeRun]:
+        taken: list[NativeRun] = []
         kept: deque[_Batch] = deque()
         for batch in self._batches:
-            rest: list[Record[Any]] = []
-            for record in batch.records:
-                (taken if (record.topic, record.partition) in partitions else rest).append(record)
+            rest: deque[NativeRun] = deque()
+            for run in batch.runs:
+                (taken if (run.topic, run.partition) in partitions else rest).append(run)
             if rest:
-                batch.records, batch.size = rest, sum([record.size for record in rest])
+                batch.runs = rest
                 kept.append(batch)
             elif batch.from_thread:
                 self._taken()

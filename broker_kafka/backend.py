@@ -75,6 +75,7 @@ class KafkaBackend:
                 tombstones=True,
                 partitions=True,
                 transactions=True,
+                ordered_calls=True,
             ),
             records=RecordCapabilities(
                 rebalance=True, start_time=True, position_at=True, read_committed=True, group_admin=True

@@ -41,42 +41,51 @@ class _UnderWay:
 class Commits:
     """The commits that are under way.
 
+    :param group: whose positions they are; errors name it.
     :param answer: gives an answer to who waits for it, from this thread.
     """
 
-    def __init__(self, answer: Callable[[asyncio.Future[Answer], Answer], object]) -> None:
+    def __init__(self, group: str, answer: Callable[[asyncio.Future[Answer], Answer], object]) -> None:
+        self._group = group
         self._answer = answer
         self._under_way: list[_UnderWay] = []
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def send(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
-        """Send a commit; its answer comes while the client is polled, or at once if it is of nothing."""
+    def send(
+        self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer], *, wait: bool
+    ) -> None:
+        """Send a commit; its answer comes while the client is polled, or at once if it is of nothing.
+
+        :param wait: have it answered on return, as it must be within a callback of the client.
+        """
         if not offsets:
             self._answer(waiter, {})
+            return
+        if wait:
+            self._send_and_wait(client, offsets, waiter)
             return
         try:
             client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            self._answer(waiter, _failed(offsets, error))
+            self._answer(waiter, self._failed(offsets, error))
         else:
             self._under_way.append(_UnderWay(offsets, waiter))
 
-    def send_and_wait(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
-        """Carry a commit out, within a callback of the client."""
+    def _send_and_wait(self, client: Consumer, offsets: list[NativePartition], waiter: asyncio.Future[Answer]) -> None:
         try:
             answered: list[NativePartition] | None = client.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            self._answer(waiter, _failed(offsets, error))
+            self._answer(waiter, self._failed(offsets, error))
         else:
-            self._answer(waiter, _outcomes(answered or offsets))
+            self._answer(waiter, self._outcomes(answered or offsets))
 
     def settle(self, client: Consumer) -> None:
         """Repeat what is under way, waiting for the answers; at the begin of a callback that takes partitions away."""
         under_way, self._under_way = self._under_way, []
         for each in under_way:
-            self.send_and_wait(client, each.offsets, each.waiter)
+            self._send_and_wait(client, each.offsets, each.waiter)
 
     def answered(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         """The client's callback: an answer to something that was sent, or to a commit that was waited for."""
@@ -84,9 +93,9 @@ class Commits:
         for each in self._under_way:
             if each.positions == positions:
                 self._under_way.remove(each)
-                outcomes = _outcomes(partitions)
+                outcomes = self._outcomes(partitions)
                 if error is not None and not any(outcomes.values()):
-                    outcomes = _failed(partitions, error)
+                    outcomes = self._failed(partitions, error)
                 self._answer(each.waiter, outcomes)
                 return
 
@@ -95,6 +104,20 @@ class Commits:
         under_way, self._under_way = self._under_way, []
         for each in under_way:
             self._answer(each.waiter, dict.fromkeys(_positions(each.offsets), Closed("The consumer was closed")))
+
+    def _outcomes(self, answered: Sequence[Any]) -> dict[TopicPartition, BrokerError | None]:
+        return {
+            TopicPartition(each.topic, each.partition): None if each.error is None else self._refusal(each, each.error)
+            for each in answered
+        }
+
+    def _failed(
+        self, offsets: Sequence[Any], error: KafkaError | BaseException
+    ) -> dict[TopicPartition, BrokerError | None]:
+        return {TopicPartition(each.topic, each.partition): self._refusal(each, error) for each in offsets}
+
+    def _refusal(self, at: Any, error: KafkaError | BaseException) -> BrokerError:
+        return translate(error, f"Committing {at.offset} of {at.topic!r}[{at.partition}] for group {self._group!r}")
 
 
 class CommittingClient(ConsumerClient, Protocol):
@@ -141,18 +164,3 @@ def split_owned(
 
 def _positions(offsets: Sequence[Any]) -> dict[TopicPartition, int]:
     return {TopicPartition(each.topic, each.partition): each.offset for each in offsets}
-
-
-def _outcomes(answered: Sequence[Any]) -> dict[TopicPartition, BrokerError | None]:
-    return {
-        TopicPartition(each.topic, each.partition): (
-            None
-            if each.error is None
-            else translate(each.error, f"Committing {each.offset} of {each.topic!r}[{each.partition}]")
-        )
-        for each in answered
-    }
-
-
-def _failed(offsets: Sequence[Any], error: KafkaError | BaseException) -> dict[TopicPartition, BrokerError | None]:
-    return {place: translate(error, "Committing", resources=[place.topic]) for place in _positions(offsets)}

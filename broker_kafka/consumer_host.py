@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as NativeRecord
@@ -11,12 +11,11 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError
 from broker.hooks import logger
-from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.errors import translate
-from broker_kafka.headers import RECORD_VIEW
+from broker_kafka.runs import NativeRun
 
-__all__ = ["ConsumerHost", "OnPartitions", "guarded", "native_partitions", "records_of", "told_by"]
+__all__ = ["ConsumerHost", "OnPartitions", "guarded", "native_partitions", "told_by"]
 
 OnPartitions = Callable[[Consumer, list[NativePartition]], None]
 """A callback of the client in a rebalance."""
@@ -27,8 +26,8 @@ _TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_P
 class ConsumerHost(Protocol):
     """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
 
-    def arrived(self, records: list[Record[Any]], size: int) -> None:
-        """A batch, with its bytes; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+    def arrived(self, runs: Sequence[NativeRun]) -> None:
+        """A batch; to be answered by `ConsumerThread.taken` once it is no longer held here."""
         ...
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -57,24 +56,6 @@ class ConsumerHost(Protocol):
     def failed(self, error: BrokerError) -> None:
         """The client reports an error; if it is retriable, it goes on by itself."""
         ...
-
-
-def records_of(messages: Sequence[NativeRecord]) -> list[Record[Any]]:
-    """The records among what the client gave; the rest are errors."""
-    return [
-        Record(
-            message.topic(),  # pyright: ignore[reportArgumentType]
-            message.partition(),  # pyright: ignore[reportArgumentType]
-            message.offset(),  # pyright: ignore[reportArgumentType]
-            message.key(),
-            data := message.value(),
-            message,
-            RECORD_VIEW,
-            0 if data is None else len(data),
-        )
-        for message in messages
-        if message.error() is None
-    ]
 
 
 def told_by(message: NativeRecord, group: str) -> BrokerError | tuple[TopicPartition, int] | None:

@@ -3,12 +3,12 @@
 *Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
 and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
 look-ups are commands, by `call`, served between polls and within callbacks. For a moment after a record or a command
-the thread waits for commands and looks for records every `_BUSY_WAIT`; then it waits in the client, which costs next to
-nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on their way; then the thread stops
-taking, and polls for one record now and then, which is what serves rebalances and keeps `max.poll.interval.ms` whatever
-handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which frees librdkafka's prefetch queue.
-*Rebalances* wait in their callback until the host has dealt with them, at most `revoke_seconds`. *Failure.* A callback
-never raises; errors go to `host.failed`.
+the thread waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then it
+waits in the client, which costs next to nothing. The host is called on the loop. *Flow.* At most `in_flight` batches
+are on their way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances
+and keeps `max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well,
+which frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
+`revoke_seconds`. *Failure.* A callback never raises; errors go to `host.failed`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits, split_owned
-from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, records_of, told_by
+from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, told_by
 from broker_kafka.errors import translate
+from broker_kafka.hearing import Hearing
 from broker_kafka.leaving import prepare_to_leave
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.opening import open_consumer
 from broker_kafka.owner import OwnerThread
+from broker_kafka.runs import runs_of
 
 __all__ = ["ConsumerHost", "ConsumerThread"]
 
 _IDLE_POLL: Final = 0.1
+_LEAST_WAIT: Final = 0.0002
 _BUSY_WAIT: Final = 0.002
 _BUSY_SECONDS: Final = 0.5
 """For so long after a record or a command another is likely, and is not to wait for the end of an idle poll."""
@@ -68,9 +71,9 @@ class ConsumerThread(OwnerThread[Consumer]):
         revoke_seconds: float = 30.0,
     ) -> None:
         super().__init__(name, Lifeline(config))
-        self._commits = Commits(lambda waiter, answer: self._post(_give, waiter, answer))
-        self._config = {**config, "on_commit": self._on_commit}
         self._group: str = config["group.id"]
+        self._commits = Commits(self._group, self._give)
+        self._config = {**config, "on_commit": self._on_commit}
         self._host = host
         self._assignment = ClientAssignment(config)
         self._max_batch = max_batch
@@ -78,9 +81,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._revoke_seconds = revoke_seconds
         self._topics: list[str] = []
         self._batch = max_batch
-        # One side only counts up each of these, so that no lock is needed.
-        self._posted = 0
-        self._taken = 0
+        self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
         self._starving = False
         self._stalled_since: float | None = None
         self._parked = False
@@ -88,14 +89,19 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._paused: set[tuple[str, int]] = set()
         self._owned: set[tuple[str, int]] = set()
         self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before they are handed over
+        self._hearing = Hearing(self._single.append)
         self._busy_until = 0.0
+        self._look_after = _LEAST_WAIT
         self._rejoin_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
         self._was_assigned = False
-        self.calling_back = False
-        """Whether the thread is within a callback of the client, which waits for the loop."""
 
     # -- for the loop --------------------------------------------------------------------------------------
+
+    @property
+    def calling_back(self) -> bool:
+        """Whether the thread is within a callback of the client, which waits for the loop."""
+        return self._hearing.calling_back
 
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Join the group for these topics, or be a member for these from now on; one with a leading ^ is a pattern."""
@@ -161,29 +167,29 @@ class ConsumerThread(OwnerThread[Consumer]):
         await self.call(seek)
 
     async def commit(self, offsets: list[NativePartition]) -> Answer:
-        """Store positions of the group with their texts; for each partition the answer, or that it is not ours.
-
-        :raises Closed: the thread was stopped. :raises BrokerError: it has failed.
-        """
-        waiter: asyncio.Future[Answer] = self._loop.create_future()
+        """Store positions and texts; for each the answer, or that it is not ours. :raises BrokerError: as `call`."""
         refused: dict[TopicPartition, BrokerError | None] = {}
 
-        def commit(client: Consumer) -> None:
-            if self.calling_back:
-                self._commits.send_and_wait(client, offsets, waiter)
-            else:
-                self._caught_up(client)
-                ours, gone = split_owned(offsets, self._owned)
-                refused.update(gone)
-                self._commits.send(client, ours, waiter)
-                self._busy()
+        def asked(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
+            within = self.calling_back
 
-        self.tell(commit)
-        return {**await waiter, **refused}
+            def commit(client: Consumer) -> None:
+                ours, gone = (offsets, {}) if within else split_owned(offsets, self._owned)
+                refused.update(gone)
+                self._commits.send(client, ours, waiter, wait=self.calling_back)
+
+            self._hearing.then(client, commit)
+            self._busy()
+
+        return {**await self.ask(asked), **refused}
 
     async def group_metadata(self) -> Any:
         """What fences the work of this member, as of now."""
-        return await self.call(lambda client: self._caught_up(client).consumer_group_metadata())
+
+        def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
+            self._hearing.then(client, lambda client: self._give(waiter, client.consumer_group_metadata()))
+
+        return await self.ask(ask)
 
     async def stop(self, timeout: float) -> bool:
         if self._claiming is not None:
@@ -224,7 +230,7 @@ class ConsumerThread(OwnerThread[Consumer]):
                 if self._commits:
                     message = client.poll(_BUSY_WAIT)
                 elif monotonic() < self._busy_until:
-                    self._serve(client, _BUSY_WAIT)
+                    self._serve(client, self._next_wait())
                     return
                 else:
                     message = client.poll(_IDLE_POLL)
@@ -246,7 +252,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             if self._posted - self._taken < self._in_flight:
                 return
             # The answer to a commit comes by a poll too.
-            self._serve(client, _BUSY_WAIT if self._commits else _STALL_POLL)
+            self._serve(client, self._next_wait() if self._commits else _STALL_POLL)
             if self._posted - self._taken < self._in_flight:
                 return
         finally:
@@ -257,15 +263,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         elif not self._parked and now - self._stalled_since >= _LONG_STALL:
             self._parked = True
             client.pause(native_partitions(self._owned))
-        self._caught_up(client)
-
-    def _caught_up(self, client: Consumer) -> Consumer:
-        """The client, once it has told of the group: it may have lost partitions and joined again before a poll."""
-        # The next callback comes before the next record, so one record is all that this can bring.
-        message = None if self.calling_back else client.poll(0)
-        if message is not None:
-            self._single.append(message)
-        return client
+        self._hearing.listen(client)
 
     def _unpark(self, client: Consumer) -> None:
         self._parked = False
@@ -274,15 +272,15 @@ class ConsumerThread(OwnerThread[Consumer]):
             client.resume(native_partitions(going_on))
 
     def _hand_over(self, messages: list[NativeRecord]) -> None:
-        records = records_of(messages)
-        if records:
-            size = sum([record.size for record in records])
+        runs = runs_of(messages)
+        count = sum(map(len, runs))
+        if runs:
             # A batch is bounded by its bytes as well, as far as the last one tells.
-            self._batch = max(1, min(self._max_batch, _BATCH_BYTES * len(records) // max(1, size)))
+            self._batch = max(1, min(self._max_batch, _BATCH_BYTES * count // (sum([run.size for run in runs]) or 1)))
             self._posted += 1
-            self._post(self._host.arrived, records, size)
+            self._post(self._host.arrived, runs)
             self._busy()
-        if len(records) < len(messages):
+        if count < len(messages):
             for message in messages:
                 told = told_by(message, self._group)
                 if isinstance(told, BrokerError):
@@ -292,10 +290,17 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _busy(self) -> None:
         self._busy_until = monotonic() + _BUSY_SECONDS
+        self._look_after = _LEAST_WAIT
+
+    def _next_wait(self) -> float:
+        """How long to wait for commands before the next look: what comes soon is found soon."""
+        wait = self._look_after
+        self._look_after = min(2 * wait, _BUSY_WAIT)
+        return wait
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
         going = set(partitions)
-        self._single = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
+        self._single[:] = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
 
     # -- the group; in the thread --------------------------------------------------------------------------
 
@@ -363,6 +368,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         async def lose() -> None:
             self._host.lost(places)
 
+        self._owned.difference_update(places)
         if places and not self._stopping:
             # Awaited, so that nothing is committed for them in the next generation.
             self._ask_host(client, lose, _LOST_SECONDS)
@@ -371,11 +377,8 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _ask_host(
         self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
-        self.calling_back = True
-        try:
+        with self._hearing.callback(client):
             return self._await_on_loop(client, work, timeout)
-        finally:
-            self.calling_back = False
 
     def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
         try:
@@ -393,8 +396,3 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._owned.difference_update(places)
         self._assignment.remove(client, partitions)
         self._busy()
-
-
-def _give(waiter: asyncio.Future[Answer], answer: Answer) -> None:
-    if not waiter.done():
-        waiter.set_result(answer)

@@ -28,12 +28,12 @@ from broker.records import Record
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.errors import translate
-from broker_kafka.headers import RECORD_VIEW
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.names import EPHEMERAL_PREFIX
 from broker_kafka.opening import open_consumer
 from broker_kafka.owner import OwnerThread
 from broker_kafka.positions import bounds_of, partitions_of, positions_at, topic_bounds
+from broker_kafka.runs import NativeRun
 
 __all__ = ["KafkaLogReader"]
 
@@ -143,20 +143,7 @@ class _ReaderThread(OwnerThread[Consumer]):
         if found and found[-1].offset() >= self._stop_at - 1:
             done = True
             found = [message for message in found if message.offset() < self._stop_at]
-        records: list[Record[Any]] = [
-            Record(
-                topic,
-                partition,
-                message.offset(),
-                message.key(),
-                data := message.value(),
-                message,
-                RECORD_VIEW,
-                0 if data is None else len(data),
-            )
-            for message in found
-        ]
-        return records, done, last
+        return NativeRun(topic, partition, found).make(None, 0), done, last
 
     def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
         """An error that will pass, or None; any other is raised."""

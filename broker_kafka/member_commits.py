@@ -3,7 +3,8 @@
 *Concurrency.* One event loop. Each commit is a task of its own, so that a release can wait for those that were begun.
 *Cancellation.* Whoever is cancelled while waiting leaves the commit behind, which goes on. *Failure.* What the store
 does not take is told for each partition. In the middle of a rebalance a commit is tried again, as long as its partition
-has stayed in the assignment it was asked for. A process that was stopped meanwhile waits for its answer anew.
+has stayed in the assignment it was asked for, and none that is newer was asked for. A process that was stopped
+meanwhile waits for its answer anew.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class MemberCommits:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._under_way: set[asyncio.Task[Any]] = set()
+        self._newest: dict[TopicPartition, asyncio.Task[Mapping[TopicPartition, BrokerError | None]]] = {}
         self._closed = False
         self.any = False
 
@@ -66,6 +68,7 @@ class MemberCommits:
         if ours:
             task = self._loop.create_task(self._carry_out(ours), name="broker-kafka-commit")
             self._under_way.add(task)
+            self._newest.update(dict.fromkeys(ours, task))
             task.add_done_callback(self._under_way.discard)
             results |= await asyncio.shield(task)
         return results
@@ -90,12 +93,19 @@ class MemberCommits:
         while again := {
             partition: positions[partition]
             for partition, error in results.items()
-            if isinstance(error, LeaseLost) and self._owned.get(partition) == mine[partition]
+            if isinstance(error, LeaseLost) and partition in mine and self._owned.get(partition) == mine[partition]
         }:
             if self._thread.calling_back or self._closed or self._loop.time() > until:
                 break
             await asyncio.sleep(_PAUSE)
-            results |= await self._once(again)
+            for partition in again:
+                newest = self._newest[partition]
+                if newest is not asyncio.current_task():
+                    # To try again would undo a newer position: what became of that one is the answer.
+                    del mine[partition]
+                    results[partition] = (await asyncio.shield(newest))[partition]
+            if still := {partition: positions[partition] for partition in again if partition in mine}:
+                results |= await self._once(still)
         return results
 
     async def _once(

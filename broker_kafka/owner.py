@@ -34,11 +34,15 @@ R = TypeVar("R")
 class _Command:
     """What the thread is to run, and who waits for the result; None is nobody."""
 
-    __slots__ = ("dropped", "function", "waiter")
+    __slots__ = ("dropped", "function", "later", "waiter")
 
-    def __init__(self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], waiter: asyncio.Future[Any] | None, *, later: bool = False
+    ) -> None:
         self.function = function
         self.waiter = waiter
+        self.later = later
+        """Whether the function itself sees to the answer."""
         self.dropped = False
 
 
@@ -93,6 +97,15 @@ class OwnerThread(ABC, Generic[C]):
         except asyncio.CancelledError:
             command.dropped = True
             raise
+
+    async def ask(self, function: Callable[[C, asyncio.Future[R]], object]) -> R:
+        """Run `function(client, future)` in the thread; what it has given to the future by `_give`, then or later.
+
+        It is run even if the caller is cancelled. :raises BrokerError: as `call`.
+        """
+        waiter: asyncio.Future[R] = self._loop.create_future()
+        self._put(_Command(lambda client: function(client, waiter), waiter, later=True))
+        return await waiter
 
     def tell(self, function: Callable[[C], object]) -> None:
         """Run `function(client)` in the thread and wait for nothing; an exception of it is logged.
@@ -189,6 +202,10 @@ class OwnerThread(ABC, Generic[C]):
             return False
         return True
 
+    def _give(self, waiter: asyncio.Future[R], result: R) -> None:
+        """Answer who waits for this; from any thread."""
+        self._post(_answer, waiter, result, None)
+
     def _wake(self) -> None:
         """End a wait in `_serve`; from any thread."""
         self._inbox.put(_WAKE)
@@ -261,8 +278,8 @@ class OwnerThread(ABC, Generic[C]):
                 _let_go(error)
                 self._post(_answer, command.waiter, None, error)
             return
-        if command.waiter is not None:
-            self._post(_answer, command.waiter, result, None)
+        if command.waiter is not None and not command.later:
+            self._give(command.waiter, result)
 
 
 def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -35,19 +35,18 @@ from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember
 from broker_kafka.positions import bounds_of, not_within, partitions_of
+from broker_kafka.runs import NativeRun
 from broker_kafka.starts import StartPositions
 
 __all__ = ["KafkaRecordSource"]
 
 _CLOSE_SECONDS: Final = 8.0
 _REVOKE_SECONDS: Final = 30.0
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 2.0
 _RESOLVE_SECONDS: Final = 30.0
 
 
 class KafkaRecordSource:
-    """Implements `broker.spi.RecordSource`. Positions live in Kafka, which knows its members by itself.
+    """Implements `RecordSource` and `FetchesRuns` of `broker.spi`. Positions live in Kafka, which knows its members.
 
     :param on_close: called when a close is over.
     """
@@ -135,6 +134,9 @@ class KafkaRecordSource:
     # -- fetching ------------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        return [record for run in await self.fetch_runs(max_records, max_bytes, wait) for record in run.make(None, 0)]
+
+    async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[NativeRun]:
         self._check_open()
         self._fetching = True
         until = self._loop.time() + wait
@@ -176,26 +178,21 @@ class KafkaRecordSource:
 
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
-    def arrived(self, records: list[Record[Any]], size: int) -> None:
+    def arrived(self, runs: Sequence[NativeRun]) -> None:
         if self._closed:
             self.thread.taken()
             return
-        self._arrivals.add(records, size)
+        self._arrivals.add(runs)
         self._wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
-        until = self._loop.time() + _RESOLVE_SECONDS
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                return await self._claims.positions(self._owner, partitions)
-            except BrokerError as error:
-                if not error.retriable or self._loop.time() + pause > until or self._closed:
-                    raise
-                logger.info("Group %r: positions are not known yet: %s", self.group, error)
-            await asyncio.sleep(pause)
-            pause = min(_LONGEST_PAUSE, 2 * pause)
+        found = await until_told(
+            lambda: self._claims.positions(self._owner, partitions), lambda: not self._closed, within=_RESOLVE_SECONDS
+        )
+        if found is None:
+            raise Closed(f"The member of group {self.group!r} was closed")
+        return found
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
         if self._closed:

@@ -7,6 +7,7 @@ option, its value and the mend; a creation returns when every partition has a le
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -54,14 +55,14 @@ class KafkaTopics:
 
     async def describe(self, name: str) -> TopicInfo:
         found = await describe(self._connection, name)
-        config = await self._config(name)
-        places = await partitions_of(self._connection, name)
-        bounds = await bounds_of(self._connection, places, committed=False)
+        places = [TopicPartition(name, each.id) for each in found.partitions]
+        config, bounds = await asyncio.gather(self._config(name), bounds_of(self._connection, places, committed=False))
         return TopicInfo(
             name=name,
             partitions=len(found.partitions),
             # What compaction removed and the markers of transactions are counted too: a broker does not tell these.
             messages=sum(following - first for first, following in bounds.values()),
+            identity=str(found.topic_id),
             native={
                 "id": str(found.topic_id),
                 "config": config,

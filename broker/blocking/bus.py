@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import Any, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
@@ -38,8 +38,10 @@ from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
 from broker.reading.options import AnyRecordOptions
-from broker.settings import BackendSettings
 from broker.spi import TopicPartition
+
+if TYPE_CHECKING:
+    from broker.settings import BackendSettings
 
 __all__ = ["Bus", "MessageOptions", "OnRevoking", "RecordOptions", "connect"]
 

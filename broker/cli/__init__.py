@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 __all__ = ["main"]
 
@@ -25,12 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:
             # A daemon may have closed them; what nobody can read is written to nobody.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - it lives as long as the process
-    try:
-        from broker.cli.app import run
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in NEEDED:
-            raise
-        sys.stderr.write(f"broker: the command line needs {name}: pip install 'anybroker[cli]'\n")
-        return 1
+    for name in NEEDED:
+        if find_spec(name) is None:
+            sys.stderr.write(f"broker: the command line needs {name}: pip install 'anybroker[cli]'\n")
+            return 1
+    from broker.cli.app import run
+
     return run(sys.argv[1:] if arguments is None else list(arguments))

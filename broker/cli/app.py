@@ -23,7 +23,18 @@ __all__ = ["ENTRY_POINT_GROUP", "app", "run"]
 
 ENTRY_POINT_GROUP: Final = "broker.cli"
 
-BUILT_IN: Final = ("topics", "subscriptions", "publish", "consume", "peek", "lag", "groups", "dead", "doctor")
+BUILT_IN: Final = (
+    "topics",
+    "subscriptions",
+    "publish",
+    "consume",
+    "peek",
+    "lag",
+    "groups",
+    "dead",
+    "pipeline",
+    "doctor",
+)
 """Each is `app` of the module `broker.cli.NAME`."""
 
 

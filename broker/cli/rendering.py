@@ -14,10 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from broker.messages import Message
 from broker.records import Record
 
@@ -147,6 +143,11 @@ def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
     """Print a table on standard output; False, and nothing printed, if it has no row."""
+    # Most of what programs run prints no table.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         # The first column holds what people copy, so it is never broken.

@@ -7,11 +7,11 @@ Retriable errors are reported and the fetch is repeated after a growing pause; a
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError
+from broker.jitter import jitter
 from broker.messages import Message
 from broker.spi import MessageSource
 
@@ -105,7 +105,7 @@ class FetchPump:
                     return
                 if not error.retriable:
                     raise
-                jittered = pause * random.uniform(0.8, 1.2)
+                jittered = pause * jitter.uniform(0.8, 1.2)
                 self._retrying(error, jittered)
                 await self._sleep(jittered)
                 pause = min(_LONGEST_PAUSE, 2 * pause)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.checks import is_finite, is_whole
 from broker.errors import InvalidSetting
+from broker.jitter import jitter
 from broker.messages import Message
 
 __all__ = ["DROP", "Attempts", "Drop", "Retry"]
@@ -100,7 +100,7 @@ class Retry:
             backoff = min(self.maximum, self.initial * self.multiplier ** (failures - 1))
         except OverflowError:
             backoff = self.maximum
-        return backoff * random.uniform(1 - self.jitter, 1 + self.jitter)
+        return backoff * jitter.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 class Attempts:

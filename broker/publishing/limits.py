@@ -33,11 +33,11 @@ class PipelineSettings:
     :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
     """
 
-    max_messages: int = 10_000
+    max_messages: int = 20_000
     max_bytes: int = 64 * 1024 * 1024
     max_batch: int = 1000
     max_batch_bytes: int = 4 * 1024 * 1024
-    in_flight: int = 4
+    in_flight: int = 16
     retry_for: float = 30.0
 
 

@@ -3,8 +3,9 @@
 *Batching.* Nothing waits for a batch to fill: what has gathered while the loop was busy, or while `in_flight`
 calls were running, goes as the next batch.
 
-*Order.* Messages of one key leave in the order of the calls. While a batch that holds a key is in flight,
-later messages of that key wait; others pass them. Messages without a key are unordered.
+*Order.* Messages of one key leave in the order of the calls. While a batch that holds a key is in flight, later
+messages of that key wait; others pass them. A backend that keeps the order of its calls gets them at once: there only
+those wait whose key has a message that is sent again. Messages without a key are unordered.
 
 *Back-pressure.* `put` waits while `max_messages` or `max_bytes` are queued or in flight; callers are let in in the
 order of their calls. A call cancelled while it waits has queued nothing. Cancelling a future withdraws
@@ -13,8 +14,8 @@ nothing: its message goes all the same.
 *Failure.* A retriable failure is sent again, for at most `retry_for` seconds, with the same content and id and
 before any later message of its key. It is not sent again where that could duplicate or reorder: when the outcome is
 unknown (OperationTimeout) and the broker would not recognise the id, and when a later message of the key went
-through. What fails for good is in the future; `flush` and `close` raise those failures that nobody looked at (the
-newest 1000 of them). One message's failure fails no other.
+through, or is on its way. What fails for good is in the future; `flush` and `close` raise those failures that nobody
+looked at (the newest 1000 of them). One message's failure fails no other.
 
 All calls come from one event loop.
 """
@@ -26,10 +27,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import msgspec
-
+from broker.capabilities import PublishCapabilities
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
+from broker.publishing.entries import Caller, Entry, LaterKeys, is_unseen, overtaken
 from broker.publishing.limits import PipelineSettings
 from broker.receipts import Receipt
 
@@ -38,51 +39,39 @@ __all__ = ["PipelineSettings", "PublishingPipeline"]
 _KEPT_FAILURES: Final = 1000
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
-
-
-class _Entry(msgspec.Struct, eq=False, gc=False):
-    message: OutboundMessage
-    size: int
-    future: asyncio.Future[Receipt]
-    done: bool = False
-    error: BrokerError | None = None
-    """Why it was not published the last time it was tried."""
-
-
-class _Caller(msgspec.Struct, eq=False):
-    entry: _Entry
-    admitted: asyncio.Future[None]
+_QUEUED: Final = 0
+"""In place of a batch's number, of which the first is 1."""
 
 
 class PublishingPipeline:
     """One topic's queue of messages on their way out.
 
     :param publish: sends a batch; returns as many receipts or errors, or raises if nothing was tried.
-    :param deduplicates: the broker drops a second message of the same id.
+    :param able: what the backend can do.
     """
 
     def __init__(
         self,
         publish: Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | BrokerError]]],
         settings: PipelineSettings,
-        *,
-        deduplicates: bool,
+        able: PublishCapabilities,
     ) -> None:
         self._publish = publish
         self._settings = settings
         self._max_messages = settings.max_messages
         self._max_bytes = settings.max_bytes
         self._max_batch = settings.max_batch
-        self._deduplicates = deduplicates
+        self._deduplicates = able.deduplication
+        self._later = LaterKeys(self._hold, 4 * settings.in_flight) if able.ordered_calls else None
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[_Entry] = deque()
-        self._busy: dict[bytes, object] = {}
-        """Keys on their way, each with its batch."""
-        self._waiting: dict[bytes, list[_Entry]] = {}
+        self._ready: deque[Entry] = deque()
+        self._busy: dict[bytes, int] = {}
+        """Keys that later messages wait for, each with its batch."""
+        self._waiting: dict[bytes, list[Entry]] = {}
         """Later messages of such keys."""
-        self._batches: dict[int, tuple[asyncio.Task[None], list[_Entry]]] = {}
+        self._batches: dict[int, tuple[asyncio.Task[None], list[Entry]]] = {}
         self._batch_number = 0
-        self._callers: deque[_Caller] = deque()
+        self._callers: deque[Caller] = deque()
         self._drainers: list[asyncio.Future[None]] = []
         self._failed: deque[tuple[asyncio.Future[Receipt], BrokerError]] = deque(maxlen=_KEPT_FAILURES)
         self._pump_scheduled = False
@@ -105,7 +94,7 @@ class PublishingPipeline:
         future: asyncio.Future[Receipt] = self._loop.create_future()
         self.messages = messages + 1
         self.bytes += size
-        ready.append(_Entry(message, size, future))
+        ready.append(Entry(message, size, future))
         return future
 
     async def put(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt]:
@@ -119,7 +108,7 @@ class PublishingPipeline:
         if self._closed:
             raise Closed("The topic is closed", advice="Publish before you leave the bus")
         future = self._loop.create_future()
-        entry = _Entry(message, size, future)
+        entry = Entry(message, size, future)
         if self._callers or not self._has_room(size):
             await self._wait_for_room(entry)
             return future
@@ -180,8 +169,8 @@ class PublishingPipeline:
         messages = self.messages
         return messages < self._max_messages and (self.bytes + size <= self._max_bytes or not messages)
 
-    async def _wait_for_room(self, entry: _Entry) -> None:
-        caller = _Caller(entry, self._loop.create_future())
+    async def _wait_for_room(self, entry: Entry) -> None:
+        caller = Caller(entry, self._loop.create_future())
         self._callers.append(caller)
         self._schedule_pump()
         try:
@@ -216,29 +205,41 @@ class PublishingPipeline:
         if self._abandoned:
             return
         while self._ready and len(self._batches) < self._settings.in_flight:
-            batch = self._gather()
+            number = self._batch_number + 1
+            batch = self._gather(number)
             if not batch:
                 return
-            self._batch_number += 1
-            task = self._loop.create_task(self._send(self._batch_number, batch))
-            self._batches[self._batch_number] = (task, batch)
+            self._batch_number = number
+            task = self._loop.create_task(self._send(number, batch))
+            self._batches[number] = (task, batch)
+            if self._later is not None:
+                self._later.note(number, batch, self._batches)
 
-    def _gather(self) -> list[_Entry]:
-        batch: list[_Entry] = []
-        this = object()
+    def _gather(self, number: int) -> list[Entry]:
+        batch: list[Entry] = []
         ready, busy, max_batch = self._ready, self._busy, self._max_batch
+        # With ordered calls a key is only noted while something of it is sent again.
+        notes = self._later is None
+        looks = notes or bool(busy)
         space = self._settings.max_batch_bytes
         while ready and space > 0 and len(batch) < max_batch:
             entry = ready.popleft()
-            key = entry.message.key
-            if key is not None and busy.setdefault(key, this) is not this:
-                self._waiting.setdefault(key, []).append(entry)
-                continue
+            if looks and (key := entry.message.key) is not None:
+                holder = busy.setdefault(key, number) if notes else busy.get(key, number)
+                if holder != number:
+                    self._waiting.setdefault(key, []).append(entry)
+                    continue
             space -= entry.size
             batch.append(entry)
         return batch
 
-    async def _send(self, number: int, batch: list[_Entry]) -> None:
+    def _hold(self, number: int, entries: Sequence[Entry]) -> None:
+        """Have later messages wait for the keys of these."""
+        for entry in entries:
+            if entry.message.key is not None and not entry.done:
+                self._busy.setdefault(entry.message.key, number)
+
+    async def _send(self, number: int, batch: list[Entry]) -> None:
         pending, pause, give_up = batch, _FIRST_PAUSE, 0.0
         try:
             while True:
@@ -246,7 +247,7 @@ class PublishingPipeline:
                 outcomes = await self._try(tried)
                 now = self._loop.time()
                 give_up = give_up or now + self._settings.retry_for
-                pending = self._finish(tried, outcomes, may_retry=now + pause < give_up)
+                pending = self._finish(number, tried, outcomes, may_retry=now + pause < give_up)
                 for entry in tried if tried is not batch else ():
                     # The collector does not see entries, and an error may lead back to its batch.
                     entry.error = None if entry.done else entry.error
@@ -256,27 +257,31 @@ class PublishingPipeline:
                 pause = min(pause * 2, _LONGEST_PAUSE)
         except asyncio.CancelledError:
             # Only the close of this pipeline, or the end of the loop, cancels.
-            self._fail_all(pending, OperationTimeout("Publishing was cut off; whether it took effect is unknown"))
+            self._fail_all(
+                number, pending, OperationTimeout("Publishing was cut off; whether it took effect is unknown")
+            )
             self._abandon_queued()
             raise
         except Exception as error:
-            self._fail_all(pending, BackendError(f"The backend failed: {error!r}", native=error))
+            self._fail_all(number, pending, BackendError(f"The backend failed: {error!r}", native=error))
             raise
         finally:
             del self._batches[number]
+            if self._later is not None:
+                self._later.forget(number)
             self._start_batches()
 
-    async def _try(self, batch: list[_Entry]) -> Sequence[Receipt | BrokerError]:
+    async def _try(self, batch: list[Entry]) -> Sequence[Receipt | BrokerError]:
         try:
             return await self._publish([entry.message for entry in batch])
         except BrokerError as error:
             return [error] * len(batch)
 
     def _finish(
-        self, batch: list[_Entry], outcomes: Sequence[Receipt | BrokerError], *, may_retry: bool
-    ) -> list[_Entry]:
+        self, number: int, batch: list[Entry], outcomes: Sequence[Receipt | BrokerError], *, may_retry: bool
+    ) -> list[Entry]:
         """Give each message its outcome; return those that are to be sent again, in order."""
-        failed: list[tuple[_Entry, BrokerError]] = []
+        failed: list[tuple[Entry, BrokerError]] = []
         for entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, BrokerError):
                 failed.append((entry, outcome))
@@ -285,50 +290,53 @@ class PublishingPipeline:
             if not future.done():
                 future.set_result(outcome)
         published = batch
-        again: list[_Entry] = []
+        again: list[Entry] = []
         if failed:
             published = [
                 entry for entry, outcome in zip(batch, outcomes, strict=True) if not isinstance(outcome, BrokerError)
             ]
-            overtaken = _keys_published_later(batch, outcomes)
+            passed = overtaken(batch, outcomes, self._later.after(number) if self._later is not None else ())
             for entry, error in failed:
-                if may_retry and error.retriable and id(entry) not in overtaken and self._is_harmless(entry, error):
+                if may_retry and error.retriable and id(entry) not in passed and self._is_harmless(entry, error):
                     entry.error = error
                     again.append(entry)
                 else:
                     self._fail(entry, error)
                     published.append(entry)
-        self._leave(published, again)
+        if self._later is not None:
+            self._hold(number, again)
+        self._leave(number, published, again)
         return again
 
-    def _is_harmless(self, entry: _Entry, error: BrokerError) -> bool:
+    def _is_harmless(self, entry: Entry, error: BrokerError) -> bool:
         """Whether sending again cannot put the message on the broker twice."""
         return not isinstance(error, OperationTimeout) or (self._deduplicates and entry.message.id is not None)
 
-    def _fail(self, entry: _Entry, error: BrokerError) -> None:
+    def _fail(self, entry: Entry, error: BrokerError) -> None:
         if not entry.future.done():
             entry.future.set_exception(error)
         self._failed.append((entry.future, error))
 
-    def _fail_all(self, entries: list[_Entry], reason: BrokerError) -> None:
+    def _fail_all(self, number: int, entries: list[Entry], reason: BrokerError) -> None:
         left = [entry for entry in entries if not entry.done]
         for entry in left:
             error, entry.error = entry.error or reason, None
             self._fail(entry, error)
-        self._leave(left, [])
+        self._leave(number, left, [])
 
-    def _leave(self, finished: list[_Entry], again: list[_Entry]) -> None:
+    def _leave(self, number: int, finished: list[Entry], again: list[Entry]) -> None:
         """These are out of the pipeline: let others of their keys, waiting callers and drainers go on."""
         held = {entry.message.key for entry in again}
         busy = self._busy
         size = 0
-        released: list[_Entry] = []
+        released: list[Entry] = []
         for entry in finished:
             entry.done = True
             size += entry.size
-            key = entry.message.key
-            if key is not None and key not in held and busy.pop(key, None) is not None and self._waiting:
-                released += self._waiting.pop(key, ())
+            if busy and (key := entry.message.key) is not None and key not in held and busy.get(key) == number:
+                del busy[key]
+                if self._waiting:
+                    released += self._waiting.pop(key, ())
         if released:
             self._ready.extendleft(reversed(released))
         self.messages -= len(finished)
@@ -346,14 +354,14 @@ class PublishingPipeline:
     async def _abandon(self) -> None:
         """Fail what is still here; nothing is, unless the time to close ran out."""
         self._abandon_queued()
-        running = list(self._batches.values())
-        for task, _ in running:
+        running = list(self._batches.items())
+        for _, (task, _) in running:
             task.cancel()
         if running:
-            await asyncio.wait([task for task, _ in running], timeout=1.0)
-        for _, batch in running:
+            await asyncio.wait([task for _, (task, _) in running], timeout=1.0)
+        for number, (_, batch) in running:
             self._fail_all(
-                batch, OperationTimeout("The backend did not end its call; whether it took effect is unknown")
+                number, batch, OperationTimeout("The backend did not end its call; whether it took effect is unknown")
             )
 
     def _abandon_queued(self) -> None:
@@ -363,33 +371,13 @@ class PublishingPipeline:
             queued += waiting
         self._waiting.clear()
         self._ready.clear()
-        self._fail_all(queued, Closed("The topic was closed before the message was sent"))
+        self._fail_all(_QUEUED, queued, Closed("The topic was closed before the message was sent"))
 
     def _raise_failures(self) -> None:
-        unseen = [(future, error) for future, error in self._failed if _is_unseen(future)]
+        unseen = [(future, error) for future, error in self._failed if is_unseen(future)]
         self._failed.clear()
         if unseen:
             for future, _ in unseen:
                 if not future.cancelled():
                     future.exception()
             raise PublishError([error for _, error in unseen])
-
-
-def _keys_published_later(batch: list[_Entry], outcomes: Sequence[Receipt | BrokerError]) -> set[int]:
-    """The entries, by identity, that a later message of their key has overtaken."""
-    overtaken: set[int] = set()
-    published: set[bytes] = set()
-    for entry, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
-        key = entry.message.key
-        if key is None:
-            continue
-        if not isinstance(outcome, BrokerError):
-            published.add(key)
-        elif key in published:
-            overtaken.add(id(entry))
-    return overtaken
-
-
-def _is_unseen(future: asyncio.Future[Receipt]) -> bool:
-    """Whether nobody has asked for the future's exception; asyncio keeps this for its own warning."""
-    return future.cancelled() or bool(getattr(future, "_log_traceback", True))

@@ -64,11 +64,11 @@ class TopicFacade(Generic[T]):
     """
 
     __slots__ = (
+        "_able",
         "_calls",
         "_check",
         "_closed",
         "_closing",
-        "_deduplicates",
         "_encode",
         "_hooks",
         "_idle",
@@ -94,7 +94,7 @@ class TopicFacade(Generic[T]):
         self.name: Final = name
         self._target_factory = target_factory
         self._encode: Callable[[Any], bytes | None] | None = None if codec is None else codec.encode
-        self._deduplicates = capabilities.publish.deduplication
+        self._able = capabilities.publish
         self._limits = MessageLimits(capabilities)
         self._check = self._limits.check
         self._hooks = hooks
@@ -257,9 +257,7 @@ class TopicFacade(Generic[T]):
         return self._target
 
     def _open_pipeline(self, target: PublishTarget) -> PublishingPipeline:
-        self._pipeline = PublishingPipeline(
-            partial(self._send, target), self._pipeline_settings, deduplicates=self._deduplicates
-        )
+        self._pipeline = PublishingPipeline(partial(self._send, target), self._pipeline_settings, self._able)
         return self._pipeline
 
     def _sendable(

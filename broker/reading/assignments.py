@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from broker.checks import is_whole, refused
 from broker.errors import LeaseLost
-from broker.records import Record
+from broker.records import Record, RecordRun, RecordsOfRuns
 from broker.spi import TopicPartition
 
 __all__ = ["Assignments", "Held", "as_partitions", "as_positions"]
@@ -171,6 +171,16 @@ class Assignments:
             last = record
         if held is not None and last is not None:
             held.handed = last.offset + 1
+
+    def hand_over_runs(self, runs: Sequence[RecordRun], owner: Any) -> RecordsOfRuns:
+        """`hand_over` of records that are not made yet."""
+        bound: list[tuple[RecordRun, int]] = []
+        for run in runs:
+            held = self._held.get(TopicPartition(run.topic, run.partition))
+            if held is not None:
+                held.handed = run.last + 1
+            bound.append((run, 0 if held is None else held.generation))
+        return RecordsOfRuns(bound, owner)
 
     def hand_over_one(self, record: Record[Any], owner: Any) -> None:
         """`hand_over` of a single record, the quick way."""

@@ -23,7 +23,7 @@ from broker.reading.record_views import message_of
 from broker.records import Record
 from broker.spi import Backend, PublishTarget, TopicPartition
 
-__all__ = ["RecordDecoder", "open_decoder"]
+__all__ = ["RecordDecoder", "open_decoder", "undecodable"]
 
 
 class RecordDecoder:
@@ -60,7 +60,7 @@ class RecordDecoder:
         try:
             record.decoded = self._decode(record.data)
         except Exception as error:
-            failure = _undecodable(record, error)
+            failure = undecodable(record, error, "give on_decode_error= a dead-letter topic")
             if self._target_name == "raise":
                 self._assignments.hand_over_one(self._pump.pop_one(), None)
                 raise failure from error
@@ -158,9 +158,13 @@ async def open_decoder(
     )
 
 
-def _undecodable(record: Record[Any], error: Exception) -> DecodeError:
+def undecodable(record: Record[Any], error: Exception, otherwise: str) -> DecodeError:
+    """The error of a record whose payload cannot be decoded.
+
+    :param otherwise: what to do where neither producer nor codec can be mended.
+    """
     return DecodeError(
         f"Record {record.topic!r}[{record.partition}]@{record.offset} cannot be decoded: {error}",
         native=error,
-        advice="Mend the producer or the codec, or give on_decode_error= a dead-letter topic",
+        advice=f"Mend the producer or the codec, or {otherwise}",
     )

@@ -10,16 +10,16 @@ other ends the intake and stays in `error`, for the consumer to raise when the b
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError
 from broker.hooks import FetchFailed, Hooks, logger
-from broker.records import Record
-from broker.spi import RecordSource, TopicPartition
+from broker.jitter import jitter
+from broker.reading.record_buffer import RecordBuffer
+from broker.records import Record, RecordRun
+from broker.spi import FetchesRuns, RecordSource, TopicPartition
 
 __all__ = ["RecordPump"]
 
@@ -46,15 +46,12 @@ class RecordPump:
         max_records: int,
         max_bytes: int,
     ) -> None:
-        self._admits = admits
         self._topic = topic
         self._hooks = hooks
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._loop = asyncio.get_running_loop()
-        self._buffer: deque[Record[Any]] = deque()
-        self._bytes = 0
-        self._held_back: dict[TopicPartition, list[Record[Any]]] = {}
+        self._buffer = RecordBuffer(admits)
         self._waiters: set[asyncio.Future[bool]] = set()
         self._poke: asyncio.Event = asyncio.Event()
         self._wants_room = False
@@ -93,75 +90,66 @@ class RecordPump:
         self._idle_since = self._loop.time()
         self.wake()
 
+    @property
+    def unmade(self) -> bool:
+        """Whether `pop_runs` gives the next records."""
+        return self._buffer.unmade
+
+    def pop_runs(self, limit: int) -> list[RecordRun]:
+        """Take out the next runs of records, at most `limit` of these together; only where they are `unmade`."""
+        runs = self._buffer.pop_runs(limit)
+        if self._wants_room:
+            self._check_room()
+        return runs
+
     def pop(self, limit: int) -> list[Record[Any]]:
         """Take out the next records, at most `limit`; none if there are none."""
-        buffer = self._buffer
-        if limit >= len(buffer):
-            records = list(buffer)
-            buffer.clear()
-            self._bytes = 0
-        else:
-            take = buffer.popleft
-            records = [take() for _ in range(limit)]
-            self._bytes -= sum([record.size for record in records])
+        records = self._buffer.pop(limit)
         if self._wants_room:
             self._check_room()
         return records
 
     def pop_one(self) -> Record[Any]:
         """Take out the next record; there must be one."""
-        record = self._buffer.popleft()
-        self._bytes -= record.size
+        record = self._buffer.pop_one()
         if self._wants_room:
             self._check_room()
         return record
 
     def peek(self) -> Record[Any] | None:
         """The next record, left where it is."""
-        return self._buffer[0] if self._buffer else None
+        return self._buffer.peek()
 
     def put_back(self, records: Sequence[Record[Any]]) -> None:
         """Return records that were popped in this same step and not handed over."""
-        self._buffer.extendleft(reversed(records))
-        self._bytes += sum([record.size for record in records])
+        self._buffer.put_back(records)
 
     def discard(self, record: Record[Any]) -> bool:
         """Take out this very record if it is the next one."""
-        if self._buffer and self._buffer[0] is record:
+        if self.peek() is record:
             self.pop_one()
             return True
         return False
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget what is buffered of these, or kept aside."""
-        dropped = set(partitions)
-        for partition in dropped & self._held_back.keys():
-            self._held_back[partition] = []
-        self._filter(dropped)
+        self._buffer.drop(partitions)
+        self._check_room()
 
     def clear(self) -> None:
         """Forget everything that is buffered."""
-        self._held_back = {partition: [] for partition in self._held_back}
         self._buffer.clear()
-        self._bytes = 0
         self._poke.set()
 
     def hold_back(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand over nothing of these until `let_go`; what is buffered of them is kept aside."""
-        asked = {partition for partition in partitions if partition not in self._held_back}
-        for partition in asked:
-            self._held_back[partition] = []
-        for record in self._filter(asked):
-            self._held_back[TopicPartition(record.topic, record.partition)].append(record)
+        self._buffer.hold_back(partitions)
+        self._check_room()
 
     def let_go(self, partitions: Iterable[TopicPartition]) -> None:
         """Undo `hold_back`."""
-        for partition in partitions:
-            records = self._held_back.pop(partition, None)
-            if records:
-                self._buffer.extend(records)
-                self._bytes += sum([record.size for record in records])
-        if self._buffer:
+        self._buffer.let_go(partitions)
+        if len(self._buffer):
             self.wake()
 
     async def arrival(self, timeout: float | None) -> bool:
@@ -235,36 +223,57 @@ class RecordPump:
 
     async def _fetch_until_stopped(self, source: RecordSource) -> None:
         pause = _FIRST_PAUSE
+        fetch = self._fetching_by(source)
         while not self._stopping:
             if self._stops_of_intake or not self._has_room():
                 await self._wait_for_room()
                 continue
             self._fetch_over.clear()
             try:
-                records = await source.fetch(
-                    self._max_records - len(self._buffer), self._max_bytes - self._bytes, _WAIT
-                )
+                arrived = await fetch(self._max_records - len(self._buffer), self._max_bytes - self._buffer.size)
             except BrokerError as error:
                 if not error.retriable:
                     raise
                 self._fetch_over.set()
-                await self._back_off(error, pause * random.uniform(0.5, 1.0))
+                await self._back_off(error, pause * jitter.uniform(0.5, 1.0))
                 pause = min(_LONGEST_PAUSE, 2 * pause)
                 continue
             self._fetch_over.set()
             if self.error is not None:
+                # Nothing is handed over after it.
+                self._buffer.clear()
                 return
             pause = _FIRST_PAUSE
             if self._failing:
                 self._failing = False
                 self._idle_since = self._loop.time()
                 self.wake()
-            if records:
+            if arrived:
                 self._idle_since = self._loop.time()
-                self._arrived(records)
+                if len(self._buffer):
+                    self.wake()
             else:
                 # A source that answers without suspending must not keep the loop from everybody else.
                 await asyncio.sleep(0)
+
+    def _fetching_by(self, source: RecordSource) -> Callable[[int, int], Awaitable[bool]]:
+        """What fetches into the buffer, in the way that this source does best; whether anything came."""
+        buffer = self._buffer
+
+        async def fetch(max_records: int, max_bytes: int) -> bool:
+            records = await source.fetch(max_records, max_bytes, _WAIT)
+            buffer.add(records)
+            return bool(records)
+
+        if not isinstance(source, FetchesRuns):
+            return fetch
+
+        async def fetch_runs(max_records: int, max_bytes: int) -> bool:
+            runs = await source.fetch_runs(max_records, max_bytes, _WAIT)
+            buffer.add_runs(runs)
+            return bool(runs)
+
+        return fetch_runs
 
     async def _wait_for_room(self) -> None:
         self._poke.clear()
@@ -289,36 +298,7 @@ class RecordPump:
                 return
 
     def _has_room(self) -> bool:
-        return 2 * len(self._buffer) <= self._max_records and 2 * self._bytes <= self._max_bytes
-
-    def _arrived(self, records: Sequence[Record[Any]]) -> None:
-        buffer = self._buffer
-        into: list[Record[Any]] | deque[Record[Any]] | None = None
-        topic, partition, size = "", -1, 0
-        for record in records:
-            if record.partition != partition or record.topic != topic:
-                topic, partition = record.topic, record.partition
-                key = TopicPartition(topic, partition)
-                into = self._held_back.get(key, buffer) if self._admits(key) else None
-            if into is not None:
-                into.append(record)
-                if into is buffer:
-                    size += record.size
-        self._bytes += size
-        if buffer:
-            self.wake()
-
-    def _filter(self, partitions: set[TopicPartition]) -> list[Record[Any]]:
-        """Take the records of these partitions out of the buffer."""
-        taken: list[Record[Any]] = []
-        if partitions and self._buffer:
-            kept: deque[Record[Any]] = deque()
-            for record in self._buffer:
-                (taken if (record.topic, record.partition) in partitions else kept).append(record)
-            self._buffer = kept
-            self._bytes -= sum([record.size for record in taken])
-            self._check_room()
-        return taken
+        return 2 * len(self._buffer) <= self._max_records and 2 * self._buffer.size <= self._max_bytes
 
     def _check_room(self) -> None:
         if self._has_room():

@@ -8,7 +8,7 @@ raised once, to whoever waits, when the buffer is empty; `ended` from then on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError
@@ -62,10 +62,14 @@ class RecordReading:
         self._since_yield += 1
         return record
 
-    async def some(self, limit: int, timeout: float | None) -> list[Record[Any]]:
+    async def some(self, limit: int, timeout: float | None) -> Sequence[Record[Any]]:
         """The next records, at most `limit`; none if there were none in time."""
         if not await self._available(timeout):
             return []
+        if self._decoder is None and self._pump.unmade:
+            runs = self._assignments.hand_over_runs(self._pump.pop_runs(limit), self._owner)
+            self._since_yield += len(runs)
+            return runs
         records = self._pump.pop(limit)
         if self._decoder is not None:
             self._decoder.decode_following(records)
@@ -84,9 +88,14 @@ class RecordReading:
         idle = False
         while True:
             self._check()
-            head = pump.peek()
-            if head is not None and (self._decoder is None or self._decoder.decode_next(head)):
-                return True
+            if self._decoder is None:
+                if len(pump):
+                    return True
+                head = None
+            else:
+                head = pump.peek()
+                if head is not None and self._decoder.decode_next(head):
+                    return True
             if head is None and pump.error is not None:
                 self.ended = pump.error
                 raise pump.error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 import pytest_asyncio
@@ -34,9 +34,10 @@ class ConformanceCase:
         """The started harness of one test, which is skipped here if the backend lacks what it needs."""
         test: object = request.function
         declared = getattr(test, "__promise__", None)
-        assert isinstance(declared, Promise), f"{request.node.name} has no @promise"
+        node = cast("pytest.Item", request.node)  # pyright: ignore[reportUnknownMemberType]
+        assert isinstance(declared, Promise), f"{node.name} has no @promise"
         if make_harness.in_matrix:
-            request.node.user_properties.append(("conformance", (make_harness.name, declared.name)))
+            node.user_properties.append(("conformance", (make_harness.name, declared.name)))
         try:
             await make_harness.start()
             missing = missing_capability(test, (await make_harness.bus()).capabilities, make_harness)

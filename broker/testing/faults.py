@@ -7,16 +7,17 @@ call that fails here does not reach the backend, so nothing is lost by the fault
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from broker.errors import BrokerError
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.records import Record
+from broker.records import Record, RecordRun
 from broker.spi import (
     Backend,
+    FetchesRuns,
     MessageSource,
     MessageSubscription,
     PublishTarget,
@@ -28,6 +29,8 @@ from broker.spi import (
 )
 
 __all__ = ["Faults", "FaultySource", "FaultyTarget", "RecordProbe", "Wrapped"]
+
+T = TypeVar("T")
 
 
 class Wrapped:
@@ -155,7 +158,9 @@ class _ProbedBackend(Wrapped):
         self.probe = probe
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        return cast("RecordSource", _ProbedSource(await self.inner.join(subscription, listener), self.probe))
+        source: RecordSource = await self.inner.join(subscription, listener)
+        probed = _ProbedRuns if isinstance(cast("object", source), FetchesRuns) else _ProbedSource
+        return cast("RecordSource", probed(source, self.probe))
 
 
 class _ProbedSource(Wrapped):
@@ -164,18 +169,39 @@ class _ProbedSource(Wrapped):
         self.probe = probe
 
     async def fetch(self, max_records: int, max_bytes: int, wait: float) -> Sequence[Record[Any]]:
+        return await self.probed(self.inner.fetch, list, max_records, max_bytes, wait)
+
+    async def probed(
+        self,
+        fetch: Callable[[int, int, float], Awaitable[Sequence[T]]],
+        records_of: Callable[[Sequence[T]], list[Record[Any]]],
+        max_records: int,
+        max_bytes: int,
+        wait: float,
+    ) -> Sequence[T]:
+        """Fetch as the probe wants it, and look at what comes."""
         probe = self.probe
         wait = wait if probe.wait is None else probe.wait
         max_bytes = max_bytes if probe.max_bytes is None else min(max_bytes, probe.max_bytes)
         probe.waiting += 1
         try:
-            records = await self.inner.fetch(max_records, max_bytes, wait)
+            fetched = await fetch(max_records, max_bytes, wait)
         finally:
             probe.waiting -= 1
+        records = records_of(fetched)
         if len(records) > max_records:
             probe.excess.append(f"{len(records)} records instead of {max_records}")
         # One record may be larger than the bound.
         size = sum(len(record.data or b"") for record in records[:-1])
         if size > max_bytes:
             probe.excess.append(f"{size} bytes and a record instead of {max_bytes}")
-        return records
+        return fetched
+
+
+class _ProbedRuns(_ProbedSource):
+    async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[RecordRun]:
+        return await self.probed(self.inner.fetch_runs, _records_of, max_records, max_bytes, wait)
+
+
+def _records_of(runs: Sequence[RecordRun]) -> list[Record[Any]]:
+    return [record for run in runs for record in run.make(None, 0)]

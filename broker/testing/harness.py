@@ -6,11 +6,12 @@ and deletes every topic that it made, also after a failed test.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from broker.errors import BrokerError, Unsupported
 from broker.settings import BackendSettings
@@ -40,6 +41,8 @@ class Harness(ABC):
     """Seconds of silence that prove that nothing comes; a message that is there arrives well within them."""
     lease_seconds: float = 1.0
     """The lease of connections made with `short_lease=True`."""
+    shares_restarts: ClassVar[bool] = False
+    """Whether the server takes so long to come back that tests are to be run at once around one restart."""
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -55,6 +58,10 @@ class Harness(ABC):
 
     async def start(self) -> None:  # noqa: B027 - most harnesses have nothing to do here
         """Make ready for one test; the server itself belongs to a fixture that lives longer."""
+
+    def twin(self) -> Self:
+        """Another harness of the same server, not started; to be overridden where `__init__` has arguments."""
+        return type(self)()
 
     async def restart(self) -> None:
         """Stop the server orderly and start it again at the same address, with all that it had stored."""
@@ -156,14 +163,19 @@ class Harness(ABC):
         """Close what the test opened and delete what it made."""
         try:
             if self._topics:
-                bus = await self.connect()
-                for name in self._topics:
-                    await bus.admin.delete_topic(name)
+                try:
+                    await self._delete_topics(await self.bus())
+                except BrokerError:
+                    # The test has closed it, or broken it.
+                    await self._delete_topics(await self.connect())
         except BrokerError:
             # What a failed test left behind must not hide why it failed.
             self._topics.clear()
         finally:
             await self._stack.aclose()
+
+    async def _delete_topics(self, bus: Bus) -> None:
+        await asyncio.gather(*(bus.admin.delete_topic(name) for name in self._topics))
 
 
 def unique(kind: str) -> str:

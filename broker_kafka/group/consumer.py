@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Generic, Literal, Self
 
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
+from typing_extensions import TypeVar
 
 from broker.bus import Bus
 from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, OffsetOutOfRange, Unsupported
+from broker.protocols import Codec
 from broker.reading.assignments import as_partitions
 from broker.records import Record, RecordBatch
 from broker.spi import Bounds, TopicPartition
@@ -37,7 +39,10 @@ from broker_kafka.positions import bounds_of
 __all__ = ["GroupConsumer"]
 
 
-class GroupConsumer(Marking):
+T = TypeVar("T", default=bytes)
+
+
+class GroupConsumer(Marking, Generic[T]):
     """A member of a Kafka consumer group; joins when it is entered with `async with`, and opens once.
 
     Read either all partitions in one, by `async for record in group` or `group.batches()`, or a stream for each, by
@@ -48,6 +53,8 @@ class GroupConsumer(Marking):
     :param group: its members share the partitions.
     :param start: where partitions without a stored position begin: "earliest", "latest", a time, or a mapping of
         `TopicPartition` to the next offset to read; partitions that it leaves out begin at their first record.
+    :param codec: decodes payloads; None leaves them bytes. A record that it cannot read is a DecodeError in its place,
+        with the `record`, which is to be marked like any other; the next step, or iteration, goes on behind it.
     :param store: where positions live; None is Kafka itself. It stays the caller's to close.
     :param isolation: whether records of open and aborted transactions are seen.
     :param on_assigned: called with a `Rebalance` before the first record of new partitions is handed over.
@@ -74,6 +81,7 @@ class GroupConsumer(Marking):
         *,
         group: str,
         start: GroupStart = "earliest",
+        codec: Codec[T] | None = None,
         store: OffsetStore | None = None,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_assigned: OnRebalance | None = None,
@@ -102,6 +110,7 @@ class GroupConsumer(Marking):
             subscription=read_topics(topics),
             group=group,
             start=start,
+            codec=codec,
             store=store,
             isolation=isolation,
             on_assigned=on_assigned,
@@ -180,17 +189,17 @@ class GroupConsumer(Marking):
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> AsyncIterator[Record[bytes]]:
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
         """The records of all partitions, until the consumer is closed."""
         parts = self._read_as("all")
-        return AllRecords(parts.intake, parts.delivery)
+        return AllRecords[T](parts.intake, parts.delivery)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[bytes]]:
+    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
         """Batches of what is there of all partitions, at most `max_records` each, until the consumer is closed."""
         parts = self._read_as("all")
-        return AllBatches(parts.intake, parts.delivery, check_limit(max_records), self)
+        return AllBatches[T](parts.intake, parts.delivery, check_limit(max_records), self)
 
-    def partitions(self) -> AsyncIterator[PartitionStream]:
+    def partitions(self) -> AsyncIterator[PartitionStream[T]]:
         """A stream for each partition, when it is assigned, until the consumer is closed.
 
         Read each stream in a task of its own; one that is not read holds up no other.

@@ -69,7 +69,7 @@ class Held:
         current = self.marks.current
         return self.begun if current is None else current.offset
 
-    def take(self, limit: int, owner: Any) -> list[Record[Any]]:
+    def take(self, limit: int) -> list[Record[Any]]:
         """Hand over the next records, at most `limit`; there is one at least."""
         waiting = self.records
         if limit >= len(waiting):
@@ -80,20 +80,14 @@ class Held:
             pop = waiting.popleft
             records = [pop() for _ in range(limit)]
             self.size -= sum([record.size for record in records])
-        generation = self.generation
-        for record in records:
-            record.owner = owner
-            record.generation = generation
         self.handed = records[-1].offset + 1
         self.marks.runs.hand_over(records)
         return records
 
-    def take_one(self, owner: Any) -> Record[Any]:
+    def take_one(self) -> Record[Any]:
         """Hand over the next record; there is one."""
         record = self.records.popleft()
         self.size -= record.size
-        record.owner = owner
-        record.generation = self.generation
         self.handed = record.offset + 1
         self.marks.runs.hand_over_one(record.offset)
         return record

@@ -3,17 +3,21 @@
 *Concurrency.* One loop; nothing here suspends, so that a record is either here or handed over. *Flow.* In multiplexed
 mode the thread is answered only while there is room, and waits otherwise; partitions are paused for nobody. In
 partitions mode the thread never waits: a partition whose stream does not take its records is paused by itself, so that
-the others go on. What the application paused counts for neither.
+the others go on. What the application paused counts for neither. *Failure.* A record that cannot be decoded is raised
+in its place, as a DecodeError that holds it, and counts as handed over.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, Protocol
 
-from broker.records import Record
+from broker.errors import DecodeError
+from broker.reading.record_decoding import undecodable
+from broker.records import Record, RecordRun
 from broker.spi import TopicPartition
 from broker_kafka.group.held import Held
 
@@ -36,6 +40,7 @@ class Intake:
     """:param owner: what records are bound to.
     :param max_records: the most records that wait here.
     :param max_bytes: likewise in bytes; exceeded by a batch of the client at most.
+    :param decode: makes payloads of bodies; None leaves them bytes.
     """
 
     def __init__(
@@ -45,12 +50,14 @@ class Intake:
         *,
         max_records: int,
         max_bytes: int,
+        decode: Callable[[bytes | None], Any] | None,
         changed: Callable[[], None],
     ) -> None:
         self._held = held
         self._owner = owner
         self._max_records = max_records
         self._max_bytes = max_bytes
+        self._decode = decode
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._source: Source | None = None
@@ -76,21 +83,19 @@ class Intake:
 
     # -- records in ----------------------------------------------------------------------------------------
 
-    def arrived(self, records: list[Record[Any]]) -> None:
+    def arrived(self, runs: Iterable[RecordRun]) -> None:
         """A batch of the thread."""
         self._owed += 1
         self.last_activity = self._loop.time()
-        for run in _runs(records):
-            first = run[0]
-            held = self._held.get(TopicPartition(first.topic, first.partition))
+        for run in runs:
+            held = self._held.get(TopicPartition(run.topic, run.partition))
             if held is None or held.revoking or held.gone:
                 continue
-            size = sum([record.size for record in run])
-            held.records.extend(run)
-            held.size += size
+            held.records.extend(run.make(self._owner, held.generation))
+            held.size += run.size
             if not held.paused:
                 self._count += len(run)
-                self._size += size
+                self._size += run.size
             self._line_up(held)
             if self._by_partition:
                 self._check_full(held)
@@ -149,10 +154,14 @@ class Intake:
             held = line.popleft()
             held.in_line = False
             if held.deliverable:
-                records = self.take_of(held, limit - len(taken))
+                try:
+                    records = self.take_of(held, limit - len(taken), alone=not taken)
+                finally:
+                    self._line_up(held)
+                if not records:
+                    break
                 taken = [*taken, *records] if taken else records
                 whose.append(held)
-                self._line_up(held)
         return taken, whose
 
     def take_one(self) -> tuple[Record[Any], Held] | None:
@@ -169,21 +178,56 @@ class Intake:
             self._line_up(held)
         return None
 
-    def take_of(self, held: Held, limit: int) -> list[Record[Any]]:
-        """The next records of a partition, at most `limit`; there is one at least."""
+    def take_of(self, held: Held, limit: int, *, alone: bool = True) -> list[Record[Any]]:
+        """The next records of a partition, at most `limit`; there is one at least.
+
+        :param alone: nothing goes before it; else one that cannot be decoded stays, and there may be none.
+        :raises DecodeError: the first cannot be decoded; it was handed over.
+        """
+        if self._decode is not None:
+            limit, failure = self._decoded(self._decode, held, limit)
+            if not limit:
+                if alone and failure is not None:
+                    self._hand_over_one(held)
+                    raise failure
+                return []
         size = held.size
-        records = held.take(limit, self._owner)
+        records = held.take(limit)
         self._less(held, len(records), size - held.size)
         return records
 
     def take_one_of(self, held: Held) -> Record[Any]:
-        """The next record of a partition; there is one."""
-        record = held.take_one(self._owner)
-        self._less(held, 1, record.size)
+        """The next record of a partition; there is one.
+
+        :raises DecodeError: it cannot be decoded; it was handed over.
+        """
+        _, failure = (1, None) if self._decode is None else self._decoded(self._decode, held, 1)
+        record = self._hand_over_one(held)
+        if failure is not None:
+            raise failure
         return record
 
     def __len__(self) -> int:
         return self._count
+
+    def _hand_over_one(self, held: Held) -> Record[Any]:
+        record = held.take_one()
+        self._less(held, 1, record.size)
+        return record
+
+    def _decoded(self, decode: Callable[[bytes | None], Any], held: Held, limit: int) -> tuple[int, DecodeError | None]:
+        """Decode the next records, at most `limit`; how many could be, and the error of the one after them."""
+        done = 0
+        for record in islice(held.records, limit):
+            try:
+                record.decoded = decode(record.data)
+            except Exception as error:
+                failure = undecodable(record, error, "mark the error's record, and go on")
+                failure.record = record
+                failure.__cause__ = error
+                return done, failure
+            done += 1
+        return done, None
 
     # -- flow ----------------------------------------------------------------------------------------------
 
@@ -232,13 +276,3 @@ class Intake:
             held.full = False
             if self._source is not None and not held.paused:
                 self._source.resume((held.partition,))
-
-
-def _runs(records: list[Record[Any]]) -> Iterator[Sequence[Record[Any]]]:
-    """Split where the partition changes."""
-    begin, topic, partition = 0, records[0].topic, records[0].partition
-    for index, record in enumerate(records):
-        if record.partition != partition or record.topic != topic:
-            yield records[begin:index]
-            begin, topic, partition = index, record.topic, record.partition
-    yield records[begin:] if begin else records

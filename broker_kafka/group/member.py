@@ -26,7 +26,6 @@ from broker.hooks import (
     Warned,
     logger,
 )
-from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import until_told
 from broker_kafka.connection import Connection
@@ -41,6 +40,7 @@ from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
 from broker_kafka.group.streams import Streams
 from broker_kafka.positions import bounds_of
+from broker_kafka.runs import NativeRun
 
 __all__ = ["Member"]
 
@@ -113,9 +113,9 @@ class Member:
 
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
-    def arrived(self, records: list[Record[Any]], size: int) -> None:
+    def arrived(self, runs: Sequence[NativeRun]) -> None:
         self._delivery.active()
-        self._intake.arrived(records)
+        self._intake.arrived(runs)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         claimed = await self._claims.claim(partitions)

@@ -45,6 +45,7 @@ class Membership:
             owner,
             max_records=options.max_buffered,
             max_bytes=options.max_buffered_bytes,
+            decode=None if options.codec is None else options.codec.decode,
             changed=self.delivery.changed,
         )
         self.streams = Streams(self.intake, self.delivery, owner)

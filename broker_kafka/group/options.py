@@ -8,9 +8,10 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from broker.checks import is_finite, is_whole
+from broker.checks import check_codec, is_finite, is_whole
 from broker.errors import ConfigurationError, UnknownSetting
 from broker.names import check_name
+from broker.protocols import Codec
 from broker.spi import Start, TopicPartition
 from broker.starts import check_start
 from broker_kafka.group.rebalance import OnRebalance
@@ -43,6 +44,7 @@ class GroupOptions:
     subscription: Subscription
     group: str
     start: GroupStart
+    codec: Codec[Any] | None
     store: OffsetStore | None
     isolation: Literal["read_committed", "read_uncommitted"]
     on_assigned: OnRebalance | None
@@ -60,6 +62,7 @@ class GroupOptions:
     def __post_init__(self) -> None:
         check_name(self.group, "group")
         _check_start(self.start)
+        check_codec(self.codec)
         if self.store is not None:
             check_store("store", self.store)
         if self.isolation not in ("read_committed", "read_uncommitted"):

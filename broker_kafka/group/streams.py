@@ -3,7 +3,7 @@
 *Concurrency.* Any number of iterations at a time; a record goes to one of them. Each step hands over what is there, and
 says that what the step before handed over is done with. *Cancellation.* A cancelled step has taken nothing. *The end.*
 A stream ends when its partition goes or the consumer closes; the others, when it closes. Errors of the consumer are
-raised by all.
+raised by all. One of a single record is raised by who would have got it, and the next step goes on behind it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Collection
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
 
 from broker.checks import is_whole
 from broker.errors import ConfigurationError
@@ -25,6 +27,7 @@ from broker_kafka.group.intake import Intake
 __all__ = ["AllBatches", "AllRecords", "PartitionStream", "Streams", "check_limit"]
 
 S = TypeVar("S")
+T = TypeVar("T", default=bytes)
 
 
 class _Reader(ABC, Generic[S]):
@@ -60,10 +63,10 @@ class _Reader(ABC, Generic[S]):
         return False
 
 
-class AllRecords(_Reader[Record[bytes]]):
+class AllRecords(_Reader[Record[T]]):
     """The records of all partitions one by one."""
 
-    def _take(self) -> Record[bytes] | None:
+    def _take(self) -> Record[T] | None:
         taken = self._intake.take_one()
         if taken is None:
             return None
@@ -71,7 +74,7 @@ class AllRecords(_Reader[Record[bytes]]):
         return taken[0]
 
 
-class AllBatches(_Reader[RecordBatch[bytes]]):
+class AllBatches(_Reader[RecordBatch[T]]):
     """Batches of what is there of all partitions."""
 
     def __init__(self, intake: Intake, delivery: Delivery, limit: int, owner: Any) -> None:
@@ -79,7 +82,7 @@ class AllBatches(_Reader[RecordBatch[bytes]]):
         self._limit = limit
         self._owner = owner
 
-    def _take(self) -> RecordBatch[bytes] | None:
+    def _take(self) -> RecordBatch[T] | None:
         records, self.holding = self._intake.take(self._limit)
         return RecordBatch(records, self._owner) if records else None
 
@@ -93,28 +96,30 @@ class _StreamReader(_Reader[S]):
         return self._held.revoking or self._held.gone
 
 
-class _StreamRecords(_StreamReader[Record[bytes]]):
-    def _take(self) -> Record[bytes] | None:
+class _StreamRecords(_StreamReader[Record[T]]):
+    def _take(self) -> Record[T] | None:
         if not self._held.deliverable:
             return None
+        record = self._intake.take_one_of(self._held)
         self.holding = (self._held,)
-        return self._intake.take_one_of(self._held)
+        return record
 
 
-class _StreamBatches(_StreamReader[RecordBatch[bytes]]):
+class _StreamBatches(_StreamReader[RecordBatch[T]]):
     def __init__(self, intake: Intake, delivery: Delivery, held: Held, limit: int, owner: Any) -> None:
         super().__init__(intake, delivery, held)
         self._limit = limit
         self._owner = owner
 
-    def _take(self) -> RecordBatch[bytes] | None:
+    def _take(self) -> RecordBatch[T] | None:
         if not self._held.deliverable:
             return None
+        records = self._intake.take_of(self._held, self._limit)
         self.holding = (self._held,)
-        return RecordBatch(self._intake.take_of(self._held, self._limit), self._owner)
+        return RecordBatch(records, self._owner)
 
 
-class PartitionStream:
+class PartitionStream(Generic[T]):
     """The records of one partition, from its assignment to its release; iterate over it in a task of its own.
 
     The partition is released when the body of the loop comes back for more, at the flush deadline at the latest.
@@ -149,12 +154,12 @@ class PartitionStream:
         """Whether the partition goes, or is gone."""
         return self._held.revoking or self._held.gone or self._delivery.ended
 
-    def __aiter__(self) -> AsyncIterator[Record[bytes]]:
-        return _StreamRecords(self._intake, self._delivery, self._held)
+    def __aiter__(self) -> AsyncIterator[Record[T]]:
+        return _StreamRecords[T](self._intake, self._delivery, self._held)
 
-    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[bytes]]:
+    def batches(self, max_records: int = 1000) -> AsyncIterator[RecordBatch[T]]:
         """Batches of what is there, at most `max_records` each."""
-        return _StreamBatches(self._intake, self._delivery, self._held, check_limit(max_records), self._owner)
+        return _StreamBatches[T](self._intake, self._delivery, self._held, check_limit(max_records), self._owner)
 
     def __repr__(self) -> str:
         return f"<PartitionStream {self.topic!r}[{self.partition}]{', ended' if self.ended else ''}>"
@@ -182,7 +187,7 @@ class Streams:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> PartitionStream:
+    async def __anext__(self) -> PartitionStream[Any]:
         while True:
             while self._new and not self._delivery.ended:
                 held = self._new.popleft()

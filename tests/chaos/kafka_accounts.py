@@ -39,15 +39,16 @@ class Account:
         self.read: dict[str, list[tuple[int, int, int]]] = {}
         self._next = 0
 
-    def batch(self, size: int) -> tuple[int, list[OutboundMessage]]:
-        """New messages, and the number of the first."""
+    def batch(self, size: int, writer: int = 0) -> tuple[int, list[OutboundMessage]]:
+        """New messages, of keys that only this writer has, and the number of the first."""
         first = self._next
         self._next += size
-        return first, [OutboundMessage(b"%d" % n, b"%d" % (n % KEYS)) for n in range(first, first + size)]
+        numbers = range(first, first + size)
+        return first, [OutboundMessage(b"%d" % n, b"%d" % (n % KEYS + KEYS * writer)) for n in numbers]
 
-    async def publish(self, bus: broker.Bus, size: int) -> None:
+    async def publish(self, bus: broker.Bus, size: int, writer: int = 0) -> None:
         """Publish a batch, and book what is told of each of its messages."""
-        first, messages = self.batch(size)
+        first, messages = self.batch(size, writer)
         try:
             outcomes: Any = await bus.topic(self.topic).publish_batch(messages)
         except PublishError as error:
@@ -60,12 +61,18 @@ class Account:
             else:
                 self.failed[number] = outcome
 
-    async def publish_until(self, bus: broker.Bus, stopped: asyncio.Event, size: int = 50, pause: float = 0.02) -> None:
-        """Publish batch after batch."""
-        while not stopped.is_set():
-            await self.publish(bus, size)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopped.wait(), pause)
+    async def publish_until(
+        self, bus: broker.Bus, stopped: asyncio.Event, size: int = 50, pause: float = 0.02, *, writers: int = 1
+    ) -> None:
+        """Publish batch after batch, from several calls at once."""
+
+        async def publish(writer: int) -> None:
+            while not stopped.is_set():
+                await self.publish(bus, size, writer)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopped.wait(), pause)
+
+        await asyncio.gather(*map(publish, range(writers)))
 
     def book(self, reader: str, record: broker.Record[Any] | broker.Message[Any]) -> None:
         """A consumer was given this record, or a message made of one."""

@@ -17,7 +17,7 @@ from broker.outbound import OutboundMessage
 from broker.records import Record
 
 GROUP = "copier"
-LARGEST = 50
+LARGEST = 200
 
 
 def copy_of(record: Record) -> OutboundMessage:

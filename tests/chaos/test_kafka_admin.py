@@ -10,7 +10,7 @@ import broker
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
 from tests.servers.kafka import KafkaServer
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos]
 
 
 async def test_groups_without_a_broker_are_no_defect() -> None:

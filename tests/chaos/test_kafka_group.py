@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,7 +31,7 @@ from tests.servers.postgres import postgres_url
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
-TOPICS, PARTITIONS, WAVES, WAVE = 2, 4, 5, 375
+TOPICS, PARTITIONS, WAVES, WAVE = 2, 4, 5, 150
 RECORDS = TOPICS * PARTITIONS * WAVES * WAVE
 
 
@@ -142,7 +143,6 @@ async def member(
             await consumer.close()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("protocol", ["cooperative-sticky", "range", "consumer"])
 async def test_members_come_and_go_and_every_record_is_handled_once(
     protocol: str, capsys: pytest.CaptureFixture[str]
@@ -160,7 +160,7 @@ async def test_members_come_and_go_and_every_record_is_handled_once(
 
     async def join_and_leave(bus: Bus) -> None:
         while len(account.handled) < RECORDS:
-            quota, way = random.choice((100, 300, 700, 1500, 2000)), random.choice(list(WAYS))
+            quota, way = random.choice((40, 120, 300, 600, 800)), random.choice(list(WAYS))
             work = asyncio.create_task(member(bus, topics, group, account, quota, way, **options))
             await asyncio.wait((work, done), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -225,7 +225,6 @@ def quick(protocol: str) -> dict[str, Any]:
     return options if protocol == "consumer" else {**options, "session_timeout_ms": 3000}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
 async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protocol: str) -> None:
     server, group, options = shared_server(), new_group(), quick(protocol)
@@ -276,9 +275,7 @@ async def query(engine: Engine, statement: str) -> list[Any]:
     return await asyncio.to_thread(run)
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize(("kind", "protocol"), [("sqlite", "consumer"), ("postgres", "cooperative-sticky")])
 async def test_results_and_positions_in_one_database_are_exactly_once_under_kills(
     kind: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,7 +298,7 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
         return [len(process.all("saved")) for process in processes]
 
     try:
-        for wave in range(4):
+        for wave in range(3):
             had = saved()
             await fill(server, topic, 3, 500, wave * 500)
             # Whoever works on this wave: the other may find nothing left of it.
@@ -310,7 +307,7 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
                 60,
             )
             victim = random.choice(at_work)
-            if wave == 2:
+            if wave == 1:
                 # Longer than its session: its partitions go on elsewhere, and then it wakes up.
                 processes[victim].send(signal.SIGSTOP)
                 await asyncio.sleep(4 if protocol != "consumer" else 8)
@@ -321,8 +318,8 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
                 ended.append(processes[victim])
                 processes[victim] = Process(*arguments)
                 kills += 1
-        until = asyncio.get_running_loop().time() + 90
-        while await rows() < 6000 and asyncio.get_running_loop().time() < until:
+        until = asyncio.get_running_loop().time() + 150
+        while await rows() < 4500 and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.1)
     finally:
         for process in processes:
@@ -334,58 +331,71 @@ async def test_results_and_positions_in_one_database_are_exactly_once_under_kill
     with capsys.disabled():
         sys.stdout.write(
             f"\n{kind}, {protocol}: {kills} kills, {stops} stop; {len(found)} rows, "
-            f"{6000 - len(set(found))} missing, {twice} twice; "
+            f"{4500 - len(set(found))} missing, {twice} twice; "
             f"{sum(len(each.all('lost')) for each in (*processes, *ended))} times lost\n"
         )
-    assert sorted(found) == [(place, at, f"{place}/{at}") for place in range(3) for at in range(2000)]
+    assert sorted(found) == [(place, at, f"{place}/{at}") for place in range(3) for at in range(1500)]
     assert {place.partition: at.offset for place, at in stored.items() if at and not isinstance(at, Exception)} == {
-        0: 2000,
-        1: 2000,
-        2: 2000,
+        0: 1500,
+        1: 1500,
+        2: 1500,
     }
 
 
 # -- a broker that dies ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
-async def test_a_group_goes_on_after_its_broker_was_killed(protocol: str, capsys: pytest.CaptureFixture[str]) -> None:
-    account = Account(members=1)
+def committed_of(raw: RawAdmin, group: str, topic: str, partition: int) -> int:
+    return raw.committed(group, topic, partition).offset
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[KafkaServer]:
     with KafkaServer() as server:
-        raw = RawAdmin(server.bootstrap)
-        topic, group = raw.make_topic(partitions=4), new_group()
-        # A session that outlives the outage.
-        session = {} if protocol == "consumer" else {"session_timeout_ms": 30_000}
-        options: dict[str, Any] = {**options_of(protocol), **session, "commit_interval": 0.05, "max_buffered": 500}
-        await fill(server, topic, 4, 1000)
-        events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
-        async with (
-            connect(server.url) as bus,
-            GroupConsumer(bus, topic, group=group, **events, **options) as consumer,
-        ):
+        yield server
 
-            async def read() -> None:
-                async for record in consumer:
-                    account.note(record)
-                    consumer.mark(record)
-                    await asyncio.sleep(0.001)
 
-            reader = asyncio.create_task(read())
-            for goal in (500, 1500):
-                await eventually(lambda: len(account.handled) > goal, 60)  # noqa: B023
-                server.kill()
-                await asyncio.sleep(1)
-                await asyncio.to_thread(server.start)
-            await eventually(lambda: len(account.handled) == 4000, 90)
-            if account.rebalances["lost"]:
-                # What was handled and not committed by then comes again.
-                await eventually(lambda: [at and at.offset for at in consumer.positions().values()] == [1000] * 4, 60)
-            await consumer.close()
-            await reader
-        committed = [await asyncio.to_thread(lambda: raw.committed(group, topic, number).offset) for number in range(4)]  # noqa: B023
+@pytest.mark.xdist_group("kafka-chaos-group")
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+async def test_a_group_goes_on_after_its_broker_was_killed(
+    mortal: KafkaServer, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account, server = Account(members=1), mortal
+    raw = RawAdmin(server.bootstrap)
+    topic, group = raw.make_topic(partitions=4), new_group()
+    places = [partial(committed_of, raw, group, topic, number) for number in range(4)]
+    # A session that outlives the outage.
+    session = {} if protocol == "consumer" else {"session_timeout_ms": 30_000}
+    options: dict[str, Any] = {**options_of(protocol), **session, "commit_interval": 0.05, "max_buffered": 500}
+    await fill(server, topic, 4, 500)
+    events = {"on_assigned": account.told, "on_revoked": account.told, "on_lost": account.told}
+    async with (
+        connect(server.url) as bus,
+        GroupConsumer(bus, topic, group=group, **events, **options) as consumer,
+    ):
+
+        async def read() -> None:
+            async for record in consumer:
+                account.note(record)
+                consumer.mark(record)
+                await asyncio.sleep(0.001)
+
+        reader = asyncio.create_task(read())
+        await eventually(lambda: len(account.handled) > 500, 60)
+        server.kill()
+        await asyncio.sleep(1)
+        await asyncio.to_thread(server.start)
+        await eventually(lambda: len(account.handled) == 2000, 90)
+        # What was handled is stored once the coordinator has the member again; what was lost before comes again.
+        committed: list[int] = []
+        until = asyncio.get_running_loop().time() + 90
+        while committed != [500] * 4 and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.2)
+            committed = [await asyncio.to_thread(place) for place in places]
+        assert committed == [500] * 4, f"{account}; a commit now: {await consumer.commit()}"
+        await consumer.close()
+        await reader
     with capsys.disabled():
-        sys.stdout.write(f"\n{protocol}, 2 kills of the broker: {account}\n")
-    assert len(account.handled) == 4000
+        sys.stdout.write(f"\n{protocol}, broker killed: {account}\n")
+    assert len(account.handled) == 2000
     assert account.rebalances["lost"] or set(account.handled.values()) == {1}
-    assert committed == [1000] * 4

@@ -13,7 +13,7 @@ from tests.chaos.kafka_accounts import Account
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server")]
 
 PARTITIONS = 3
 OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300"
@@ -94,22 +94,21 @@ async def test_publishing_consuming_and_committing_go_on(
         reading = [
             asyncio.create_task(read(bus, account, f"{account.topic}-{name}", name)) for name, read in readers.items()
         ]
-        publishing = asyncio.create_task(account.publish_until(bus, stopped))
+        publishing = asyncio.create_task(account.publish_until(bus, stopped, 10, 0.05, writers=3))
         # To open is a call, which may fail without brokers; what is harmed are readers that run.
         await reached(lambda: over(*reading) or all(account.read.get(name) for name in readers))
-        for _ in range(2):
-            before = len(account.receipts)
-            await reached(lambda before=before: len(account.receipts) > before + 500)
-            await harm(server, fault)
         before = len(account.receipts)
-        await reached(lambda: len(account.receipts) > before + 500)
+        await reached(lambda: len(account.receipts) > before + 250)
+        await harm(server, fault)
+        after = len(account.receipts)
+        await reached(lambda: len(account.receipts) > after + 250)
         stopped.set()
         await publishing
         written = await asyncio.to_thread(account.written, server.bootstrap)
         try:
             await reached(lambda: over(*reading) or all(account.seen_all(name, written) for name in readers))
         finally:
-            account.say(capsys, f"{fault} twice", written)
+            account.say(capsys, fault, written)
         for task in reading:
             await still(task)
         # What was read is committed, and nothing beyond it: a restart would repeat none and miss none.
@@ -119,4 +118,6 @@ async def test_publishing_consuming_and_committing_go_on(
                 assert admin.committed(f"{account.topic}-{name}", account.topic, partition).offset == end
     for name in readers:
         account.check(name, written)
-    assert written.keys() >= account.receipts.keys()
+    # Nobody was away for as long as a publisher tries, so nothing was given up, and nothing is there that was not told.
+    assert not account.failed
+    assert written.keys() == account.receipts.keys()

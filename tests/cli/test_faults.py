@@ -19,7 +19,7 @@ from tests.servers.nats import NatsServer
 
 
 def rest(process, topic, subscription="s-1") -> list[str]:
-    result = process("consume", topic, "-s", subscription, "--stop-when-idle", "3", "--json")
+    result = process.inner("consume", topic, "-s", subscription, "--stop-when-idle", "3", "--json")
     return [line["data"] for line in result.lines]
 
 
@@ -28,7 +28,7 @@ def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number
     topic = process.topic()
     body = "x" * 1000
     sent = [f"{n:04} {body}" for n in range(1000)]
-    process("publish", topic, stdin="\n".join(sent))
+    process.inner("publish", topic, stdin="\n".join(sent))
     # Nobody reads the output: the pipe fills, and the rest of what was fetched cannot be printed.
     child = process.start("consume", topic, "-s", "s-1", "--json")
     first = child.stdout.readline()
@@ -46,7 +46,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path
     # Without another owner the command has started the server itself: it must not die of the same Ctrl-C.
     alone = type(process)(f"embedded://{tmp_path / 'data'}")
     topic = alone.topic()
-    alone("publish", topic, *"abcde")
+    alone.inner("publish", topic, *"abcde")
     child = alone.start("consume", topic, "-s", "s-1", "--json", start_new_session=True)
     printed = [json.loads(child.stdout.readline())["data"] for _ in range(5)]
     os.killpg(child.pid, signal.SIGINT)
@@ -59,7 +59,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path
 def test_a_closed_pipe_gives_back_what_was_not_printed(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
-    process("publish", topic, stdin="\n".join(sent))
+    process.inner("publish", topic, stdin="\n".join(sent))
     child = process.start("consume", topic, "-s", "s-1", "--json")
     first = json.loads(child.stdout.readline())["data"]
     child.stdout.close()
@@ -75,7 +75,7 @@ def test_a_closed_pipe_gives_back_what_was_not_printed(process):
 
 def test_an_idle_consume_notices_that_its_reader_is_gone(process):
     topic = process.topic()
-    process("publish", topic, "only")
+    process.inner("publish", topic, "only")
     child = process.start("consume", topic, "-s", "s-1", "--json")
     child.stdout.readline()
     child.stdout.close()
@@ -86,7 +86,7 @@ def test_an_idle_consume_notices_that_its_reader_is_gone(process):
 def test_records_are_committed_as_far_as_they_were_printed(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
-    process("publish", topic, stdin="\n".join(sent))
+    process.inner("publish", topic, stdin="\n".join(sent))
     options = ("consume", topic, "--records", "-g", "g-1", "--json")
     child = process.start(*options)
     first = child.stdout.readline()
@@ -94,7 +94,7 @@ def test_records_are_committed_as_far_as_they_were_printed(process):
     out, err = child.communicate(timeout=20)
     assert child.returncode == 130, err
     printed = [json.loads(line)["data"] for line in (first + out).splitlines() if line.endswith(b"}")]
-    again = [line["data"] for line in process(*options, "--stop-when-idle", "3").lines]
+    again = [line["data"] for line in process.inner(*options, "--stop-when-idle", "3").lines]
     assert printed + again == sent
 
 
@@ -122,7 +122,7 @@ def test_a_person_sees_progress_and_is_asked(process):
             seen += os.read(master, 1000)
         os.write(master, b"n\n")
         assert child.wait(20) == 1
-        process("topics", "describe", topic)
+        process.inner("topics", "describe", topic)
         child = process.start("publish", topic, "one", stdin=slave, stdout=slave, stderr=slave)
         assert child.wait(20) == 0
         seen = os.read(master, 100_000)
@@ -191,15 +191,7 @@ def test_an_unexpected_error_is_one_sentence_too(memory, monkeypatch):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_its_libraries_it_says_what_to_install(missing):
-    code = (
-        "import sys, importlib.abc\n"
-        "class Missing(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.partition('.')[0] == {missing!r}: raise ModuleNotFoundError(name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
-        "from broker.cli import main\n"
-        "sys.exit(main(['--help']))\n"
-    )
+    code = f"import sys; sys.modules[{missing!r}] = None; from broker.cli import main; sys.exit(main(['--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert done.stderr == f"broker: the command line needs {missing}: pip install 'anybroker[cli]'\n"
@@ -261,13 +253,13 @@ def test_a_server_that_is_killed_meanwhile_costs_no_message():
     with NatsServer() as server:
         process = ProcessCli(server.url)
         topic = process.topic()
-        process("publish", topic, *"abc")
+        process.inner("publish", topic, *"abc")
         child = process.start("consume", topic, "-s", "s-1", "--json")
         seen = [json.loads(child.stdout.readline())["data"] for _ in range(3)]
         server.kill()
         assert json.loads(child.stderr.readline())["event"] == "Disconnected"
         server.restart()
-        process("publish", topic, *"def")
+        process.inner("publish", topic, *"def")
         while len(set(seen)) < 6:
             seen.append(json.loads(child.stdout.readline())["data"])
         child.send_signal(signal.SIGINT)

@@ -7,14 +7,17 @@ start of the broker.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 from collections.abc import Callable
 from functools import cache
 from itertools import count
+from typing import Any
 
 from broker.bus import Bus
 from broker.settings import BackendSettings
 from broker.spi import Backend
+from tests.conformance.kafka_topics import TopicPool
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.proxy import Proxy
@@ -45,6 +48,7 @@ class Wired:
             proxy.__enter__()
             self.server.advertised[name] = proxy.port
         self.server.start()
+        self.topics = TopicPool(self.server.bootstrap)
 
     def close(self) -> None:
         self.server.close()
@@ -54,10 +58,19 @@ class Wired:
 
 @cache
 def wired() -> Wired:
-    """The broker of this test process, started at the first call and ended with the process."""
+    """The broker of this test process, started at the first call and ended with the process, or before."""
     made = Wired()
     atexit.register(made.close)
     return made
+
+
+def end_wired() -> None:
+    """End the broker if it was started: nobody needs it for now."""
+    if wired.cache_info().currsize:
+        made = wired()
+        wired.cache_clear()
+        atexit.unregister(made.close)
+        made.close()
 
 
 class KafkaHarness(ServerHarness[KafkaServer]):
@@ -67,12 +80,14 @@ class KafkaHarness(ServerHarness[KafkaServer]):
     patience = 10.0
     quiet = 0.4
     lease_seconds = 2.0
+    shares_restarts = True
     options = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
 
     def __init__(self) -> None:
         self.wired = wired()
         super().__init__(self.wired.server)
         self._free = count()
+        self._pooled: list[str] = []
 
     def url(self, *, short_lease: bool = False) -> str:
         return f"{self.server.url}?{self.options}{'&client_id=wired' if short_lease else ''}"
@@ -86,6 +101,14 @@ class KafkaHarness(ServerHarness[KafkaServer]):
         self.behind[bus] = proxy
         return bus
 
+    async def topic(self, *, partitions: int | None = None, **options: Any) -> str:
+        if options:
+            return await super().topic(partitions=partitions, **options)
+        take, wanted = self.wired.topics.take, partitions or 1
+        name = take(wanted) if self.wired.topics.ready(wanted) else await asyncio.to_thread(take, wanted)
+        self._pooled.append(name)
+        return name
+
     def unreachable_url(self) -> str:
         return "kafka://127.0.0.1:1"
 
@@ -96,6 +119,7 @@ class KafkaHarness(ServerHarness[KafkaServer]):
         try:
             await super().stop()
         finally:
+            self.wired.topics.give_back(self._pooled)
             for proxy in self.behind.values():
                 proxy.hold(False)
 

@@ -43,6 +43,16 @@ async def test_ensure_may_be_repeated_and_describes(backend: JetStreamBackend, t
         await admin.describe_topic(topic)
 
 
+async def test_a_topic_made_anew_has_another_identity(backend: JetStreamBackend, topic: str) -> None:
+    admin = backend.admin()
+    made = await admin.ensure_topic(topic, partitions=1, retention=None, options={})
+    assert made.identity
+    assert (await admin.describe_topic(topic)).identity == made.identity
+    await admin.delete_topic(topic)
+    again = await admin.ensure_topic(topic, partitions=1, retention=None, options={})
+    assert again.identity not in {None, made.identity}
+
+
 async def test_ensure_at_once_from_many(open_backend: Open, topic: str) -> None:
     backends = [await open_backend() for _ in range(4)]
     made = await asyncio.gather(

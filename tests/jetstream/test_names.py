@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,11 +16,13 @@ from broker.names import NativeName, native_name
 from broker.outbound import OutboundMessage
 from broker_jetstream import fastpath, names
 from broker_jetstream.fastpath import FastClient, PublicClient, make_client, supports_fast_path
-from broker_jetstream.headers import MessageView, NativeMessage, encode_headers, header_lines, parse_time
+from broker_jetstream.headers import LogView, MessageView, NativeMessage, encode_headers, header_lines
+from broker_jetstream.times import parse_time
 
 PORTABLE = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{2,199}", fullmatch=True)
 TEXT = st.text(st.characters(codec="utf-8"))
 VIEW = MessageView()
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @given(PORTABLE)
@@ -68,6 +70,7 @@ def test_headers_carry_everything(attributes: dict[str, str], key: bytes | None,
     assert dict(VIEW.attributes(raw)) == attributes
     assert VIEW.key(raw) == key
     assert VIEW.publish_time(raw) == time
+    assert VIEW.publish_times([raw]) == [(time - EPOCH) // timedelta(microseconds=1)]
     assert VIEW.id(raw) == "id-1"
     # The public way of nats-py must be able to send every header as it is.
     for name, value in header_lines(block):
@@ -86,6 +89,17 @@ def test_headers_carry_everything(attributes: dict[str, str], key: bytes | None,
 )
 def test_times_of_the_server(text: str, wanted: datetime) -> None:
     assert parse_time(text) == wanted
+    lines = (f"\r\nNats-Time-Stamp: {text}", "")
+    raws = [NativeMessage(b"s", b"", b"", f"NATS/1.0{line}\r\n\r\n".encode()) for line in lines]
+    assert LogView().broker_times(raws) == [(wanted - EPOCH) // timedelta(microseconds=1), None]
+    assert [LogView().broker_time(raw) for raw in raws] == [wanted, None]
+
+
+@pytest.mark.parametrize("text", ["yesterday", "9" * 30, "-" + "9" * 20, ""])
+def test_times_of_foreign_headers_that_are_none(text: str) -> None:
+    raw = NativeMessage(b"s", b"", b"", f"NATS/1.0\r\nanybroker-time: {text}\r\n\r\n".encode())
+    assert VIEW.publish_time(raw) is None
+    assert VIEW.publish_times([raw]) == [None]
 
 
 def test_ack_subjects_with_domain_and_account() -> None:

@@ -49,8 +49,11 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
     for call in (spi.describe_topic(name), spi.purge(name)):
         with pytest.raises(TopicNotFound, match=name):
             await call
-    # And made again at once.
-    assert (await ensure(spi, name)).partitions == 1
+    # And made again at once, as another topic.
+    anew = await ensure(spi, name)
+    assert anew.partitions == 1
+    assert again.identity
+    assert anew.identity not in {None, again.identity}
     await asyncio.to_thread(produce, kafka.bootstrap, name, [b"x"])
 
 

@@ -14,7 +14,7 @@ import broker_kafka.group.member
 import broker_kafka.group.watch
 import broker_kafka.records
 from broker.bus import connect
-from broker.errors import BrokerError, OperationTimeout, TopicNotFound
+from broker.errors import BrokerError, LeaseLost, OperationTimeout, TopicNotFound
 from broker.hooks import Event, PositionReset
 from broker.spi import Bounds, TopicPartition
 from broker.testing.waiting import read
@@ -156,3 +156,33 @@ async def test_a_commit_without_an_answer_ends_in_time():
     assert isinstance(error, OperationTimeout)
     assert error.retriable
     assert time.monotonic() - begun < 5
+
+
+class Rebalancing:
+    """A store that refuses the first commit, as a member of no generation is, and takes what comes after."""
+
+    def __init__(self) -> None:
+        self.refused = asyncio.Event()
+        self.position = 0
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        if not self.refused.is_set():
+            self.refused.set()
+            return {ORDERS: LeaseLost("In the middle of a rebalance")}
+        self.position = positions[ORDERS].offset
+        return {ORDERS: None}
+
+
+async def test_a_commit_that_is_tried_again_undoes_no_newer_one():
+    class Thread:
+        calling_back = False
+
+    store, thread = Rebalancing(), Thread()
+    member = MemberCommits(store, thread, {ORDERS: 1}, GroupMember("g", -1), group="g", timeout=5)  # pyright: ignore[reportArgumentType]
+    older = asyncio.ensure_future(member.commit({ORDERS: (700, "")}))
+    await store.refused.wait()
+    assert await member.commit({ORDERS: (750, "")}) == {ORDERS: None}
+    assert await older == {ORDERS: None}
+    assert store.position == 750

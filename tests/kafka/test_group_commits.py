@@ -113,7 +113,7 @@ async def test_a_partition_that_is_refused_does_not_count_for_the_others(
         results = await consumer.commit()
         assert (results[TopicPartition(topic, 0)], results[TopicPartition(topic, 2)]) == (None, None)
         assert isinstance(results[TopicPartition(topic, 1)], SettleError)
-        assert f"{topic!r}[1]" in str(results[TopicPartition(topic, 1)])
+        assert f"Committing 10 of {topic!r}[1] for group {group!r}" in str(results[TopicPartition(topic, 1)])
         assert list(await consumer.commit()) == [(topic, 1)]
         assert [admin.committed(group, topic, partition).offset for partition in range(3)] == [10, -1001, 10]
 

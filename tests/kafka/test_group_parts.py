@@ -247,6 +247,8 @@ def test_a_pattern_of_nothing():
         ({"start": {ORDERS: -1}}, "start of 'orders'[0] is -1"),
         ({"store": 5}, "store is 5"),
         ({"store": MemoryOffsetStore}, "an OffsetStore, which has fetch"),
+        ({"codec": broker.Text}, "codec is the class Text"),
+        ({"codec": 5}, "codec is 5"),
         ({"isolation": "none"}, "isolation is 'none'"),
         ({"on_revoked": 7}, "on_revoked is 7"),
         ({"flush_timeout": 0}, "flush_timeout is 0"),

@@ -29,6 +29,7 @@ class Owner(OwnerThread[Client]):
         self.breaking: Exception | None = None
         self.at_the_end: list[object] = []
         self.crash: BrokerError | None = None
+        self.has_crashed = asyncio.Event()
         self.hold = threading.Event()
         self.hold.set()
 
@@ -52,6 +53,7 @@ class Owner(OwnerThread[Client]):
 
     def _crashed(self, error: BrokerError) -> None:
         self.crash = error
+        self.has_crashed.set()
 
 
 async def test_commands_run_in_the_thread_in_their_order() -> None:
@@ -79,6 +81,42 @@ async def test_an_exception_of_a_command_is_its_callers() -> None:
     owner.tell(fail)
     assert await owner.call(lambda client: client.closed) is False
     await owner.stop(5)
+
+
+async def test_a_command_may_be_answered_later() -> None:
+    owner = Owner()
+    await owner.start()
+    waiting: list[asyncio.Future[str]] = []
+
+    def keep(client: Client, waiter: asyncio.Future[str]) -> None:
+        waiting.append(waiter)
+
+    asked = asyncio.ensure_future(owner.ask(keep))
+    await owner.call(lambda client: client)
+    assert not asked.done()
+    owner.tell(lambda client: owner._give(waiting[0], "now"))
+    assert await asked == "now"
+
+    def fail(client: Client, waiter: asyncio.Future[str]) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await owner.ask(fail)
+    await owner.stop(5)
+
+
+async def test_what_is_asked_of_a_thread_that_ends_is_answered() -> None:
+    owner = Owner()
+    await owner.start()
+    owner.hold.clear()
+    assert not await owner.stop(0)
+    while len(owner.at_the_end) < 2:
+        await asyncio.sleep(0.01)
+    asked = asyncio.ensure_future(owner.ask(lambda client, waiter: None))
+    await asyncio.sleep(0)
+    owner.hold.set()
+    with pytest.raises(Closed):
+        await asked
 
 
 async def test_a_cancelled_command_that_has_not_begun_does_not_run() -> None:
@@ -117,6 +155,8 @@ async def test_a_crash_is_told_to_all_who_wait_and_to_all_who_come() -> None:
     gate.set()
     # It was given before the crash, so it may have been carried out.
     await asyncio.wait({waiting})
+    # One that is stopped before its next turn has not crashed.
+    await asyncio.wait_for(owner.has_crashed.wait(), 5)
     assert await owner.stop(5)
     with pytest.raises(BackendError, match="broken") as caught:
         await owner.call(lambda client: client)

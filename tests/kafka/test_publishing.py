@@ -274,10 +274,10 @@ async def test_idle_producer_sleeps(kafka: KafkaServer, topic: str, monkeypatch:
     assert polls <= 4
 
 
-# -- a broker that goes away -------------------------------------------------------------------------------
+# -- a broker that does not answer; tests/chaos kills it -------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own() -> Iterator[KafkaServer]:
     with KafkaServer() as server:
         yield server
@@ -289,45 +289,7 @@ def own_topic(own: KafkaServer) -> str:
 
 
 @pytest.mark.chaos
-async def test_broker_killed_while_publishing_loses_and_repeats_nothing(own: KafkaServer, own_topic: str) -> None:
-    confirmed: list[bytes] = []
-    told: list[BrokerError] = []
-    stop = asyncio.Event()
-
-    async def publish(bus: Bus, writer: int) -> None:
-        number = 0
-        while not stop.is_set():
-            batch = [OutboundMessage(b"%d %d" % (writer, number + n), b"%d" % writer) for n in range(50)]
-            number += 50
-            try:
-                await bus.topic(own_topic).publish_batch(batch)
-                confirmed.extend(message.data or b"" for message in batch)
-            except PublishError as error:
-                told.extend(failures(error).values())
-                return
-
-    async with broker.connect(own.url) as bus:
-        writers = [asyncio.create_task(publish(bus, writer)) for writer in range(4)]
-        for _ in range(2):
-            wanted = len(confirmed) + 2000
-            while len(confirmed) < wanted:
-                await asyncio.sleep(0.01)
-            await asyncio.to_thread(own.kill)
-            await asyncio.to_thread(own.start)
-        wanted = len(confirmed) + 2000
-        while len(confirmed) < wanted and not all(writer.done() for writer in writers):
-            await asyncio.sleep(0.01)
-        stop.set()
-        await asyncio.gather(*writers)
-    assert told == []
-    written = [message.value() or b"" for number in range(2) for message in read_all(own.bootstrap, own_topic, number)]
-    assert Counter(written) == Counter(confirmed)
-    for writer in range(4):
-        numbers = [int(body.split()[1]) for body in written if body.startswith(b"%d " % writer)]
-        assert numbers == sorted(numbers)
-
-
-@pytest.mark.chaos
+@pytest.mark.xdist_group("kafka-publishing")
 async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> None:
     """Memory is bounded, failures come in time, and close has its deadline."""
     settings = settings_of(own, message_timeout_ms=1500, publish_window=1000)
@@ -351,6 +313,7 @@ async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> 
 
 
 @pytest.mark.chaos
+@pytest.mark.xdist_group("kafka-publishing")
 async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
     thread = ProducerThread(settings_of(own).client_config("producer"))
     await thread.start()
@@ -372,6 +335,7 @@ async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.xdist_group("kafka-publishing")
 async def test_close_delivers_what_is_on_the_way(own: KafkaServer, own_topic: str) -> None:
     thread = ProducerThread(settings_of(own).client_config("producer"))
     await thread.start()

@@ -241,6 +241,9 @@ async def test_closing_undoes_what_is_open(kafka: KafkaServer, topic: str, name:
 # -- time --------------------------------------------------------------------------------------------------
 
 
+OWN = pytest.mark.xdist_group("kafka-transactions")
+
+
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[KafkaServer]:
     """A broker that looks for transactions that take too long ten times in a second."""
@@ -249,6 +252,7 @@ def impatient() -> Iterator[KafkaServer]:
         yield server
 
 
+@OWN
 @pytest.mark.parametrize("step", ["publish", "commit", "abort"])
 async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: KafkaServer, step: str) -> None:
     topic = RawAdmin(impatient.bootstrap).make_topic()
@@ -278,6 +282,7 @@ async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: Ka
     assert bodies(impatient, topic) == [b"other", b"again"]
 
 
+@OWN
 async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> None:
     topic = RawAdmin(impatient.bootstrap).make_topic()
     async with (
@@ -302,32 +307,32 @@ async def test_a_timeout_that_the_broker_does_not_take(kafka: KafkaServer, name:
         await transaction_of(kafka, name, transaction_timeout_ms=2_000_000_000)
 
 
+@OWN
 @pytest.mark.chaos
-async def test_broker_killed_in_a_transaction() -> None:
+async def test_broker_killed_in_a_transaction(impatient: KafkaServer) -> None:
     """It is committed when the broker is back, or undone; never half."""
-    with KafkaServer() as own:
-        topic = RawAdmin(own.bootstrap).make_topic()
-        done: list[int] = []
-        async with broker.connect(own.url) as bus, bus.transactional_publisher("killed") as publisher:
-            for number in range(20):
-                restart = None
-                try:
-                    async with publisher.transaction() as tx:
-                        await tx.publish_batch(topic, numbered(20, number * 20))
-                        if number in {6, 12}:
-                            await asyncio.to_thread(own.kill)
-                            restart = asyncio.create_task(asyncio.to_thread(own.start))
-                        await tx.publish_batch(topic, numbered(20, 10_000 + number * 20))
-                except (TransactionAborted, PublishError):
-                    pass
-                else:
-                    done.append(number)
-                if restart is not None:
-                    await restart
-        assert len(done) >= 18
-        found = bodies(own, topic)
-        wanted = [m.data for n in done for m in (*numbered(20, n * 20), *numbered(20, 10_000 + n * 20))]
-        assert found == wanted
+    topic = RawAdmin(impatient.bootstrap).make_topic()
+    done: list[int] = []
+    async with broker.connect(impatient.url) as bus, bus.transactional_publisher("killed") as publisher:
+        for number in range(12):
+            restart = None
+            try:
+                async with publisher.transaction() as tx:
+                    await tx.publish_batch(topic, numbered(20, number * 20))
+                    if number == 6:
+                        await asyncio.to_thread(impatient.kill)
+                        restart = asyncio.create_task(asyncio.to_thread(impatient.start))
+                    await tx.publish_batch(topic, numbered(20, 10_000 + number * 20))
+            except (TransactionAborted, PublishError):
+                pass
+            else:
+                done.append(number)
+            if restart is not None:
+                await restart
+    assert len(done) >= 11
+    found = bodies(impatient, topic)
+    wanted = [m.data for n in done for m in (*numbered(20, n * 20), *numbered(20, 10_000 + n * 20))]
+    assert found == wanted
 
 
 async def test_an_opening_that_is_cancelled_leaves_no_thread(bus: Bus, name: str) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-__all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "wait_for"]
+__all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "use_all", "wait_for"]
 
 SECONDS = 15.0
 """How long a step may take on a machine that is busy."""
@@ -170,6 +170,29 @@ def round_trip(config: Mapping[str, Any], topic: str) -> None:
     value = uuid4().bytes
     produce(config, topic, [value], partition=0)
     assert value in [message.value() for message in read_all(config, topic)]
+
+
+def use_all(bootstrap: str) -> None:
+    """Ask a new broker once for what most tests ask for."""
+    admin = RawAdmin(bootstrap)
+    topic = admin.make_topic(partitions=2)
+    round_trip(admin.config, topic)
+    config = {"log_level": 0, **admin.config}
+    writer = Producer({**config, "transactional.id": "writer"})
+    writer.init_transactions()
+    for protocol in ("classic", "consumer"):
+        reader = Consumer({**config, "group.id": protocol, "group.protocol": protocol, "auto.offset.reset": "earliest"})
+        reader.subscribe([topic])
+        found = wait_for(lambda: reader.consume(1, 0.1))  # noqa: B023
+        writer.begin_transaction()
+        writer.produce(topic, b"of a transaction")
+        offsets = [TopicPartition(topic, 0, found[0].offset() or 0)]
+        writer.send_offsets_to_transaction(offsets, reader.consumer_group_metadata())
+        writer.commit_transaction()
+        reader.commit(message=found[0], asynchronous=False)
+        reader.close()
+    admin.delete_records(topic, 1)
+    admin.delete_topic(topic)
 
 
 def wait_for(look: Callable[[], _Found], seconds: float = SECONDS) -> _Found:

@@ -1,9 +1,9 @@
 """Apache Kafka's jars, by Maven, in a cache outside the tree: `$XDG_CACHE_HOME/anybroker` or `~/.cache/anybroker`.
 
 `distribution()` fills the cache at its first call on a machine (some 20 seconds) and asks nobody afterwards. The
-cache's name is a hash of `pom.xml` and of the Java version, so another version is another cache. It is filled beside
-its place, under a lock, and renamed when it is whole: processes that start together wait for one of them, and what an
-interrupted one leaves is never used. What fails says what to install; nothing is skipped.
+cache's name is a hash of `pom.xml`, of the Java version and of what else is kept, so another version is another cache.
+It is filled beside its place, under a lock, and renamed when it is whole: processes that start together wait for one
+of them, and what an interrupted one leaves is never used. What fails says what to install; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-__all__ = ["Distribution", "distribution"]
+__all__ = ["Distribution", "distribution", "jars_of"]
 
 POM = Path(__file__).with_name("pom.xml")
 FETCH_SECONDS = 600.0
 _JAVA_MAJOR = 17
+_CONTENT = 2  # to be raised when what is kept beside the jars changes
 _LOGGING = """status = error
 appender.out.type = Console
 appender.out.name = OUT
@@ -75,7 +76,7 @@ def distribution() -> Distribution:
     :raises RuntimeError: Java or Maven is missing, or Maven cannot fetch.
     """
     java, version = _java()
-    key = hashlib.sha256(POM.read_bytes() + _LOGGING.encode() + version.encode()).hexdigest()[:12]
+    key = hashlib.sha256(POM.read_bytes() + f"{_LOGGING}{version}{_CONTENT}".encode()).hexdigest()[:12]
     place = _cache_root() / f"kafka-{key}"
     found = Distribution(java, place, place / "bootstrap.checkpoint")
     if not place.exists():
@@ -84,6 +85,36 @@ def distribution() -> Distribution:
             if not place.exists():
                 _fill(found)
     return found
+
+
+def jars_of(pom: Path, name: str) -> list[Path]:
+    """The jars that a project's file asks for, fetched into the cache if they are not there.
+
+    :raises RuntimeError: Maven is missing, or cannot fetch.
+    """
+    place = _cache_root() / f"{name}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(place.with_suffix(".lock")):
+            if not place.exists():
+                partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+                try:
+                    _fetch(pom, partial)
+                    partial.rename(place)
+                except BaseException:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
+    return sorted(place.glob("*.jar"))
+
+
+def _fetch(pom: Path, directory: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise RuntimeError(
+            "The tests against Kafka fetch it with Maven, which is not on the PATH; on Debian: apt install maven"
+        )
+    goals = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={directory}"]
+    _run([maven, "-B", "-q", "-f", str(pom), *goals], f"Maven cannot fetch what {pom.name} names")
 
 
 def _cache_root() -> Path:
@@ -100,7 +131,9 @@ def _java() -> tuple[str, str]:
             + (f"in JAVA_HOME={home!r}" if home else "on the PATH")
             + "; on Debian: apt install openjdk-17-jre-headless maven"
         )
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    # Java tells first what the environment adds to its options.
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
+    told = subprocess.run([java, "-version"], env=environment, capture_output=True, text=True, check=False).stderr
     number = told.partition('version "')[2].partition('"')[0]
     major = number.partition(".")[0].partition("-")[0]
     if not major.isdecimal() or int(major) < _JAVA_MAJOR:
@@ -116,19 +149,13 @@ def _locked(path: Path) -> Generator[None]:
 
 
 def _fill(wanted: Distribution) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise RuntimeError(
-            "The tests against Kafka fetch it with Maven, which is not on the PATH; on Debian: apt install maven"
-        )
     place = wanted.directory
     for old in place.parent.glob(f".{place.name}.*"):
         shutil.rmtree(old, ignore_errors=True)  # of an interrupted one: the lock is ours
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         (partial / "log4j2.properties").write_text(_LOGGING)
-        goals = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={partial / 'libs'}"]
-        _run([maven, "-B", "-q", "-f", str(POM), *goals], "Maven cannot fetch Apache Kafka")
+        _fetch(POM, partial / "libs")
         _format(wanted._replace(directory=partial), partial)
         partial.chmod(0o755)
         partial.rename(place)
@@ -161,11 +188,13 @@ def _format(partial: Distribution, target: Path) -> None:
 
 
 def _archive_classes(filled: Distribution) -> None:
-    """Run a broker once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    """Use a broker once and let the JVM keep the classes it loaded. Without it all works, slower."""
     from tests.servers.kafka import KafkaServer
+    from tests.servers.kafka_client import use_all
 
     beside = filled.directory / ".classes.jsa"
     with KafkaServer(java_options=[f"-XX:ArchiveClassesAtExit={beside}"], kafka=filled) as server:
+        use_all(server.bootstrap)
         server.end(signal.SIGTERM, seconds=60)
     if beside.exists():
         beside.rename(filled.directory / "classes.jsa")

@@ -18,8 +18,10 @@ import socket
 import tempfile
 import time
 from functools import cache
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import nkeys
 import trustme
@@ -55,6 +57,15 @@ class NatsServer:
     def log(self) -> str:
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
+
+    def told(self, what: str) -> dict[str, Any]:
+        """What it tells of itself, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
+        assert self._process is not None
+        ports = json.loads((self.directory / f"nats-server_{self._process.pid}.ports").read_text())
+        asked = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
+        with contextlib.closing(asked):
+            asked.request("GET", f"/{what}")
+            return json.loads(asked.getresponse().read())
 
     @property
     def process_id(self) -> int:

@@ -36,7 +36,7 @@ class Bench:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Let the loop run until the condition holds; each step is an event, not a pause."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -223,6 +224,44 @@ class FakeTarget:
 
     async def close(self) -> None:
         self.closed = True
+
+
+class FakeRun:
+    """A run of records that are copied each time they are made; `made` counts how often."""
+
+    def __init__(self, records: Sequence[Record[Any]]) -> None:
+        self.topic = records[0].topic
+        self.partition = records[0].partition
+        self.size = sum(record.size for record in records)
+        self.last = records[-1].offset
+        self.made = 0
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def split(self, count: int) -> tuple[FakeRun, FakeRun]:
+        assert 0 < count < len(self)
+        return FakeRun(self._records[:count]), FakeRun(self._records[count:])
+
+    def make(self, owner: Any, generation: int) -> list[Record[Any]]:
+        self.made += 1
+        return [msgspec.structs.replace(record, owner=owner, generation=generation) for record in self._records]
+
+    def column(self, name: str) -> list[Any] | None:
+        return [record.offset for record in self._records] if name == "offset" else None
+
+
+def runs_of(records: Iterable[Record[Any]]) -> list[FakeRun]:
+    """The records, where neighbours of one partition are a run."""
+    return [FakeRun(list(run)) for _, run in groupby(records, lambda record: (record.topic, record.partition))]
+
+
+class RunSource(FakeSource):
+    """A source that leaves records to be made by who reads them."""
+
+    async def fetch_runs(self, max_records: int, max_bytes: int, wait: float) -> Sequence[FakeRun]:
+        return runs_of(await self.fetch(max_records, max_bytes, wait))
 
 
 class FakeBackend:

@@ -80,13 +80,17 @@ def test_page_lists_every_broken_variant() -> None:
     assert sorted(listed) == sorted((variant.name, variant.broken, variant.promise) for variant in VARIANTS)
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_is_collected_with_and_without_xdist(pytester: pytest.Pytester, workers: str) -> None:
+@pytest.mark.parametrize("xdist", [(), ("-p", "xdist", "-n", "1")], ids=["without", "with"])
+def test_a_run_is_collected_with_and_without_xdist(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, xdist: tuple[str, ...]
+) -> None:
+    # Each process would load more plugins than the rest takes.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makeini("[pytest]")
     pytester.makepyfile(test_one=KIT_MODULE.format(backend="one"))
     pytester.makepyfile(test_two=KIT_MODULE.format(backend="two"))
-    ended = pytester.runpytest_subprocess(
-        "-p", "broker.testing.matrix", "-n", workers, "--conformance-write=page.md", "-k", "idle_is_an_answer"
-    )
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "broker.testing.matrix", *xdist)
+    ended = pytester.runpytest_subprocess(*plugins, "--conformance-write=page.md", "-k", "idle_is_an_answer")
     ended.assert_outcomes(passed=2)
     ended.stdout.fnmatch_lines(["*page.md was not written: * did not run*", "*two: 1 ok*"][:1])
     assert not (pytester.path / "page.md").exists(), "A page with empty cells was written"

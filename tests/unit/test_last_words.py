@@ -34,8 +34,9 @@ def test_a_worker_that_dies_in_a_native_thread(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     root = Path(__file__).parents[2]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(root)},
+        [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "1", "--rootdir", tmp_path, tmp_path],
+        # Both processes would load more plugins than the rest takes.
+        env={**os.environ, "PYTHONPATH": str(root), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

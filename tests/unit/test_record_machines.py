@@ -343,5 +343,5 @@ class MessagesMachine(OnALoop):
 
 TestConsumerMachine = ConsumerMachine.TestCase
 TestMessagesMachine = MessagesMachine.TestCase
-TestConsumerMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestMessagesMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestConsumerMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMessagesMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -93,7 +93,7 @@ async def play(server: Broker, story: Story, lives: list[float], partitions: int
             assert waited >= TOPICS.delays[attempt - 2] - TOLERANCE, f"{number}, attempt {attempt}: {waited}"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     failures=st.lists(st.integers(0, 4), min_size=1, max_size=25),
     lives=st.lists(st.floats(0, 20), max_size=4),
@@ -108,7 +108,7 @@ def test_nothing_is_lost_whoever_dies(
     assert story.tries.keys() == set(range(len(failures)))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(failures=st.lists(st.integers(0, 4), min_size=1, max_size=25))
 def test_without_a_death_each_try_is_made_once_and_in_the_order_of_the_one_before(failures: list[int]) -> None:
     story = Story(failures)

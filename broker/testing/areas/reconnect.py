@@ -13,12 +13,14 @@ from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires
+from broker.testing.together import shares_restart
 from broker.testing.waiting import bodies, eventually, numbered, once, read, take, until_seen
 
 __all__ = ["Reconnecting"]
 
 PACE = 0.002
 """Seconds between two messages of one publisher."""
+PIPELINE_PACE = 0.02
 
 
 class Reconnecting(ConformanceCase):
@@ -29,7 +31,7 @@ class Reconnecting(ConformanceCase):
         bus, topic = await harness.connect(short_lease=True), await harness.topic()
         confirmed: set[bytes] = set()
         seen: set[bytes | None] = set()
-        enough, all_sent = asyncio.Event(), asyncio.Event()
+        opened, enough, all_sent = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def publish(prefix: str) -> None:
             number = 0
@@ -46,6 +48,7 @@ class Reconnecting(ConformanceCase):
 
         async def consume() -> None:
             async with bus.messages(topic, subscription="readers") as inbox:
+                opened.set()
                 while not (all_sent.is_set() and seen >= confirmed):
                     message = await inbox.next_message(timeout=harness.quiet)
                     if message is not None:
@@ -54,6 +57,8 @@ class Reconnecting(ConformanceCase):
                             pass
 
         consuming = asyncio.ensure_future(consume())
+        # One that is not open yet may fail when the server goes away.
+        await asyncio.wait((consuming, asyncio.ensure_future(opened.wait())), return_when=asyncio.FIRST_COMPLETED)
         publishing = [asyncio.ensure_future(publish(f"p{number}")) for number in range(8)]
         for _ in range(2):
             await _grow(confirmed, harness)
@@ -137,8 +142,9 @@ class Reconnecting(ConformanceCase):
         assert seen >= confirmed
         assert len(confirmed) >= 800
 
+    @shares_restart
     @requires("harness.restart")
-    @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.")
+    @promise("reconnect.breaks-are-events", "A lost connection and its return are events of the bus.", seconds=90)
     async def test_breaks_are_events(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
         events: list[Event] = []
@@ -156,6 +162,7 @@ class Reconnecting(ConformanceCase):
             await _publish_soon(bus, topic, b"after", harness.patience)
             await until_seen(inbox, [b"after"], 3 * harness.patience)
 
+    @shares_restart
     @requires("harness.restart")
     @promise(
         "reconnect.acks-survive",
@@ -181,6 +188,7 @@ class Reconnecting(ConformanceCase):
             seen = await until_seen(inbox, rest, 3 * harness.patience)
             assert set(bodies(seen)) == set(rest)
 
+    @shares_restart
     @requires("harness.restart")
     @promise(
         "reconnect.given-back-comes-again",
@@ -198,6 +206,7 @@ class Reconnecting(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert set(bodies(await until_seen(inbox, numbered(10), 3 * harness.patience))) == set(numbered(10))
 
+    @shares_restart
     @requires("harness.restart")
     @promise(
         "reconnect.idle-consumer-wakes",
@@ -216,6 +225,7 @@ class Reconnecting(ConformanceCase):
             assert message is not None
             assert message.data == b"x"
 
+    @shares_restart
     @requires("harness.restart", "records")
     @promise(
         "reconnect.positions-survive",
@@ -232,6 +242,7 @@ class Reconnecting(ConformanceCase):
         async with bus.records(topic, group="readers") as log:
             assert [record.data for record in await read(log, 12, 3 * harness.patience)] == numbered(20)[8:]
 
+    @shares_restart
     @requires("harness.restart", "records")
     @promise(
         "reconnect.records-go-on",
@@ -255,6 +266,7 @@ class Reconnecting(ConformanceCase):
             fresh = list(dict.fromkeys(body for body in seen if body in numbered(20, "b")))
             assert fresh == numbered(20, "b")
 
+    @shares_restart
     @requires("harness.restart")
     @promise(
         "reconnect.pipeline-goes-on",
@@ -265,11 +277,16 @@ class Reconnecting(ConformanceCase):
         bus, topic = await harness.connect(), await harness.topic()
         futures = [await bus.topic(topic).enqueue(body) for body in numbered(100)]
         restarting = asyncio.ensure_future(harness.restart())
-        futures += [await bus.topic(topic).enqueue(body) for body in numbered(100, "n")]
+        sent = [*numbered(100), *numbered(100, "n")]
+        futures += [await bus.topic(topic).enqueue(body) for body in sent[100:]]
+        # The server may stop a while later, or be away for long.
+        while not restarting.done() and len(sent) < 5000:
+            sent.append(f"w-{len(sent)}".encode())
+            futures.append(await bus.topic(topic).enqueue(sent[-1]))
+            await asyncio.sleep(PIPELINE_PACE)
         await restarting
         async with asyncio.timeout(4 * harness.patience):
             ended = await asyncio.gather(*futures, return_exceptions=True)
-        sent = [*numbered(100), *numbered(100, "n")]
         certain = [body for body, outcome in zip(sent, ended, strict=True) if not isinstance(outcome, BaseException)]
         unknown = [outcome for outcome in ended if isinstance(outcome, BaseException)]
         assert all(isinstance(outcome, BrokerError) and outcome.retriable for outcome in unknown)

@@ -1,0 +1,117 @@
+"""Payloads of the group consumer: decoded as records are handed over, and an error in the place of what cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Message as NativeRecord
+
+import broker
+from broker.errors import DecodeError
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_kafka.group import PartitionStream
+from broker_kafka.group.held import Held
+from broker_kafka.group.intake import Intake
+from broker_kafka.runs import runs_of
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.group_members import opened
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+
+_JSON = broker.Json(int)
+
+
+def intake_of(*bodies: tuple[int, bytes]) -> tuple[Intake, dict[TopicPartition, Held]]:
+    """An intake with these records, each of a partition."""
+    places = [TopicPartition("orders", partition) for partition in sorted({partition for partition, _ in bodies})]
+    held = {place: Held(place, 1, None, 0) for place in places}
+    intake = Intake(held, None, max_records=100, max_bytes=10_000, decode=_JSON.decode, changed=lambda: None)
+    intake.open(held.values())
+    made: Any = NativeRecord
+    intake.arrived(
+        runs_of(
+            [
+                made(topic="orders", partition=partition, offset=offset, value=body)
+                for offset, (partition, body) in enumerate(bodies)
+            ]
+        )
+    )
+    return intake, held
+
+
+def payloads(records: list[Record[Any]]) -> list[Any]:
+    return [record.payload for record in records]
+
+
+async def test_a_batch_ends_before_what_cannot_be_decoded():
+    intake, held = intake_of((0, b"1"), (0, b"{"), (0, b"3"))
+    assert payloads(intake.take(10)[0]) == [1]
+    with pytest.raises(DecodeError, match=r"'orders'\[0\]@1 cannot be decoded.*mark the error's record") as caught:
+        intake.take(10)
+    assert caught.value.record is not None
+    assert (caught.value.record.offset, caught.value.record.generation) == (1, 1)
+    assert payloads(intake.take(10)[0]) == [3]
+    assert len(intake) == 0
+    # It was handed over, so that what is finished above it waits for it.
+    marks = held[TopicPartition("orders", 0)].marks
+    marks.finish(0)
+    marks.finish(2)
+    assert marks.current is not None
+    assert marks.current.offset == 1
+    marks.finish(1)
+    assert marks.current.offset == 3
+
+
+async def test_records_of_other_partitions_are_not_lost_with_it():
+    intake, _ = intake_of((0, b"1"), (1, b"{"), (1, b"2"))
+    assert payloads(intake.take(10)[0]) == [1]
+    with pytest.raises(DecodeError):
+        intake.take(10)
+    assert payloads(intake.take(10)[0]) == [2]
+
+
+async def test_one_by_one_it_is_raised_in_its_place():
+    intake, _ = intake_of((0, b"1"), (0, b"{"), (0, b"3"))
+    first = intake.take_one()
+    with pytest.raises(DecodeError) as caught:
+        intake.take_one()
+    third = intake.take_one()
+    assert first is not None
+    assert third is not None
+    assert payloads([first[0], third[0]]) == [1, 3]
+    assert isinstance(caught.value.__cause__, DecodeError)
+    assert intake.take_one() is None
+
+
+@pytest.mark.parametrize("how", ["one by one", "by batch", "by partition"])
+async def test_a_codec_on_a_broker(kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, how: str):
+    topic = make_topic(partitions=1)
+    await asyncio.to_thread(produce, kafka.bootstrap, topic, [b"1", b"2", b"{", b"4"], partition=0)
+    seen: list[int] = []
+    refused: list[Record[Any] | None] = []
+    async with opened(kafka, topic, group, codec=_JSON, stop_when_idle=1.0, commit_interval=None) as consumer:
+
+        async def read(records: AsyncIterator[Any]) -> None:
+            while True:
+                try:
+                    async for got in records:
+                        for record in [got] if isinstance(got, Record) else got:
+                            seen.append(record.payload)
+                            consumer.mark(record)
+                    break
+                except DecodeError as error:
+                    refused.append(error.record)
+                    consumer.mark_all(filter(None, refused))
+
+        if how == "by partition":
+            streams: list[PartitionStream[Any]] = [await anext(consumer.partitions())]
+            await read(aiter(streams[0]))
+        else:
+            await read(aiter(consumer) if how == "one by one" else consumer.batches())
+    assert seen == [1, 2, 4]
+    assert [record and record.data for record in refused] == [b"{"]
+    assert admin.committed(group, topic).offset == 4
