@@ -9,8 +9,9 @@ A word behind `python` in the fence says what else a block is:
     python pytest     a test file, run by pytest
     python raises     ends with an error of `broker`
 
-In a `console` block each `$ broker …` line is run by a shell, and what the page shows below is compared with what
-it printed; `…` stands for anything, within a line or as a line of its own. `$ export NAME=value` holds for the page.
+In a `console` block each `$ broker …` line is run, by a shell where it is more than one command, and what the page
+shows below is compared with what it printed; `…` stands for anything, within a line or as a line of its own.
+`$ export NAME=value` holds for the page.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -36,9 +40,12 @@ import pytest
 
 import broker
 from broker.bus import connect
+from broker.cli import main
 from broker.errors import BrokerError
+from broker_spark.testing import QUICK
 from tests.holding import holding
 from tests.servers.kafka import shared_server
+from tests.servers.spark_python import quick_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -96,8 +103,21 @@ def replaced(text: str, places: Mapping[str, str]) -> str:
     return text
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+SPARK = (ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md")
+"""Their JVM takes longer to start than other pages to run, and has a session that is not that of the tests of Spark."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            page,
+            marks=[pytest.mark.timeout(600), pytest.mark.xdist_group("spark-docs")] if page in SPARK else [],
+        )
+        for page in PAGES
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = blocks(page)
     if any(KAFKA in block.code for block in found):
@@ -109,22 +129,28 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
     # What a block defines has to be found by pickling, type hints and dataclasses under its module's name.
     monkeypatch.setitem(sys.modules, "__main__", module)
     # The page's server stays up between its blocks, and between the commands.
-    with holding(os.environ["BROKER_URL"]), asyncio.Runner() as runner:
+    python = quick_python() if page in SPARK else nullcontext()
+    if page in SPARK:
+        make_spark_quick(tmp_path, monkeypatch)
+    with python, holding(os.environ["BROKER_URL"]), asyncio.Runner() as runner:
         for block in found:
-            if block.language == "python" and "notest" not in block.markers:
-                run_python(block, runner, module.__dict__, environment, tmp_path)
+            if block.language == "python" and not block.markers & {"notest", "pytest"}:
+                run_python(block, runner, module.__dict__, environment)
             elif block.language == "console":
                 for command in commands(block):
                     run_command(block, command, environment, monkeypatch)
+        run_pytest([block for block in found if "pytest" in block.markers], environment, tmp_path)
 
 
-def run_python(
-    block: Block, runner: asyncio.Runner, namespace: dict[str, Any], places: Mapping[str, str], directory: Path
-) -> None:
+def make_spark_quick(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an installation of Spark may have set for all its sessions."""
+    lines = [f"{name} {str(value).lower() if isinstance(value, bool) else value}\n" for name, value in QUICK.items()]
+    (directory / "spark-defaults.conf").write_text("".join(lines))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(directory))
+
+
+def run_python(block: Block, runner: asyncio.Runner, namespace: dict[str, Any], places: Mapping[str, str]) -> None:
     code = replaced(block.code, places)
-    if "pytest" in block.markers:
-        run_pytest(block, code, directory)
-        return
     # Lines are numbered as on the page, so that a traceback leads there.
     tree = ast.parse("\n" * block.line + code, block.place)
     compiled = compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -155,12 +181,16 @@ async def _awaited(result: Awaitable[object]) -> None:
     await result
 
 
-def run_pytest(block: Block, code: str, directory: Path) -> None:
-    path = directory / f"test_block_{block.line}.py"
-    path.write_text(code)
-    options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(directory)]
-    done = subprocess.run([sys.executable, "-m", "pytest", *options, path], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, f"{block.place}:\n{done.stdout}{done.stderr}"
+def run_pytest(tests: list[Block], places: Mapping[str, str], directory: Path) -> None:
+    """Run the test files of a page, all in one process."""
+    paths = [directory / f"test_block_{block.line}.py" for block in tests]
+    for block, path in zip(tests, paths, strict=True):
+        path.write_text(replaced(block.code, places))
+    if paths:
+        options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "--rootdir", str(directory)]
+        command = [sys.executable, "-m", "pytest", *options, *paths]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, f"{tests[0].place} and those below:\n{done.stdout}{done.stderr}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +226,17 @@ def run_command(block: Block, command: Command, places: Mapping[str, str], monke
         return
     if not re.search(r"(^|[|;&(] *)broker ", text):
         return
+    code, output = run_by_shell(text) if re.search(r"[|&;<>()$`*?~#]", text) else run_here(text)
+    for shown, real in places.items():
+        output = output.replace(real, shown)
+    place = f"{block.place}: {command.text}"
+    if not any(line.startswith("broker: ") for line in command.shown):
+        assert code == 0, f"{place}: exit code {code}\n{output}"
+    if command.shown:
+        assert matches(command.shown, output), f"{place}\nshown:\n{chr(10).join(command.shown)}\nprinted:\n{output}"
+
+
+def run_by_shell(text: str) -> tuple[int, str]:
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
         stdin=subprocess.DEVNULL,
@@ -204,14 +245,19 @@ def run_command(block: Block, command: Command, places: Mapping[str, str], monke
         text=True,
         timeout=60,
     )
-    output = done.stdout
-    for shown, real in places.items():
-        output = output.replace(real, shown)
-    place = f"{block.place}: {command.text}"
-    if not any(line.startswith("broker: ") for line in command.shown):
-        assert done.returncode == 0, f"{place}: exit code {done.returncode}\n{output}"
-    if command.shown:
-        assert matches(command.shown, output), f"{place}\nshown:\n{chr(10).join(command.shown)}\nprinted:\n{output}"
+    return done.returncode, done.stdout
+
+
+def run_here(text: str) -> tuple[int, str]:
+    """Run `broker …` in this process, which has loaded what each process would load anew."""
+    _, *arguments = shlex.split(text)
+    output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        for stream in ("stdout", "stderr"):
+            patch.setattr(sys, stream, output)
+        code = main(arguments)
+    return code, output.buffer.getvalue().decode()
 
 
 def matches(shown: list[str], output: str) -> bool:

@@ -1,0 +1,79 @@
+"""What Spark calls by the name "broker". Options are checked here, when a read or a write is planned."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from broker.errors import ConfigurationError, Unsupported
+from broker_spark.log_source import LogBatchReader, LogStreamReader
+from broker_spark.options import SourceOptions
+from broker_spark.schema import spark_schema
+from broker_spark.sink import MessageStreamWriter, MessageWriter, SinkOptions
+from broker_spark.spool.source import SpoolStreamReader
+from broker_spark.workers import keep_what_is_loaded
+
+__all__ = ["BrokerDataSource"]
+
+
+class BrokerDataSource(DataSource):
+    """Topics as a source and a sink: `spark.read.format("broker")`, `df.write.format("broker")` and the streaming two.
+
+    :raises ConfigurationError: an option is unknown, cannot be used, or contradicts another.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        # Spark pickles this object, and its own mapping forgets how names were written.
+        super().__init__(options)
+        self._given = dict(options)
+        keep_what_is_loaded()
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(...)`."""
+        return "broker"
+
+    def schema(self) -> StructType:
+        """The columns of a read."""
+        return spark_schema(SourceOptions.parse(self._given).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LogBatchReader(self._source(schema).for_batch())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = self._source(schema).for_stream()
+        return LogStreamReader(options) if options.subscription is None else SpoolStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise Unsupported("A topic cannot be overwritten", advice='Write with mode("append")')
+        keep_what_is_loaded()
+        return MessageWriter(SinkOptions.parse(self._given, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        if overwrite:
+            raise Unsupported(
+                'A topic cannot be overwritten, as outputMode("complete") would', advice='Use outputMode("update")'
+            )
+        # Spark plans the sink anew for each batch, in one process, to which this object is sent.
+        keep_what_is_loaded()
+        return MessageStreamWriter(SinkOptions.parse(self._given, schema))
+
+    def _source(self, schema: StructType) -> SourceOptions:
+        keep_what_is_loaded()
+        options = SourceOptions.parse(self._given)
+        expected = spark_schema(options.columns)
+        if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in expected]:
+            raise ConfigurationError(
+                f"The source has the schema {expected.simpleString()}, and {schema.simpleString()} was given",
+                advice="Leave schema(...) out; option columns chooses columns, and a select renames them",
+            )
+        return options

@@ -1,0 +1,337 @@
+"""`decode(frame, Order)`: JSON values by a class of Python, and the rows that do not decode, with the reason.
+
+Everything runs as expressions of Spark, in the JVM. `from_json` alone is not enough: it makes null of what it cannot
+read, text of what is no text, rounds decimals, and takes an empty value and what follows a value for nothing. What
+it is too easy with is read as a variant here, and looked at. *Failure.* A row is never an error: it is among the dead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+
+from broker.errors import ConfigurationError
+from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure, structure_of
+
+__all__ = ["PAYLOAD", "REASON", "Decoded", "decode", "judge", "payload_schema"]
+
+PAYLOAD: Final = "payload"
+REASON: Final = "reason"
+
+_READ: Final = "__read"
+_MADE: Final = "__made"
+_CORRUPT: Final = "corrupt"
+_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": _CORRUPT,
+    "allowNonNumericNumbers": "false",
+    "allowSingleQuotes": "false",
+}
+_SHOWN: Final = 60
+"""Characters of a wrong value that a reason shows."""
+_PATTERNS: Final[dict[type[DataType], str]] = {
+    # Spark's own would take "2026" for both.
+    TimestampType: r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}",
+    DateType: r"^\d{4}-\d{2}-\d{2}$",
+}
+_UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The two halves of a frame; each row is in one of them.
+
+    :ivar rows: those that decoded: column `payload` in the place of the one that was decoded, all others as they were.
+    :ivar dead: those that did not: all columns as they were, and `reason`, a sentence.
+    """
+
+    rows: DataFrame
+    dead: DataFrame
+
+
+def payload_schema(type: Any) -> StructType:
+    """The columns of a dataclass, a pydantic model or a msgspec struct.
+
+    :raises ConfigurationError: it is none, or names the field that Spark cannot read from JSON.
+    """
+    return structure_of(type).type
+
+
+def decode(frame: DataFrame, type: Any, *, column: str = "value") -> Decoded:
+    """Read JSON by a class; batch or streaming. Nothing runs yet.
+
+    Fields that the class does not know are ignored. A field with a default has it where it is missing or null. Bounds,
+    patterns and validators of the class are not looked at: check what you need in the transform.
+
+    :param type: a dataclass, a pydantic model or a msgspec struct.
+    :param column: binary (UTF-8) or string.
+    :raises ConfigurationError: the class cannot be read, or the frame has no such column or one named `payload` or
+        `reason`.
+    """
+    judged, payload = _judged(frame, type, column)
+    kept = [F.col(name) for name in frame.columns if name != column]
+    return Decoded(
+        judged.where(F.col(REASON).isNull()).select(*kept, payload.alias(PAYLOAD)),
+        judged.where(F.col(REASON).isNotNull()).select(*frame.columns, REASON),
+    )
+
+
+def judge(frame: DataFrame, type: Any) -> DataFrame:
+    """Both halves of `decode` in one frame, to be read once: column `payload` or column `reason` is null."""
+    judged, payload = _judged(frame, type, "value")
+    return judged.select(*frame.columns, F.when(F.col(REASON).isNull(), payload).alias(PAYLOAD), REASON)
+
+
+def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column]:
+    """The rows with a reason, which is null where they decode, and what the payload then is."""
+    structure = structure_of(type)
+    for name in (PAYLOAD, REASON):
+        if name in frame.columns and name != column:
+            raise ConfigurationError(
+                f"The frame has a column {name!r} already, and decode makes one", advice="Rename it before"
+            )
+    if column not in frame.columns:
+        raise ConfigurationError(
+            f"There is no column {column!r} to decode", advice=f"There are {', '.join(frame.columns)}"
+        )
+    text = F.col(column).cast("string")
+    # Spark reads one value and ignores what follows, so a text could close what is around it. Between two marks that it
+    # cannot hold, since they are made of it, nothing but one value fits.
+    name = _unused(structure)
+    mark = F.concat(F.lit(f'{{"{name}":'), F.xxhash64(text), F.lit("}"))
+    wrapped = F.concat(F.lit('{"v":['), mark, F.lit(","), text, F.lit(","), mark, F.lit("]}"))
+    one = StructType([*cast("StructType", _read_type(structure)), StructField(name, LongType())])
+    schema = StructType([StructField("v", ArrayType(one)), StructField(_CORRUPT, StringType())])
+    # Behind a generator each is evaluated once, not once for each field that looks at it.
+    read = frame.select("*", F.explode(F.array(F.from_json(wrapped, schema, _OPTIONS))).alias(_READ))
+    values = F.col(f"{_READ}.v")
+    value = F.get(values, F.lit(1))
+    marked = [F.get(values, F.lit(place)).getField(name).eqNullSafe(F.xxhash64(text)) for place in (0, 2)]
+    read = read.select("*", F.explode(F.array(_converted(structure, value))).alias(_MADE))
+    made = F.col(_MADE)
+    reason = F.coalesce(
+        F.when(F.col(column).isNull(), F.lit("The value is null")),
+        F.when(~F.is_valid_utf8(text), F.lit("The value is no text in UTF-8")),
+        F.when(
+            F.col(f"{_READ}.{_CORRUPT}").isNotNull() | (F.size(values) != 3) | ~marked[0] | ~marked[1] | value.isNull(),
+            _why(structure, text, F.when(marked[0], value)),
+        ),
+        *_some(_problem(structure, value, made, False, "")),
+    )
+    return read.withColumn(REASON, reason), _completed(structure, made)
+
+
+def _read_type(node: Node) -> DataType:
+    """What `from_json` is told: by the names of JSON, and as a variant what has to be looked at."""
+    match node:
+        case Structure(fields):
+            return StructType([StructField(each.encoded, _read_type(each.node)) for each in fields])
+        case Listed(element):
+            return ArrayType(_read_type(element))
+        case Mapped(value):
+            return MapType(StringType(), _read_type(value))
+        case Leaf():
+            return VariantType() if _is_variant(node) else node.type
+
+
+def _unused(structure: Structure) -> str:
+    """A name that no field of it has."""
+    name = "mark"
+    while any(each.encoded == name for each in structure.fields):
+        name += "_"
+    return name
+
+
+def _is_variant(node: Node) -> bool:
+    kinds = (StringType, BinaryType, TimestampType, DateType, DecimalType)
+    return isinstance(node, Leaf) and isinstance(node.type, kinds)
+
+
+def _converted(node: Node, raw: Column) -> Column:
+    """The column of the class, of what `from_json` read; null where that is wrong. Without defaults."""
+    match node:
+        case Structure(fields):
+            parts = [_converted(each.node, raw.getField(each.encoded)).alias(each.name) for each in fields]
+            return F.when(raw.isNotNull(), F.struct(*parts))
+        case Listed(element):
+            return F.transform(raw, lambda each: _converted(element, each)) if _changes(element) else raw
+        case Mapped(value):
+            return F.transform_values(raw, lambda _, each: _converted(value, each)) if _changes(value) else raw
+        case Leaf():
+            return _leaf(node, raw)
+
+
+def _completed(node: Node, made: Column) -> Column:
+    """With defaults."""
+    if not _has_default(node):
+        return made
+    match node:
+        case Structure(fields):
+            parts: list[Column] = []
+            for each in fields:
+                part = _completed(each.node, made.getField(each.name))
+                if each.default is not None:
+                    part = F.coalesce(part, _constant(each.node, each.default))
+                parts.append(part.alias(each.name))
+            return F.when(made.isNotNull(), F.struct(*parts))
+        case Listed(element):
+            return F.transform(made, lambda each: _completed(element, each))
+        case Mapped(value):
+            return F.transform_values(made, lambda _, each: _completed(value, each))
+        case Leaf():
+            return made
+
+
+def _has_default(node: Node) -> bool:
+    match node:
+        case Structure(fields):
+            return any(each.default is not None or _has_default(each.node) for each in fields)
+        case Listed(part) | Mapped(part):
+            return _has_default(part)
+        case Leaf():
+            return False
+
+
+def _changes(node: Node) -> bool:
+    return not isinstance(node, Leaf) or _is_variant(node) or bool(node.allowed)
+
+
+def _leaf(node: Leaf, raw: Column) -> Column:
+    found = raw
+    if isinstance(node.type, DecimalType):
+        whole, fraction = node.type.precision - node.type.scale, node.type.scale
+        text = raw.cast("string")
+        digits = rf"^-?0*\d{{0,{whole}}}(\.\d{{0,{fraction}}}0*)?$"
+        found = F.when(text.rlike(digits) & text.rlike(r"\d"), text.try_cast(node.type))
+    elif _is_variant(node):
+        text = F.when(F.schema_of_variant(raw) == "STRING", raw.cast("string"))
+        pattern = _UUID if node.uuid else _PATTERNS.get(type(node.type))
+        if pattern is not None:
+            text = F.when(text.rlike(pattern), text)
+        if isinstance(node.type, StringType):
+            found = text
+        elif isinstance(node.type, BinaryType):
+            found = F.try_to_binary(text, F.lit("base64"))
+        else:
+            found = text.try_cast(node.type)
+    return F.when(found.isin(*node.allowed), found) if node.allowed else found
+
+
+def _problem(node: Node, raw: Column, made: Column, required: bool, path: str) -> Column | None:
+    """Why what was read is wrong, null if it is not; None if it cannot be.
+
+    What was made of it is looked at first: where that is there, a leaf is right.
+    """
+    absent = raw.isNull() | F.is_variant_null(raw) if _is_variant(node) else raw.isNull()
+    missing = F.when(absent, F.lit(f"{path} is missing or null"))
+    match node:
+        case Leaf():
+            if not _changes(node):
+                return F.when(made.isNull(), F.lit(f"{path} is missing or null")) if required else None
+            text = F.to_json(raw) if _is_variant(node) else raw.cast("string")
+            wrong = _told(path, text, _due(node))
+            return F.when(made.isNull(), missing.otherwise(wrong) if required else F.when(~absent, wrong))
+        case Structure(fields):
+            problems = _some(
+                *(
+                    _problem(
+                        each.node,
+                        raw.getField(each.encoded),
+                        made.getField(each.name),
+                        each.required,
+                        f"{path}.{each.encoded}".lstrip("."),
+                    )
+                    for each in fields
+                )
+            )
+            inside = F.coalesce(*problems) if problems else None
+        case Listed(element, nullable):
+            inside = _each(raw, made, element, nullable, f"{path}[]")
+        case Mapped(value, nullable):
+            inside = _each(F.map_values(raw), F.map_values(made), value, nullable, f"{path}[]")
+    if required:
+        return missing if inside is None else missing.otherwise(inside)
+    return None if inside is None else F.when(~absent, inside)
+
+
+def _each(raw: Column, made: Column, node: Node, nullable: bool, path: str) -> Column | None:
+    """The first problem of the parts of a list or map."""
+    if _problem(node, F.lit(None), F.lit(None), not nullable, path) is None:
+        return None
+    problems = F.zip_with(raw, made, lambda one, two: cast("Column", _problem(node, one, two, not nullable, path)))
+    return F.get(F.filter(problems, lambda each: each.isNotNull()), F.lit(0))
+
+
+def _some(*problems: Column | None) -> list[Column]:
+    return [each for each in problems if each is not None]
+
+
+def _told(path: str, text: Column, due: str) -> Column:
+    shown = F.when(F.length(text) > _SHOWN, F.concat(F.substring(text, 1, _SHOWN), F.lit("…"))).otherwise(text)
+    return F.concat(F.lit(f"{path} is "), shown, F.lit(f", and {due} is due"))
+
+
+def _due(node: Leaf) -> str:
+    if node.allowed:
+        return f"one of {', '.join(json.dumps(each) for each in node.allowed)}"
+    return "uuid" if node.uuid else node.type.simpleString()
+
+
+def _why(structure: Structure, text: Column, value: Column) -> Column:
+    """Why `from_json` could not read it."""
+    causes = [
+        # What follows a value spoils all of it, and then no field is to blame.
+        F.when(value.isNotNull() & found.isNotNull() & raw.isNull(), _told(path, found, kind))
+        for path, raw, found, kind in _causes(structure, text, value, (), "")
+    ]
+    return F.when(F.try_parse_json(text).isNull(), F.lit("The value is not JSON")).otherwise(
+        F.coalesce(*causes, F.lit("The value is another JSON than the class has"))
+    )
+
+
+def _causes(
+    structure: Structure, text: Column, value: Column, above: Sequence[str], path: str
+) -> list[tuple[str, Column, Column, str]]:
+    found: list[tuple[str, Column, Column, str]] = []
+    for each in structure.fields:
+        names = (*above, each.encoded)
+        raw = value.getField(each.encoded)
+        if isinstance(each.node, Structure):
+            found += _causes(each.node, text, raw, names, f"{path}{each.encoded}.")
+        if not _is_variant(each.node) and not any("'" in name for name in names):
+            there = F.get_json_object(text, "$" + "".join(f"['{name}']" for name in names))
+            found.append((f"{path}{each.encoded}", raw, there, each.node.type.simpleString()))
+    return found
+
+
+def _constant(node: Node, value: Any) -> Column:
+    """A default as a column."""
+    match node:
+        case Structure(fields):
+            return F.struct(*(_constant(each.node, value.get(each.encoded)).alias(each.name) for each in fields))
+        case Listed(element):
+            return F.array(*(_constant(element, each) for each in value)).cast(node.type)
+        case Mapped(part):
+            pairs = [column for key, each in value.items() for column in (F.lit(key), _constant(part, each))]
+            return F.create_map(*pairs).cast(node.type)
+        case Leaf():
+            return F.lit(value).cast(node.type)

@@ -1,0 +1,294 @@
+"""Types of Python as trees of fields: dataclasses, pydantic models and msgspec structs, to any depth. Pure.
+
+What JSON and Spark cannot both say, or what could not be checked, is an error that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Final, Literal, NoReturn, Union, cast, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+import msgspec
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from broker.errors import ConfigurationError
+
+__all__ = ["Field", "Leaf", "Listed", "Mapped", "Node", "Structure", "structure_of"]
+
+_TAKES: Final = (
+    "str, int, float, bool, bytes, datetime, date, Decimal, UUID, enums and literals of str or int, lists, dicts "
+    "with str keys, dataclasses, pydantic models and msgspec structs can be read, and each of them or None"
+)
+_LEAVES: Final[Mapping[Any, DataType]] = {
+    str: StringType(),
+    int: LongType(),
+    float: DoubleType(),
+    bool: BooleanType(),
+    bytes: BinaryType(),
+    datetime: TimestampType(),
+    date: DateType(),
+    Decimal: DecimalType(38, 18),
+    UUID: StringType(),
+}
+_NARROWER: Final[Mapping[Any, tuple[type[DataType], ...]]] = {
+    int: (LongType, IntegerType, ShortType),
+    float: (DoubleType, FloatType),
+    Decimal: (DecimalType,),
+}
+"""What `Annotated[int, IntegerType()]` may say."""
+_LISTS: Final = (list, set, frozenset, Sequence, AbstractSet)
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value without parts.
+
+    :ivar allowed: all the values there are, of an enum or a literal.
+    :ivar uuid: it is the text of a UUID.
+    """
+
+    type: DataType
+    allowed: tuple[str | int, ...] = ()
+    uuid: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Elements of one kind."""
+
+    element: Node
+    nullable: bool
+
+    @property
+    def type(self) -> DataType:
+        return ArrayType(self.element.type, self.nullable)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Values of one kind by text."""
+
+    value: Node
+    nullable: bool
+
+    @property
+    def type(self) -> DataType:
+        return MapType(StringType(), self.value.type, self.nullable)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a structure.
+
+    :ivar name: in Python, and of the column.
+    :ivar encoded: in JSON.
+    :ivar required: it can be neither missing nor null.
+    :ivar default: what stands for it where it is missing or null, a builtin; None is no default.
+    """
+
+    name: str
+    encoded: str
+    node: Node
+    required: bool
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Fields by name."""
+
+    fields: tuple[Field, ...]
+
+    @property
+    def type(self) -> StructType:
+        return StructType(
+            [StructField(each.name, each.node.type, not each.required and each.default is None) for each in self.fields]
+        )
+
+
+Node = Leaf | Listed | Mapped | Structure
+
+
+@cache
+def structure_of(type: Any) -> Structure:
+    """The fields of a dataclass, a pydantic model or a msgspec struct.
+
+    :raises ConfigurationError: it is none of them, or a field cannot be read from JSON by Spark; the error names it.
+    """
+    if not _is_structure(type):
+        raise ConfigurationError(
+            f"{_shown(type)} is no dataclass, pydantic model or msgspec struct",
+            advice="Decode with a class of one of them",
+        )
+    return _structure(type, _shown(type), ())
+
+
+def _is_structure(given: object) -> bool:
+    if not isinstance(given, builtin_type):
+        return False
+    kind = cast("type[Any]", given)
+    return dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct) or hasattr(kind, "model_fields")
+
+
+builtin_type: Final = type
+
+
+def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
+    if type in above:
+        _refuse(where, type, "holds itself, and columns have a depth that is known")
+    try:
+        hints = get_type_hints(type, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ConfigurationError(
+            f"The types of {_shown(type)} cannot be found: {error}", advice="Define them where its module sees them"
+        ) from error
+    if issubclass(type, msgspec.Struct):
+        found = _of_struct(type, where)
+    elif hasattr(type, "model_fields"):
+        found = _of_model(type, where)
+    else:
+        found = [
+            (each.name, each.name, _default(each.default, each.default_factory, dataclasses.MISSING))
+            for each in dataclasses.fields(type)
+            if each.init
+        ]
+    if not found:
+        _refuse(where, type, "has no field")
+    fields: list[Field] = []
+    for name, encoded, default in found:
+        place = f"{where}.{name}"
+        node, nullable = _node(hints[name], place, (*above, type))
+        default = None if default is _MISSING or default is None else _plain(default, place, hints[name])
+        fields.append(Field(name, encoded, node, not nullable and default is None, default))
+    return Structure(tuple(fields))
+
+
+def _of_struct(type: Any, where: str) -> list[tuple[str, str, Any]]:
+    config = type.__struct_config__
+    for option, reason in (
+        (config.tag is not None, "is tagged, and Spark does not look at the tag"),
+        (config.array_like, "is an array in JSON"),
+        (config.forbid_unknown_fields, "forbids unknown fields, and Spark does not see them"),
+    ):
+        if option:
+            _refuse(where, type, reason)
+    return [
+        (each.name, each.encode_name, _default(each.default, each.default_factory, msgspec.NODEFAULT))
+        for each in msgspec.structs.fields(type)
+    ]
+
+
+def _of_model(type: Any, where: str) -> list[tuple[str, str, Any]]:
+    from pydantic_core import PydanticUndefined
+
+    if type.model_config.get("extra") == "forbid":
+        _refuse(where, type, "forbids unknown fields, and Spark does not see them")
+    found: list[tuple[str, str, Any]] = []
+    for name, info in type.model_fields.items():
+        alias = info.validation_alias if info.validation_alias is not None else info.alias
+        if alias is not None and not isinstance(alias, str):
+            _refuse(f"{where}.{name}", alias, "is an alias with a path or choices")
+        factory = info.default_factory if info.default_factory is not None else PydanticUndefined
+        found.append((name, alias or name, _default(info.default, factory, PydanticUndefined)))
+    return found
+
+
+def _default(value: Any, factory: Any, missing: Any) -> Any:
+    if value is not missing:
+        return value
+    return _MISSING if factory is missing else factory()
+
+
+def _plain(value: Any, where: str, hint: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, builtin_types=(bytes, datetime, date, Decimal))
+    except TypeError:
+        _refuse(where, hint, f"has the default {value!r}, which cannot be written as a constant")
+
+
+def _node(hint: Any, where: str, above: tuple[Any, ...]) -> tuple[Node, bool]:
+    """The field of a type, and whether it admits None."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        node, nullable = _node(arguments[0], where, above)
+        return _narrowed(node, arguments[0], arguments[1:], where), nullable
+    if origin in (Union, types.UnionType):
+        rest = [each for each in arguments if each is not types.NoneType]
+        if len(rest) != 1:
+            _refuse(where, hint, "is a union, and a column has one type")
+        return _node(rest[0], where, above)[0], len(rest) < len(arguments)
+    if origin is Literal:
+        return _choices(arguments, hint, where), None in arguments
+    if hint in _LEAVES:
+        return Leaf(_LEAVES[hint], uuid=hint is UUID), False
+    if isinstance(hint, builtin_type) and issubclass(hint, Enum):
+        return _choices([member.value for member in hint], hint, where), False
+    if origin in _LISTS or (origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis):
+        return Listed(*_node(arguments[0], f"{where}[]", above)), False
+    if origin in (dict, Mapping):
+        if arguments[0] is not str:
+            _refuse(where, hint, "has keys other than str, which JSON has not")
+        return Mapped(*_node(arguments[1], f"{where}[]", above)), False
+    if origin is None and _is_structure(cast("object", hint)):
+        return _structure(hint, where, above), False
+    return _refuse(where, hint, "cannot be read from JSON into a column")
+
+
+def _choices(values: Sequence[Any], hint: Any, where: str) -> Leaf:
+    allowed = tuple(each for each in values if each is not None)
+    for kind in (str, int):
+        if allowed and all(type(each) is kind for each in allowed):
+            return Leaf(_LEAVES[kind], cast("tuple[str | int, ...]", allowed))
+    return _refuse(where, hint, "has values that are neither all str nor all int")
+
+
+def _narrowed(node: Node, hint: Any, notes: Sequence[Any], where: str) -> Node:
+    """The node, as pyspark's type or pydantic's digits among the notes of an `Annotated` want it."""
+    if not isinstance(node, Leaf):
+        return node
+    wanted = node.type
+    # Pydantic's `Field` holds notes itself.
+    for note in [inner for outer in notes for inner in (outer, *getattr(outer, "metadata", ()))]:
+        if isinstance(note, DataType):
+            if not isinstance(note, _NARROWER.get(hint, ())):
+                _refuse(where, hint, f"is annotated with {note.simpleString()}, which is not its type")
+            wanted = note
+        digits = getattr(note, "max_digits", None)
+        if isinstance(wanted, DecimalType) and digits is not None:
+            wanted = DecimalType(digits, getattr(note, "decimal_places", None) or 0)
+    return Leaf(wanted, node.allowed, node.uuid)
+
+
+def _refuse(where: str, type: Any, reason: str) -> NoReturn:
+    raise ConfigurationError(f"{where}: {_shown(type)} {reason}", advice=_TAKES)
+
+
+def _shown(type: Any) -> str:
+    return str(getattr(type, "__name__", type)) if get_origin(type) is None else str(type)

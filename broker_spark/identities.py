@@ -1,0 +1,77 @@
+"""Keeps beside a checkpoint which topics it is of, so that one that was made anew is told when the stream is planned.
+
+Sources of ours keep it in their offsets; Spark's Kafka connector does not. The file is `anybroker-topics.json` in the
+checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from broker_spark.connections import bus_of
+from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.options import SourceOptions
+from broker_spark.topics import chosen_topics, identity_of
+
+__all__ = ["check_identities"]
+
+_FILE: Final = "anybroker-topics.json"
+
+
+def check_identities(spark: SparkSession, checkpoint: str, name: str, options: SourceOptions) -> None:
+    """Make sure that a source's topics are those that the checkpoint is of, and keep what they are.
+
+    :param spark: a classic session, whose file system has the checkpoint.
+    :param name: of the source, among those of the checkpoint.
+    :raises ConfigurationError: a topic was made anew since, or is that of another broker.
+    :raises BrokerError: a broker does not answer.
+    """
+    if options.subscription is not None:
+        # Its spool knows.
+        return
+    path, files = _place(spark, f"{checkpoint.rstrip('/')}/{_FILE}")
+    offsets, _ = _place(spark, f"{checkpoint.rstrip('/')}/offsets")
+    kept: dict[str, Any] = _read(files, path) if files.exists(path) else {}
+    bus = bus_of(options.url)
+    backend = bus.capabilities.backend
+    topics = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in chosen_topics(bus, options)}
+    before = Offsets(backend, {})
+    # Where no batch was planned nothing was read of the topics that there were then.
+    if name in kept and files.exists(offsets) and list(files.listStatus(offsets)):
+        before = Offsets.from_json(kept[name])
+    known = {topic: each for topic, each in before.topics.items() if topic in topics}
+    Offsets(before.backend, known).check(backend, {topic: each.identity for topic, each in topics.items()}, named=False)
+    # One that the broker does not tell now keeps what it was.
+    now = {topic: each for topic, each in topics.items() if each.identity is not None}
+    told = {**kept, name: Offsets(backend, {**before.topics, **now}).to_json()}
+    if told != kept:
+        _write(files, path, told)
+
+
+def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """A path of Hadoop and its file system, as Spark finds its checkpoint."""
+    session: Any = spark
+    found = session._jvm.org.apache.hadoop.fs.Path(path)
+    return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def _read(files: Any, path: Any) -> dict[str, Any]:
+    stream = files.open(path)
+    try:
+        return json.loads(bytes(stream.readAllBytes()))
+    finally:
+        stream.close()
+
+
+def _write(files: Any, path: Any, told: dict[str, Any]) -> None:
+    half = path.suffix(".half")
+    stream = files.create(half, True)
+    try:
+        stream.write(bytearray(json.dumps(told).encode()))
+    finally:
+        stream.close()
+    files.delete(path, False)
+    files.rename(half, path)

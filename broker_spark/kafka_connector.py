@@ -1,0 +1,239 @@
+"""Spark's own Kafka connector under the options and columns of this package, where its jars are on the session.
+
+It reads in the JVM, several times as fast as a Python source. What the two do differently is in `docs/spark.md`.
+Positions are looked up here, when the read is planned, so that both begin and end at the same records; the connector
+then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql.types import IntegerType
+
+from broker.envelopes import RESERVED_PREFIX
+from broker.errors import ConfigurationError, Unsupported
+from broker.hooks import logger
+from broker.registry import read_target
+from broker_spark.connections import bus_of
+from broker_spark.identities import check_identities
+from broker_spark.java_security import java_properties
+from broker_spark.options import SourceOptions, choice
+from broker_spark.session import register
+from broker_spark.topics import check_order, chosen_topics, look, resolve
+
+__all__ = ["read", "read_stream"]
+
+_PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_CONNECTOR: Final = ("auto", "always", "never")
+_NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
+"""Options that the connector has no counterpart for."""
+
+
+def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> DataFrame:
+    """A batch read with the options of `format("broker")`, by Spark's own connector where that can do it.
+
+    :param connector: `auto`, `always` (an error where it cannot), or `never`.
+    :raises ConfigurationError: an option cannot be used, or `always` cannot be kept.
+    """
+    given = _texts(options)
+    source = SourceOptions.parse(given).for_batch()
+    found = _settings(spark, source, connector)
+    if found is None:
+        return register(spark).read.format("broker").options(**given).load()
+    found |= _bounds(source, stream=False)
+    return _shown(spark.read.format("kafka").options(**found).load(), source)
+
+
+def read_stream(
+    spark: SparkSession, *, connector: str = "auto", checkpoint: str | None = None, **options: Any
+) -> DataFrame:
+    """A streaming read, as `read`. A checkpoint belongs to one of the two, so name one if jars may come and go.
+
+    :param connector: as there.
+    :param checkpoint: the `checkpointLocation` of the query. Spark's connector keeps no more than offsets there; with
+        this the ids of the topics are kept beside them, so that one which was made anew is refused. The source of this
+        package does it anyway.
+    :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written.
+    :raises Unsupported: `checkpoint` over Spark's connector in a session of Spark Connect.
+    """
+    given = _texts(options)
+    source = SourceOptions.parse(given).for_stream()
+    found = _settings(spark, source, connector)
+    if found is None:
+        return register(spark).readStream.format("broker").options(**given).load()
+    if checkpoint is not None:
+        if not hasattr(spark, "_jvm"):
+            raise Unsupported(
+                "The ids of topics cannot be kept beside a checkpoint over Spark Connect, whose server has its files",
+                advice='Leave checkpoint out, or take connector="never", whose offsets have them',
+            )
+        check_identities(spark, checkpoint, source.pattern or ",".join(source.topics), source)
+    found |= _bounds(source, stream=True)
+    found["maxOffsetsPerTrigger"] = str(source.max_rows)
+    if source.min_rows is not None:
+        found |= {"minOffsetsPerTrigger": str(source.min_rows), "maxTriggerDelay": f"{source.max_delay * 1000:.0f}ms"}
+    return _shown(spark.readStream.format("kafka").options(**found).load(), source)
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: json.dumps(value) if isinstance(value, bool | dict) else str(value) for name, value in options.items()
+    }
+
+
+def _settings(spark: SparkSession, source: SourceOptions, connector: str) -> dict[str, str] | None:
+    """The connector's options but for the positions; None where the Python source reads.
+
+    :raises ConfigurationError: it is asked for and cannot read this.
+    """
+    wanted = choice("connector", connector, _CONNECTOR)
+    if wanted == "never":
+        return None
+    found, reason = _translated(spark, source)
+    if not reason:
+        return found
+    if wanted == "always":
+        raise ConfigurationError(
+            f"Spark's Kafka connector is asked for, and {reason}", advice="Mend that, or leave connector out"
+        )
+    logger.info("Reading by the Python source, since %s", reason)
+    return None
+
+
+def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, str], str]:
+    """The connector's options, and why it cannot be used if it cannot."""
+    backend, settings = read_target(source.url)
+    if "kafka" not in backend.settings_type.schemes:
+        return {}, f"{source.url.partition(':')[0]}: is no Kafka"
+    for name in _NOT_THERE:
+        if name in source.given:
+            return {}, f"it has nothing like option {name}"
+    if not _has_connector(spark):
+        return {}, "its jars are not on the session"
+    client, reason = java_properties(settings)
+    found = {f"kafka.{name}": value for name, value in client.items()}
+    found |= {
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": "true",
+        "failOnDataLoss": str(source.on_data_loss == "fail").lower(),
+    }
+    return found, reason
+
+
+def _has_connector(spark: SparkSession) -> bool:
+    """Whether the session finds the connector's classes."""
+    machine: Any = getattr(spark, "_jvm", None)
+    if machine is not None:
+        return bool(machine.org.apache.spark.util.Utils.classIsLoadable(_PROVIDER))
+    try:
+        # A server of Spark Connect is asked for the columns, which it tells without a broker.
+        nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "topic"}
+        return bool(spark.read.format("kafka").options(**nowhere).load().columns)
+    except AnalysisException:
+        return False
+
+
+def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
+    """What is read and from where. Words stay words in a stream, where partitions and topics may be added."""
+    found = (
+        # The connector takes a match anywhere in the name.
+        {"subscribePattern": f"^(?:{source.pattern})$"}
+        if source.pattern is not None
+        else {"subscribe": ",".join(source.topics)}
+    )
+    bus = bus_of(source.url)
+    logs = [look(bus, topic, shared=False) for topic in chosen_topics(bus, source)]
+    partitions = sum(len(log.next) for log in logs)
+    if source.tasks_per_partition > 1 and partitions:
+        found["minPartitions"] = str(source.tasks_per_partition * partitions)
+    if "end" in source.given and not stream:
+        for log in logs:
+            check_order(log.name, resolve(bus, "start", source.start, log), resolve(bus, "end", source.end, log))
+    for name, ours, position in (("startingOffsets", "start", source.start), ("endingOffsets", "end", source.end)):
+        if stream and name == "endingOffsets":
+            continue
+        word = None if position.offsets or isinstance(position.default, datetime) else position.default
+        if word is not None and (stream or not logs):
+            found[name] = word
+        else:
+            # Each partition by its number, since the connector wants all of them or none.
+            offsets = {log.name: resolve(bus, ours, position, log) for log in logs}
+            found[name] = json.dumps({topic: {str(n): at for n, at in ends.items()} for topic, ends in offsets.items()})
+    return found
+
+
+def _shown(frame: DataFrame, source: SourceOptions) -> DataFrame:
+    """The connector's rows in the columns of this package."""
+    return frame.select(*[_COLUMNS[name](frame).alias(name) for name in source.columns])
+
+
+def _headers(frame: DataFrame) -> Column:
+    return F.coalesce(frame["headers"], F.expr("array()").cast(frame.schema["headers"].dataType))
+
+
+def _own(frame: DataFrame, name: str) -> Column:
+    """The text of the first of our own headers of this name, or null."""
+    mine = F.filter(_headers(frame), lambda h: (h["key"] == f"{RESERVED_PREFIX}{name}") & h["value"].isNotNull())
+    return F.get(mine, 0)["value"].cast("string")
+
+
+def _id(frame: DataFrame) -> Column:
+    return F.coalesce(_own(frame, "id"), F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
+
+
+def _attributes(frame: DataFrame) -> Column:
+    """Headers that are text, in their order; of several of one name the last."""
+    pairs = F.flatten(F.transform(_headers(frame), _pairs)).cast("array<struct<key:string,value:string>>")
+    last = F.filter(
+        pairs,
+        lambda each, index: (
+            ~F.exists(F.slice(pairs, index + 2, F.size(pairs) + 1), lambda later: later["key"] == each["key"])
+        ),
+    )
+    return F.map_from_entries(last).cast("map<string,string>")
+
+
+def _pairs(header: Column) -> Column:
+    """The attributes of a header: one, none, or those whose names could be no header's."""
+    key, value = header["key"], header["value"].cast("string")
+    shown = (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
+    items = F.filter(F.split(value, "&"), lambda item: F.instr(item, "=") > 1)
+    hostile = F.transform(
+        items,
+        lambda item: F.struct(
+            F.url_decode(F.regexp_extract(item, "^([^=]+)=", 1)).alias("key"),
+            F.url_decode(F.regexp_extract(item, "^[^=]+=(.*)$", 1)).alias("value"),
+        ),
+    )
+    one = F.array(F.struct(key.alias("key"), value.alias("value")))
+    return (
+        F.when(shown, one)
+        .when((key == f"{RESERVED_PREFIX}attributes") & value.isNotNull(), hostile)
+        .otherwise(F.slice(one, 1, 0))
+    )
+
+
+def _publish_time(frame: DataFrame) -> Column:
+    ours = F.timestamp_micros(_own(frame, "time").try_cast("bigint"))
+    return F.coalesce(ours, F.when(frame["timestampType"] == 0, frame["timestamp"]))
+
+
+_COLUMNS: Final[Mapping[str, Callable[[DataFrame], Column]]] = {
+    "topic": lambda frame: frame["topic"],
+    "partition": lambda frame: frame["partition"],
+    "offset": lambda frame: frame["offset"],
+    "id": _id,
+    "key": lambda frame: frame["key"],
+    "value": lambda frame: frame["value"],
+    "attributes": _attributes,
+    "publish_time": _publish_time,
+    "broker_time": lambda frame: F.when(frame["timestampType"] == 1, frame["timestamp"]),
+    "delivery_attempt": lambda frame: F.lit(None).cast(IntegerType()),
+}

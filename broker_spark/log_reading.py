@@ -1,0 +1,129 @@
+"""One task's range of a log as Arrow batches. Blocking; runs on executors.
+
+*Failure.* What retention removed raises OffsetOutOfRange, or is left out, logged and counted, if the options say so.
+A range that ends early for any other reason raises: Spark would take the rows that are missing for read. So does a
+topic that was deleted and made anew under the read. Retrying a task reads the same range again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+import pyarrow
+
+from broker.blocking import BlockingRecordBatch, Bus
+from broker.errors import ConfigurationError, OffsetOutOfRange
+from broker_spark.connections import bus_of
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+from broker_spark.schema import RECORD_COLUMNS, arrow_schema
+from broker_spark.topics import identity_of
+from broker_spark.workers import keep_what_is_loaded
+
+__all__ = ["read_range"]
+
+logger = logging.getLogger("broker")
+
+_BATCH_BYTES: Final = 16 << 20
+"""About as large as an Arrow batch may be; one that is larger is cut, as far as rows allow."""
+
+
+def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a range, in the order of their offsets.
+
+    :raises OffsetOutOfRange: the log does not hold the range any more.
+    :raises ConfigurationError: the topic is another than the one that was planned for.
+    :raises BrokerError: the broker does not answer, or refuses.
+    """
+    bus = bus_of(options.url)
+    columns = _Columns(options.columns)
+    for records in _batches(bus, options, wanted):
+        yield from columns.batches(records)
+    _check_identity(bus, wanted)
+    keep_what_is_loaded()
+
+
+def _batches(bus: Bus, options: SourceOptions, wanted: Range) -> Iterator[BlockingRecordBatch[bytes]]:
+    position = wanted.start
+    while position < wanted.stop:
+        try:
+            found = bus.log.read(wanted.topic, wanted.partition, position, wanted.stop, max_records=options.arrow_rows)
+            for records in found:
+                first, last = records[0].offset, records[-1].offset
+                if not position <= first <= last < wanted.stop:
+                    raise OffsetOutOfRange(f"Offsets {first} to {last} came, and {position} to {wanted.stop} were due")
+                position = last + 1
+                yield records
+            return
+        except OffsetOutOfRange as error:
+            _check_identity(bus, wanted)
+            position = _after_loss(bus, options, wanted, position, error)
+
+
+def _after_loss(bus: Bus, options: SourceOptions, wanted: Range, position: int, error: OffsetOutOfRange) -> int:
+    """Where to read on after retention removed what was due."""
+    bounds = bus.log.bounds(wanted.topic).get(wanted.partition)
+    where = f"{wanted.topic!r}[{wanted.partition}]"
+    if bounds is None or bounds.first <= position:
+        raise OffsetOutOfRange(
+            f"The range {wanted.start} to {wanted.stop} of {where} cannot be read at {position}: {error.message}",
+            native=error,
+            advice="The end of this log was lost: begin a new checkpoint, and look what the broker went through",
+        ) from error
+    if options.on_data_loss == "fail":
+        raise OffsetOutOfRange(
+            f"Retention removed what {where} had from {position} on, before it was read; it begins at {bounds.first}",
+            native=error,
+            advice="Keep messages longer, or set option onDataLoss to skip, which counts and logs what is missing",
+        ) from error
+    following = min(bounds.first, wanted.stop)
+    logger.warning(
+        "Data lost: retention removed offsets %d to %d of %s before they were read, %d at most",
+        position,
+        following - 1,
+        where,
+        following - position,
+    )
+    return following
+
+
+def _check_identity(bus: Bus, wanted: Range) -> None:
+    if wanted.identity is None:
+        return
+    found = identity_of(bus, wanted.topic)
+    if found not in {None, wanted.identity}:
+        raise ConfigurationError(
+            f"Topic {wanted.topic!r} was deleted and made anew while it was read ({wanted.identity} then, {found} now)",
+            advice="Begin a new checkpoint for the new topic",
+        )
+
+
+class _Columns:
+    """Makes Arrow batches of exactly the schema that Spark was told."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._schema: Any = arrow_schema(columns)
+        self._asked = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
+
+    def batches(self, records: BlockingRecordBatch[bytes]) -> Iterator[pyarrow.RecordBatch]:
+        count = len(records)
+        # Asked for no column, it would give all.
+        table: Any = records.to_arrow(self._asked) if self._asked else None
+        arrays: list[Any] = []
+        for field in self._schema:
+            if field.name in RECORD_COLUMNS:
+                arrays.append(_whole(table.column(RECORD_COLUMNS[field.name])))
+            else:
+                # A log does not count deliveries.
+                arrays.append(pyarrow.nulls(count, field.type))
+        batch: Any = cast("Any", pyarrow.RecordBatch).from_arrays(arrays, schema=self._schema)
+        rows = max(1, count * _BATCH_BYTES // max(batch.nbytes, 1))
+        for start in range(0, count, rows):
+            yield batch.slice(start, rows)
+
+
+def _whole(column: Any) -> Any:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

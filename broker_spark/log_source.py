@@ -1,0 +1,282 @@
+"""The readers of Spark over a log: batch and streaming.
+
+Spark makes these objects in several processes, so they hold what is picklable and what may be found out again. Planning
+asks the broker; `read` gets everything in its range. `commit` is advice: correctness never leans on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from broker.blocking import Bus
+from broker.errors import BrokerError, OffsetOutOfRange
+from broker_spark.admission import admit, backlog
+from broker_spark.connections import bus_of
+from broker_spark.log_reading import read_range
+from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range, ranges
+from broker_spark.topics import TopicLog, check_log, check_order, chosen_topics, look, mean_size, resolve
+
+__all__ = ["LogBatchReader", "LogStreamReader"]
+
+logger = logging.getLogger("broker")
+
+
+class LogBatchReader(DataSourceReader):
+    """Reads from a start to an end; both are offsets from the moment of planning on."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks.
+
+        :raises ConfigurationError: the start lies behind the end, or is none of this topic.
+        :raises TopicNotFound: there is no such topic.
+        """
+        options = self._options
+        bus = bus_of(options.url)
+        shared = check_log(bus)
+        found: list[Range] = []
+        for name in chosen_topics(bus, options):
+            log = look(bus, name, shared=shared)
+            start = resolve(bus, "start", options.start, log)
+            end = resolve(bus, "end", options.end, log)
+            if "end" in options.given:
+                check_order(name, start, end)
+            found += ranges(name, log.identity, start, end, options.tasks_per_partition)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """One task's rows."""
+        return _read(self._options, partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on from the checkpoint's offsets, a batch at a time."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._target: dict[str, Any] | None = None
+        """How far a query with Trigger.AvailableNow goes."""
+        self._heads: dict[str, Any] | None = None
+        self._held_since: float | None = None
+        """Since when there are rows, but fewer than minRows."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed."""
+        bus, shared = self._bus()
+        start = self._options.start
+        topics = {
+            log.name: TopicOffsets(log.identity, resolve(bus, "start", start, log)) for log in self._logs(bus, shared)
+        }
+        return Offsets(bus.capabilities.backend, topics, initial=True, shared=shared).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Freeze the end that this run reads to."""
+        self._target = self._look().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes; `start` itself if there is to be none.
+
+        Where `start` of the options is the latest message, the first batch may be without rows: it is what keeps the
+        place in the checkpoint.
+
+        :raises ConfigurationError: the checkpoint is not of these topics.
+        :raises OffsetOutOfRange: a log ends below what was read of it.
+        """
+        bus, shared = self._bus()
+        known = Offsets.from_json(start)
+        heads = self._look()
+        self._heads = heads.to_json()
+        known.check(
+            heads.backend,
+            {name: topic.identity for name, topic in heads.topics.items()},
+            named=self._options.pattern is None,
+        )
+        ends = heads.topics if self._target is None else _at_most(heads.topics, Offsets.from_json(self._target).topics)
+        begins, began = _begins(known, ends, heads)
+        places = _ends(bus, begins, ends, shared=shared)
+        waiting = sum(backlog(begins, places, shared=shared).values())
+        if waiting == 0 or self._too_few(waiting, limit):
+            return start if not (known.initial and self._options.start.moves) else _kept(known).to_json()
+        most = self._most(bus, begins, places, limit)
+        reached = admit(begins, places, most, shared=shared)
+        return self._offsets(
+            bus,
+            {
+                name: TopicOffsets(ends[name].identity or _identity(known, name), positions, began.get(name, {}))
+                for name, positions in reached.items()
+            },
+        ).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the logs as last seen, for the query's progress."""
+        return self._heads
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; the same for the same offsets."""
+        known, reached = Offsets.from_json(start), Offsets.from_json(end)
+        found: list[Range] = []
+        for name, topic in reached.topics.items():
+            before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
+            # What the batch itself keeps goes first: of the initial offset another call may have told another place.
+            begins = {**before, **topic.began}
+            found += ranges(name, topic.identity, begins, topic.next, self._options.tasks_per_partition)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """One task's rows."""
+        return _read(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the group of the options how far the query is, for tools that show lag. Never raises."""
+        group = self._options.group
+        if group is None:
+            return
+        try:
+            admin = bus_of(self._options.url).admin
+            for name, topic in Offsets.from_json(end).topics.items():
+                for partition, position in topic.next.items():
+                    admin.reset_group(group, to=position, topics=[name], partitions=[partition])
+        except BrokerError as error:
+            logger.warning("The position of the query was not told to group %s: %s", group, error)
+
+    def _bus(self) -> tuple[Bus, bool]:
+        bus = bus_of(self._options.url)
+        return bus, check_log(bus)
+
+    def _logs(self, bus: Bus, shared: bool) -> list[TopicLog]:
+        return [look(bus, name, shared=shared) for name in chosen_topics(bus, self._options)]
+
+    def _look(self) -> Offsets:
+        """Where the logs end."""
+        bus, shared = self._bus()
+        logs = self._logs(bus, shared)
+        # Where each begins rides along, for partitions that are new.
+        return self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
+
+    def _offsets(self, bus: Bus, topics: Mapping[str, TopicOffsets]) -> Offsets:
+        return Offsets(bus.capabilities.backend, topics, shared=check_log(bus))
+
+    def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
+        """Whether to wait for more rows."""
+        least = self._options.min_rows
+        # A run to a frozen end would wait for ever.
+        if least is None or waiting >= least or self._target is not None or isinstance(limit, ReadAllAvailable):
+            self._held_since = None
+            return False
+        now = time.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < self._options.max_delay:
+            return True
+        self._held_since = None
+        return False
+
+    def _most(
+        self,
+        bus: Bus,
+        begins: Mapping[str, Mapping[int, int]],
+        ends: Mapping[str, Mapping[int, int]],
+        limit: ReadLimit,
+    ) -> int | None:
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        if self._options.max_bytes is not None:
+            size = mean_size(bus, begins, ends)
+            most = min(most, max(1, int(self._options.max_bytes / size)))
+        return most
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+    """One task's rows. Where there is nothing to read, Spark makes a partition of its own, which is empty."""
+    return read_range(options, partition) if isinstance(partition, Range) else iter(())
+
+
+def _begins(
+    known: Offsets, ends: Mapping[str, TopicOffsets], heads: Offsets
+) -> tuple[dict[str, Mapping[int, int]], dict[str, Mapping[int, int]]]:
+    """Where the next batch begins, and of that what the checkpoint does not know yet."""
+    begins: dict[str, Mapping[int, int]] = {}
+    began: dict[str, Mapping[int, int]] = {}
+    for name, topic in ends.items():
+        before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
+        new = {each: heads.topics[name].began[each] for each in topic.next if each not in before}
+        begins[name] = {**before, **new}
+        if new or known.initial:
+            began[name] = begins[name] if known.initial else new
+    return begins, began
+
+
+def _kept(initial: Offsets) -> Offsets:
+    """A first batch without rows."""
+    return Offsets(
+        initial.backend,
+        {name: TopicOffsets(topic.identity, topic.next, topic.next) for name, topic in initial.topics.items()},
+        shared=initial.shared,
+    )
+
+
+def _ends(
+    bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[str, TopicOffsets], *, shared: bool
+) -> dict[str, dict[int, int]]:
+    """Where there is nothing more to read, which is never before where the next batch begins.
+
+    :raises OffsetOutOfRange: a log ends below what was read of it.
+    """
+    found: dict[str, dict[int, int]] = {}
+    for name, topic in ends.items():
+        for partition, place in topic.next.items():
+            first = begins[name][partition]
+            # Where offsets are shared the end follows the last message there is, and a later one may be deleted by now.
+            if place < first and not (shared and _reaches(bus, name, partition, first)):
+                raise OffsetOutOfRange(
+                    f"The log of {name!r}[{partition}] ends at {place}, and the checkpoint is at {first}",
+                    advice="The end of this log was lost: begin a new checkpoint",
+                )
+            found.setdefault(name, {})[partition] = max(place, first)
+    return found
+
+
+def _reaches(bus: Bus, topic: str, partition: int, position: int) -> bool:
+    """Whether a log ever had what lies below a position; to read nothing there is refused where it had not."""
+    try:
+        for _ in bus.log.read(topic, partition, position, position):
+            pass
+    except OffsetOutOfRange:
+        return False
+    return True
+
+
+def _at_most(heads: Mapping[str, TopicOffsets], target: Mapping[str, TopicOffsets]) -> dict[str, TopicOffsets]:
+    """The heads, as far as the target goes; what is newer than it is left for the next run."""
+    return {
+        name: TopicOffsets(
+            topic.identity,
+            {
+                each: min(place, target[name].next[each])
+                for each, place in topic.next.items()
+                if each in target[name].next
+            },
+        )
+        for name, topic in heads.items()
+        if name in target
+    }
+
+
+def _identity(known: Offsets, name: str) -> str | None:
+    return known.topics[name].identity if name in known.topics else None

@@ -1,0 +1,124 @@
+"""What a source writes into Spark's checkpoint, as JSON; and the refusal of what it did not write. Pure.
+
+    {"source": "broker-log", "version": 1, "backend": "kafka", "topics": {"orders":
+        {"identity": "5kd…", "next": {"0": 17, "1": 9}, "began": {"1": 0}}}}
+
+`next` is the next offset to read. `began` tells where a partition begins that appeared in this batch, as all do in the
+first, so that a batch which is run again reads the same. `initial` marks what Spark keeps nowhere and asks for anew:
+where a query without a batch begins. `shared` tells that the partitions of a topic share their offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, cast
+
+from broker.errors import ConfigurationError
+
+__all__ = ["Offsets", "TopicOffsets"]
+
+_SOURCE: Final = "broker-log"
+_VERSION: Final = 1
+_ADVICE: Final = "Give this query a checkpointLocation of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """How far one topic was read.
+
+    :ivar next: the next offset of each partition.
+    :ivar began: where those partitions began that the offsets before did not have.
+    """
+
+    identity: str | None
+    next: Mapping[int, int]
+    began: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """How far a source was read.
+
+    :ivar initial: nothing was: it is where the first batch begins.
+    :ivar shared: an offset is a position in all partitions of a topic.
+    """
+
+    backend: str
+    topics: Mapping[str, TopicOffsets]
+    initial: bool = False
+    shared: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark keeps."""
+        return {
+            "source": _SOURCE,
+            "version": _VERSION,
+            "backend": self.backend,
+            **({"initial": True} if self.initial else {}),
+            **({"shared": True} if self.shared else {}),
+            "topics": {
+                name: {
+                    "identity": topic.identity,
+                    "next": _numbered(topic.next),
+                    **({"began": _numbered(topic.began)} if topic.began else {}),
+                }
+                for name, topic in sorted(self.topics.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Offsets:
+        """Take apart what Spark kept.
+
+        :raises ConfigurationError: another source wrote it, or a newer version of this one.
+        """
+        if given.get("source") != _SOURCE:
+            _refuse(f"The checkpoint holds the positions of another kind of source: {str(dict(given))[:200]}")
+        if given.get("version") != _VERSION:
+            _refuse(f"The checkpoint was written by another version of broker_spark: {given.get('version')!r}")
+        topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
+        return cls(
+            str(given["backend"]),
+            {
+                name: TopicOffsets(topic["identity"], _plain(topic["next"]), _plain(topic.get("began", {})))
+                for name, topic in topics.items()
+            },
+            bool(given.get("initial")),
+            bool(given.get("shared")),
+        )
+
+    def check(self, backend: str, topics: Mapping[str, str | None], *, named: bool) -> None:
+        """Make sure that these are offsets of what is read.
+
+        :param topics: the identities of the topics that there are.
+        :param named: the topics were given by name, not by a pattern.
+        :raises ConfigurationError: they are of another backend or topic, or of one that was made anew since.
+        """
+        if backend != self.backend:
+            _refuse(f"The checkpoint is of a query on {self.backend}, and this one reads {backend}")
+        for name, kept in self.topics.items():
+            if name not in topics:
+                _refuse(
+                    f"The checkpoint is of a query on topic {name!r}, and this one reads {', '.join(topics)}"
+                    if named
+                    else f"Topic {name!r} of the checkpoint does not exist any more, or does not match topicPattern"
+                )
+            identity = topics[name]
+            if kept.identity is not None and identity is not None and kept.identity != identity:
+                _refuse(
+                    f"Topic {name!r} was deleted and made anew, or is that of another broker, since the checkpoint was "
+                    f"written: its offsets mean other records ({kept.identity} then, {identity} now)"
+                )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigurationError(reason, advice=_ADVICE)
+
+
+def _numbered(positions: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): position for partition, position in sorted(positions.items())}
+
+
+def _plain(positions: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): int(position) for partition, position in positions.items()}

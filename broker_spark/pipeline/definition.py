@@ -1,0 +1,309 @@
+"""What a pipeline is made of: sources, a transform, sinks, the route of dead letters, a checkpoint. Values only.
+
+Everything is checked when a `Pipeline` is made, without I/O: an error names the part, the value and the mend.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from broker.errors import ConfigurationError
+from broker_spark.decoding import payload_schema
+from broker_spark.options import SourceOptions, topic_name
+from broker_spark.sink import SinkOptions
+
+__all__ = [
+    "AVAILABLE_NOW",
+    "BATCH",
+    "CallSink",
+    "FileSink",
+    "Pipeline",
+    "Sink",
+    "Source",
+    "TableSink",
+    "TopicSink",
+    "Transform",
+    "part_of",
+]
+
+AVAILABLE_NOW: Final = "available-now"
+"""The trigger of a run that ends where the topics ended when it began."""
+
+BATCH: Final = "batch"
+"""The column and directory that holds a batch's number in files and tables."""
+
+Transform = Callable[..., DataFrame]
+"""Gets the frame of the only source, or of each by its name as a keyword; gives the rows for the sinks."""
+
+_INTERVAL: Final = re.compile(r"\d+ *(milliseconds?|seconds?|minutes?|hours?)")
+_MESSAGES: Final = StructType([StructField("value", BinaryType())])
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Topics to read.
+
+    :ivar topic: one, or several with commas; "" where option `topicPattern` says which.
+    :ivar decode: a dataclass, pydantic model or msgspec struct: column `value` becomes `payload`, and rows that do not
+        decode go to the dead letters. None leaves `value` as it is.
+    :ivar url: of its broker; None is the pipeline's.
+    :ivar options: any other of `format("broker")`, such as `maxRows`, and `connector` of `broker_spark.read_stream`.
+    """
+
+    topic: str = ""
+    decode: Any = None
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSink:
+    """Rows become messages of a topic, with deterministic ids: once each where the broker deduplicates.
+
+    Rows that have a column `value` are messages already; others become JSON objects.
+
+    :ivar key: the column whose text is the key, where rows become JSON.
+    :ivar where: a condition of SQL: only these rows.
+    """
+
+    topic: str
+    key: str | None = None
+    where: str | None = None
+    url: str | None = field(default=None, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSink:
+    """Rows become files in `path/batch=N`, written anew when a batch is run again: once each.
+
+    :ivar partition_by: columns that become directories below.
+    """
+
+    path: str = field(repr=False)
+    format: str = "parquet"
+    partition_by: Sequence[str] = ()
+    where: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", _absolute(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSink:
+    """Rows go into a table of Spark's catalog with a partition `batch`, replaced when a batch is run again: once."""
+
+    table: str
+    format: str = "parquet"
+    where: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSink:
+    """A function gets each batch and its number; it may get one twice, with the same rows and number."""
+
+    call: Callable[[DataFrame, int], object]
+    where: str | None = None
+
+
+Sink = TopicSink | FileSink | TableSink | CallSink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Topics in, typed rows through a transform, rows out: a stream of Spark with one checkpoint.
+
+    :ivar name: of logs and ids.
+    :ivar sources: by name.
+    :ivar sinks: by name; every one gets every row of a batch before the batch is committed.
+    :ivar checkpoint: a directory that the driver and all executors see; where the pipeline was is kept there.
+    :ivar transform: called once, when the stream is made; None where rows go out as they come.
+    :ivar sql: instead of `transform`: a query on the names of the sources.
+    :ivar dead_letters: where rows go that do not decode; needed with `decode`.
+    :ivar url: the broker of all that name none; None is BROKER_URL.
+    :ivar trigger: "" begins the next batch at once, "10 seconds" in this interval; "available-now" ends with what there
+        is.
+    :ivar output_mode: "update" lets aggregates without a watermark out.
+    :ivar on_batch: called with the `BatchReport` of each committed batch, for metrics; what it raises is logged.
+    :ivar master: where Spark runs, if this pipeline makes the session.
+    :ivar config: settings of Spark, if this pipeline makes the session.
+    :raises ConfigurationError: a part is wrong; the error names it.
+    """
+
+    name: str
+    sources: Mapping[str, Source]
+    sinks: Mapping[str, Sink]
+    checkpoint: str = field(repr=False)
+    transform: Transform | None = None
+    sql: str | None = None
+    dead_letters: Sink | None = None
+    url: str | None = field(default=None, repr=False)
+    trigger: str = ""
+    output_mode: Literal["append", "update"] = "append"
+    on_batch: Callable[[Any], object] | None = None
+    master: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoint", _absolute(self.checkpoint))
+        self._check_names()
+        if not self.sources or not self.sinks:
+            _wrong("sources" if not self.sources else "sinks", {}, "one or more, by name")
+        if not self.checkpoint:
+            _wrong("checkpoint", self.checkpoint, "a directory that the driver and all executors see")
+        if self.transform is not None and self.sql is not None:
+            raise ConfigurationError("transform and sql are both given", advice="Give one of them")
+        if self.transform is None and self.sql is None and len(self.sources) > 1:
+            raise ConfigurationError(
+                f"There are {len(self.sources)} sources, and no transform that joins them",
+                advice="Give transform or sql",
+            )
+        if self.trigger not in ("", AVAILABLE_NOW) and not _INTERVAL.fullmatch(self.trigger):
+            _wrong("trigger", self.trigger, f'"", "{AVAILABLE_NOW}" or an interval such as "10 seconds"')
+        if self.on_batch is not None and not callable(self.on_batch):
+            _wrong("on_batch", self.on_batch, "a function of a BatchReport")
+        if self.output_mode not in ("append", "update"):
+            _wrong("output_mode", self.output_mode, "append or update")
+        for name, source in self.sources.items():
+            with part_of(f"sources.{name}"):
+                self.parsed_options(name)
+                if source.decode is not None:
+                    payload_schema(source.decode)
+                    if self.dead_letters is None:
+                        raise ConfigurationError(
+                            "It has decode, and the pipeline has no dead_letters",
+                            advice="Say where rows go that do not decode: a topic, a path or a table",
+                        )
+        for name, sink in self.all_sinks().items():
+            with part_of(name):
+                self._check_sink(sink)
+        self._check_targets()
+
+    def all_sinks(self) -> dict[str, Sink]:
+        """The sinks by the names that errors and tables have for them, dead letters last."""
+        found: dict[str, Sink] = {f"sinks.{name}": sink for name, sink in self.sinks.items()}
+        return found if self.dead_letters is None else {**found, "dead_letters": self.dead_letters}
+
+    def source_options(self, name: str) -> dict[str, str]:
+        """What `broker_spark.read_stream` is given for a source."""
+        source = self.sources[name]
+        told = {key: str(value) for key, value in source.options.items()}
+        if source.topic:
+            told["topic"] = source.topic
+        url = source.url or self.url
+        return told if url is None else {**told, "url": url}
+
+    def parsed_options(self, name: str) -> SourceOptions:
+        """The same, checked.
+
+        :raises ConfigurationError: one cannot be used.
+        """
+        options = self.source_options(name)
+        options.pop("connector", None)
+        return SourceOptions.parse(options).for_stream()
+
+    def sink_options(self, sink: TopicSink) -> dict[str, str]:
+        """What `write.format("broker")` is given for a sink."""
+        told = {key: str(value) for key, value in sink.options.items()} | {"topic": sink.topic}
+        url = sink.url or self.url
+        return told if url is None else {**told, "url": url}
+
+    def _check_names(self) -> None:
+        for name in self.sources:
+            # They are keywords of a function, or tables of SQL.
+            if not _NAME.fullmatch(name):
+                _wrong("sources", name, "a letter, then letters, digits and _, 64 at most")
+        for what, name in (("name", self.name), *(("sinks", name) for name in self.sinks)):
+            if not _LABEL.fullmatch(name):
+                _wrong(what, name, "a letter, then letters, digits, _, . and -, 64 at most")
+
+    def _check_sink(self, sink: Any) -> None:
+        match sink:
+            case TopicSink():
+                topic_name(sink.topic)
+                found = SinkOptions.parse(self.sink_options(sink), _MESSAGES)
+                if found.write_id is not None or not found.ids:
+                    name = "writeId" if found.ids else "ids"
+                    raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
+            case FileSink(path=""):
+                _wrong("path", "", "a directory that all executors see")
+            case TableSink(table=""):
+                _wrong("table", "", "a table's name")
+            case CallSink(call=call) if not callable(call):
+                _wrong("call", call, "a function of a DataFrame and a batch's number")
+            case FileSink(partition_by=columns) if clash := [each for each in columns if each.lower() == BATCH]:
+                _wrong("partition_by", clash[0], f"other columns: {BATCH} is the pipeline's, and partitions all files")
+            case FileSink() | TableSink() | CallSink():
+                pass
+            case _:
+                _wrong("It", sink, "a TopicSink, FileSink, TableSink or CallSink")
+
+    def _check_targets(self) -> None:
+        """Whether no sink writes into another one's batches."""
+        seen: list[tuple[str, str]] = []
+        for name, sink in self.all_sinks().items():
+            if isinstance(sink, FileSink):
+                what, mine = "path", _same_path(sink.path)
+            elif isinstance(sink, TableSink):
+                what, mine = "table", _same_table(sink.table)
+            else:
+                continue
+            for other, theirs in seen:
+                if mine.startswith(theirs) or theirs.startswith(mine):
+                    raise ConfigurationError(
+                        f"{name} has the {what} of {other}, or one within the other",
+                        advice=f"Give each sink a {what} of its own: they would overwrite each other's batches",
+                    )
+            seen.append((name, mine))
+
+
+class part_of:  # noqa: N801 - used as a function
+    """Puts the name of a part of the pipeline before an error of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigurationError):
+            raise cast("Any", type(error))(f"{self._name}: {error.message}", advice=error.advice) from None
+
+
+def _absolute(path: Any) -> Any:
+    """A directory as Spark's JVM finds it too, which may have been started elsewhere."""
+    if not isinstance(path, str) or not path or ":" in path.partition("/")[0]:
+        return path
+    return str(Path(path).absolute())
+
+
+def _same_path(path: str) -> str:
+    """Equal for equal directories, and the beginning of those within."""
+    scheme, colon, rest = path.rpartition("://")
+    if not colon:
+        scheme, rest = "", path.removeprefix("file:")
+    scheme = {"file": "", "s3a": "s3", "s3n": "s3"}.get(scheme.lower(), scheme.lower())
+    return f"path {scheme}:{posixpath.normpath(f'/{rest}').lstrip('/')}/"
+
+
+def _same_table(table: str) -> str:
+    """Equal for equal tables, as a session has them that names no other database."""
+    name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
+    return f"table {name} "
+
+
+def _wrong(name: str, value: object, takes: str) -> None:
+    raise ConfigurationError(f"{name} is {value!r}", advice=f"It takes {takes}")

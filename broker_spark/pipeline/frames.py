@@ -1,0 +1,188 @@
+"""The frames of a pipeline: decoded, transformed, and the rows that did not decode. Batch and streaming; nothing runs.
+
+The rows of both kinds go through one stream, so that one checkpoint and one batch hold them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Final, cast
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+from pyspark.sql.types import StringType, StructField, StructType
+
+from broker.envelopes import DEAD_LETTER_PREFIX
+from broker.errors import ConfigurationError
+from broker_spark.decoding import PAYLOAD, REASON, Decoded, decode, judge
+from broker_spark.pipeline.definition import Pipeline
+from broker_spark.schema import COLUMNS, spark_schema
+
+__all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_letters", "counted_frames_of", "frames_of", "joined"]
+
+OUT: Final = "out"
+DEAD: Final = "dead"
+ROWS: Final = "rows_of_"
+"""What the names of metrics begin with that tell how many rows each source gave."""
+_SEEN: Final = "seen_of_"
+_ROW: Final = "__row"
+_TASK: Final = "__task"
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What a pipeline makes of its sources.
+
+    :ivar out: the rows for the sinks.
+    :ivar dead: the rows that did not decode: every column of a source, and `reason`; None where nothing is decoded.
+    """
+
+    out: DataFrame
+    dead: DataFrame | None
+
+
+def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
+    """Decode and transform.
+
+    :param sources: by name, with the columns that `format("broker")` has; of tests, any that the transform needs.
+    :raises ConfigurationError: a source is missing, or the transform gives no DataFrame.
+    """
+    return _frames(pipeline, sources, lambda frame, _: frame, lambda frame, _, kind: decode(frame, kind))
+
+
+def counted_frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame], tasks: int) -> Frames:
+    """The same for a stream: each source is read and decoded once for both frames, and its rows are counted.
+
+    :param tasks: how many handle a batch behind the reads.
+    """
+    return _frames(
+        pipeline, sources, _counted, lambda frame, name, kind: _decoded_once(_judged_once(frame, kind, tasks), name)
+    )
+
+
+def _frames(
+    pipeline: Pipeline,
+    sources: Mapping[str, DataFrame],
+    plain: Callable[[DataFrame, str], DataFrame],
+    decoded: Callable[[DataFrame, str, Any], Decoded],
+) -> Frames:
+    missing = [name for name in pipeline.sources if name not in sources]
+    if missing:
+        raise ConfigurationError(f"There is no frame for {', '.join(missing)}", advice="Give one for each source")
+    frames: dict[str, DataFrame] = {}
+    dead: list[DataFrame] = []
+    for name, source in pipeline.sources.items():
+        if source.decode is None:
+            frames[name] = plain(sources[name], name)
+        else:
+            halves = decoded(sources[name], name, source.decode)
+            frames[name] = halves.rows
+            dead.append(_complete(halves.dead, source.topic))
+    return Frames(_transformed(pipeline, frames), reduce(DataFrame.unionByName, dead) if dead else None)
+
+
+def _counted(frame: DataFrame, name: str, what: str = ROWS) -> DataFrame:
+    return frame.observe(f"{what}{name}", F.count(F.lit(1)).alias("rows"))
+
+
+def _judged_once(frame: DataFrame, type: Any, tasks: int) -> DataFrame:
+    """Judged rows behind an exchange, which Spark runs once for all that read it.
+
+    Rows of a partition stay together and in order. They are one column, since Spark would else leave out below the
+    exchange what one reader does not need, and then there were two.
+    """
+    judged = judge(frame, type)
+    is_dead = F.col(REASON).isNotNull()
+    # Those that decoded do not need their bytes any more.
+    columns = [F.when(is_dead, F.col(name)).alias(name) if name == "value" else name for name in judged.columns]
+    packed = judged.select(F.struct(*columns).alias(_ROW), _task_of(judged, tasks).alias(_TASK))
+    return packed.repartitionById(tasks, _TASK)
+
+
+def _task_of(frame: DataFrame, tasks: int) -> Column:
+    """The same for a row when its batch is run again: the ids of messages are made of it."""
+    read = F.spark_partition_id()
+    if "partition" in frame.columns:
+        # A source may then have its partitions in another order.
+        read = F.coalesce(F.col("partition"), read)
+    if "topic" in frame.columns:
+        read = F.pmod(read, F.lit(tasks)) + F.pmod(F.hash("topic"), F.lit(tasks))
+    return F.pmod(read, F.lit(tasks))
+
+
+def _decoded_once(judged: DataFrame, name: str) -> Decoded:
+    columns = [each.name for each in cast("StructType", judged.schema[_ROW].dataType)]
+    is_dead = F.col(f"{_ROW}.{REASON}").isNotNull()
+
+    def only(columns: Sequence[str]) -> list[Column]:
+        return [F.col(f"{_ROW}.{each}").alias(each) for each in columns]
+
+    # Filters do not get past what is observed, and so not below the exchange.
+    rows = _counted(judged, name, _SEEN).where(~is_dead)
+    return Decoded(
+        rows.select(*only([each for each in columns if each not in ("value", REASON)])),
+        _counted(judged, name).where(is_dead).select(*only([each for each in columns if each != PAYLOAD])),
+    )
+
+
+def joined(frames: Frames) -> DataFrame:
+    """Rows of both kinds as one frame: column `out` or `dead` is null."""
+    out = frames.out.select(F.struct("*").alias(OUT))
+    if frames.dead is None:
+        return out.withColumn(DEAD, F.lit(None).cast(_DEAD_SCHEMA))
+    dead = frames.dead.select(F.lit(None).cast(out.schema[OUT].dataType).alias(OUT), F.struct("*").alias(DEAD))
+    return out.select(OUT, F.lit(None).cast(_DEAD_SCHEMA).alias(DEAD)).union(dead)
+
+
+def as_letters(dead: DataFrame, pipeline: str) -> DataFrame:
+    """Dead rows as the messages that `broker dead` lists and redrives."""
+    told = {"topic": "topic", "reason": REASON, "id": "id"}
+    added = F.create_map(
+        F.lit(f"{DEAD_LETTER_PREFIX}subscription"),
+        F.lit(pipeline),
+        *(
+            column
+            for name, source in told.items()
+            for column in (F.lit(DEAD_LETTER_PREFIX + name), F.coalesce(F.col(source), F.lit("")))
+        ),
+    )
+    # A row that is read from a topic of dead letters has such attributes already.
+    own = F.map_filter(
+        F.coalesce(F.col("attributes"), F.create_map().cast("map<string,string>")),
+        lambda name, _: ~name.startswith(DEAD_LETTER_PREFIX),
+    )
+    return dead.select("key", "value", F.map_concat(own, added).alias("attributes"))
+
+
+_DEAD_SCHEMA: Final = StructType([*spark_schema(COLUMNS), StructField(REASON, StringType())])
+
+
+def _complete(dead: DataFrame, topic: str) -> DataFrame:
+    """With every column of a source, also of those that option `columns` left out.
+
+    :param topic: those that the source names; a redrive has to know where a letter came from.
+    """
+    only = topic.strip() if topic and "," not in topic else None
+    missing = {each: F.lit(only if each == "topic" else None) for each in COLUMNS if each not in dead.columns}
+    return dead.select(
+        *(missing.get(each.name, F.col(each.name)).cast(each.dataType).alias(each.name) for each in _DEAD_SCHEMA)
+    )
+
+
+def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+    first = next(iter(frames.values()))
+    if pipeline.sql is not None:
+        for name, frame in frames.items():
+            frame.createOrReplaceTempView(name)
+        return first.sparkSession.sql(pipeline.sql)
+    if pipeline.transform is None:
+        return first
+    found: object = pipeline.transform(first) if len(frames) == 1 else pipeline.transform(**frames)
+    if not isinstance(found, DataFrame):
+        raise ConfigurationError(
+            f"transform gave {type(found).__name__}, and a DataFrame is due",
+            advice="Let it return the rows for the sinks",
+        )
+    return found

@@ -1,0 +1,263 @@
+"""Tells what a pipeline is and how far it is: its plan, and what its checkpoint says. Blocking; changes nothing.
+
+`status` reads the checkpoint and asks the brokers, without Spark. `explain` needs a session, and starts no stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyarrow import fs
+from pyspark.sql import SparkSession
+
+from broker.errors import BrokerError, ConfigurationError
+from broker.urls import mask_url, mask_within
+from broker_spark.connections import bus_of
+from broker_spark.decoding import payload_schema
+from broker_spark.files import open_files
+from broker_spark.offsets import Offsets
+from broker_spark.options import SourceOptions, find_url
+from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
+from broker_spark.pipeline.frames import OUT
+from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.running import stream
+from broker_spark.progress import offsets_of
+from broker_spark.spool.looking import rows_behind
+from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
+from broker_spark.topics import chosen_topics
+
+__all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far one partition was read.
+
+    :ivar next: the next offset to read.
+    :ivar end: the offset after the last there is; None if the broker did not tell.
+    :ivar log: the same of places whose partitions share their offsets, so that what is behind counts once; else "".
+    """
+
+    topic: str
+    partition: int
+    next: int
+    end: int | None
+    log: str = ""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets behind the end; rows at most."""
+        return None if self.end is None else max(0, self.end - self.next)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """How far one subscription was read.
+
+    :ivar source: its name in the pipeline.
+    :ivar next: the number of the next segment of the spool to read.
+    :ivar spooled: rows that are received and in no committed batch.
+    :ivar waiting: messages at the broker, with those that somebody holds; None if the broker did not tell.
+    """
+
+    source: str
+    subscription: str
+    next: int
+    spooled: int
+    waiting: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that are in no committed batch; at most, since one that is spooled may not be acked yet."""
+        return None if self.waiting is None else self.spooled + self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far a pipeline is.
+
+    :ivar committed: the last batch that all sinks have; None if there was none.
+    :ivar planned: a batch that was begun and not committed: the next run begins with it.
+    :ivar places: of the topics that are read by position.
+    :ivar queues: of the subscriptions.
+    :ivar problem: why it is not known how far the pipeline is behind; "" if it is.
+    """
+
+    pipeline: str
+    checkpoint: str
+    committed: int | None
+    planned: int | None
+    places: list[Place] = field(default_factory=list[Place])
+    queues: list[Queue] = field(default_factory=list[Queue])
+    problem: str = ""
+
+    @property
+    def lag(self) -> int | None:
+        """What is behind in all partitions and subscriptions; None if one is not known."""
+        found = [each.lag for each in (*self.places, *self.queues)]
+        if None in found:
+            return None
+        total = sum(each.lag or 0 for each in (*self.places, *self.queues) if isinstance(each, Queue) or not each.log)
+        for log in {each.log for each in self.places if each.log}:
+            late = [each for each in self.places if each.log == log and each.lag]
+            total += max((each.end or 0 for each in late), default=0) - min((each.next for each in late), default=0)
+        return total
+
+
+def status(pipeline: Pipeline) -> Status:
+    """How far a pipeline is: its last committed batch, its offsets, and how far these are behind.
+
+    :raises ConfigurationError: the checkpoint cannot be read, or is no pipeline's.
+    :raises OSError: the spool of a source cannot be looked at.
+    """
+    try:
+        files, root = _file_system(pipeline.checkpoint)
+        commits, offsets = (_numbers(files, f"{root}/{name}") for name in ("commits", "offsets"))
+        committed = max(commits, default=None)
+        planned = next(
+            (number for number in sorted(offsets) if number not in commits and number > (committed or -1)), None
+        )
+        if committed is None:
+            return Status(pipeline.name, mask_within(pipeline.checkpoint), None, planned)
+        with files.open_input_stream(f"{root}/offsets/{committed}") as file:
+            lines = file.read().decode().splitlines()
+    except (OSError, ValueError) as error:
+        shown = mask_within(pipeline.checkpoint)
+        raise ConfigurationError(
+            f"The checkpoint {shown!r} cannot be read: {str(error).replace(pipeline.checkpoint, shown)}",
+            advice="Run where the checkpoint can be seen, and with the packages that its file system needs",
+        ) from error
+    places: list[Place] = []
+    queues, problem = _queues(pipeline, lines)
+    positions = list(_offsets(lines))
+    names = paired(pipeline, positions)
+    for number, (found, name) in enumerate(zip(positions, names, strict=True)):
+        # Spark keeps a line for each branch of its plan, and a source may be in two.
+        if name is not None and name in names[:number]:
+            continue
+        for topic, kept in found.topics.items():
+            known: Mapping[int, int] = {}
+            try:
+                if name is None:
+                    problem = f"No source of the pipeline reads {topic!r}, which the checkpoint has"
+                else:
+                    bounds = bus_of(pipeline.parsed_options(name).url).log.bounds(topic)
+                    known = {partition: each.next for partition, each in bounds.items()}
+            except BrokerError as error:
+                problem = str(error)
+            log = f"{number} {topic}" if found.shared else ""
+            places += [Place(topic, each, at, known.get(each), log) for each, at in sorted(kept.next.items())]
+    return Status(pipeline.name, mask_within(pipeline.checkpoint), committed, planned, places, queues, problem)
+
+
+def parts(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """What a pipeline is made of, as names and sentences, without secrets. No I/O."""
+    found = [("name", pipeline.name)]
+    for name, source in pipeline.sources.items():
+        options = pipeline.source_options(name)
+        url = mask_url(find_url(options.pop("url", None)))
+        found.append((f"sources.{name}", f"{_told(options)} of {url}"))
+        decode = source.decode
+        text = "value as it is" if decode is None else f"{decode.__name__}: {payload_schema(decode).simpleString()}"
+        found.append((f"sources.{name}.decode", text))
+    if pipeline.sql is not None:
+        found.append(("sql", " ".join(pipeline.sql.split())))
+    elif pipeline.transform is not None:
+        found.append(("transform", f"{pipeline.transform.__module__}:{pipeline.transform.__qualname__}"))
+    found += [(name, _sink(pipeline, sink)) for name, sink in pipeline.all_sinks().items()]
+    found.append(("trigger", pipeline.trigger or "the next batch at once"))
+    found.append(("output_mode", pipeline.output_mode))
+    return [*found, ("checkpoint", mask_within(pipeline.checkpoint))]
+
+
+def explain(pipeline: Pipeline, spark: SparkSession) -> str:
+    """Spark's plan of the stream, and the schema of the rows that come out.
+
+    :raises ConfigurationError: a part cannot be used as it is.
+    """
+    frame = stream(pipeline, spark)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        frame.explain("formatted")
+    return f"Rows: {frame.schema[OUT].dataType.simpleString()}\n\n{text.getvalue().strip()}"
+
+
+_AT_MOST_ONCE_EACH: Final = "each row once"
+
+
+def _sink(pipeline: Pipeline, sink: Sink) -> str:
+    where = f", where {sink.where}" if sink.where else ""
+    match sink:
+        case TopicSink():
+            options = pipeline.sink_options(sink)
+            url = mask_url(find_url(options.pop("url", None)))
+            text = f"{_told(options)} of {url}, by deterministic ids"
+        case FileSink():
+            text = f"{sink.format} in {mask_within(sink.path)}/batch=N, {_AT_MOST_ONCE_EACH}"
+        case TableSink():
+            text = f"table {sink.table}, {_AT_MOST_ONCE_EACH}"
+        case CallSink():
+            text = f"function {getattr(sink.call, '__qualname__', sink.call)}, each batch at least once"
+    return text + where
+
+
+def _told(options: Mapping[str, str]) -> str:
+    rest = ", ".join(f"{name}={mask_within(value)}" for name, value in sorted(options.items()) if name != "topic")
+    topic = f"topic {options['topic']}" if "topic" in options else "topics"
+    return f"{topic} ({rest})" if rest else topic
+
+
+def _file_system(checkpoint: str) -> tuple[Any, str]:
+    if "://" in checkpoint or checkpoint.startswith("file:"):
+        return fs.FileSystem.from_uri(checkpoint)
+    return fs.LocalFileSystem(), checkpoint.rstrip("/")
+
+
+def _numbers(files: Any, directory: str) -> set[int]:
+    found = files.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+    return {int(info.base_name) for info in found if info.base_name.isdecimal()}
+
+
+def _offsets(lines: list[str]) -> Iterator[Offsets]:
+    """A version, Spark's own, and a line for each source."""
+    for line in lines[2:]:
+        found = offsets_of(line)
+        if found is not None:
+            yield found
+
+
+def _queues(pipeline: Pipeline, lines: list[str]) -> tuple[list[Queue], str]:
+    """The subscriptions, and what is not known of one; "" if nothing."""
+    positions = [SpoolPosition.from_json(json.loads(line)) for line in lines[2:] if SPOOL_SOURCE in line]
+    found: list[Queue] = []
+    problem = ""
+    for name in pipeline.sources:
+        options = pipeline.parsed_options(name)
+        if options.subscription is None:
+            continue
+        files = open_files(options.spool)
+        for position in positions:
+            spooled = rows_behind(files, position)
+            if spooled is not None:
+                break
+        else:
+            problem = f"sources.{name}: {mask_within(options.spool)} is not the spool of the checkpoint"
+            continue
+        waiting = None
+        try:
+            waiting = _waiting(options)
+        except BrokerError as error:
+            problem = str(error)
+        found.append(Queue(name, options.subscription, position.next, spooled, waiting))
+    return found, problem
+
+
+def _waiting(options: SourceOptions) -> int:
+    bus = bus_of(options.url)
+    lags = [bus.admin.lag(topic, options.subscription or "") for topic in chosen_topics(bus, options)]
+    return sum(each.waiting + (each.unsettled or 0) for each in lags)

@@ -1,0 +1,118 @@
+"""Which query a directory or a table belongs to, since each query counts its batches from 0.
+
+A directory has `_anybroker/<id of the query>`, which Spark's readers skip, a table the property `anybroker.query`. A
+mark is there before the first batch, so what has batches and no mark is somebody else's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+
+from broker.errors import ConfigurationError
+from broker.urls import mask_within
+from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink
+
+__all__ = ["batch_path", "claim", "claim_table", "clear", "insert"]
+
+_MARKS: Final = "_anybroker"
+_PROPERTY: Final = "anybroker.query"
+
+
+def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
+    """Make the files and tables of a pipeline this query's.
+
+    :param query: Spark's id of it, which a checkpoint keeps.
+    :raises ConfigurationError: one is another query's.
+    """
+    for name, sink in pipeline.all_sinks().items():
+        if isinstance(sink, FileSink):
+            _claim_directory(spark, name, sink.path, query)
+        elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+            claim_table(spark, name, sink.table, query)
+
+
+def claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
+    """Make a table that there is this query's.
+
+    :param name: of the sink, for errors.
+    :raises ConfigurationError: it is another query's, or has rows that no pipeline wrote.
+    """
+    found = {row["key"]: row["value"] for row in spark.sql("SHOW TBLPROPERTIES IDENTIFIER(:t)", {"t": table}).collect()}
+    owner = found.get(_PROPERTY)
+    if owner == query:
+        return
+    if owner is not None or not spark.table(table).isEmpty():
+        _refuse(name, f"Table {table!r}", owner, "table")
+    spark.sql(f"ALTER TABLE IDENTIFIER(:t) SET TBLPROPERTIES ('{_PROPERTY}' = '{query}')", {"t": table})
+
+
+def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
+    """Remove what a failed attempt wrote of a batch that has no rows now, from files and tables."""
+    if isinstance(sink, FileSink):
+        path, files = _directory(spark, batch_path(sink, batch))
+        files.delete(path, True)
+    elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
+        columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
+        # `createDataFrame` would make the session of the batch the active one of the whole process.
+        nothing = spark.range(0).select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in columns))
+        insert(sink, nothing, batch)
+
+
+def batch_path(sink: FileSink, batch: int) -> str:
+    """The directory of a batch."""
+    return f"{sink.path.rstrip('/')}/{BATCH}={batch}"
+
+
+def insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
+    """Put these rows in the place of a batch's, and touch no other."""
+    rows.sparkSession.sql(
+        f"INSERT OVERWRITE TABLE IDENTIFIER(:name) PARTITION ({BATCH} = {batch}) SELECT * FROM {{rows}}",  # noqa: S608
+        {"name": sink.table},
+        rows=rows,
+    )
+
+
+def _claim_directory(spark: SparkSession, name: str, directory: str, query: str) -> None:
+    root, files = _directory(spark, directory)
+    marks, _ = _directory(spark, f"{directory.rstrip('/')}/{_MARKS}")
+    mine, _ = _directory(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
+
+    def names(path: Any) -> list[str]:
+        return [str(each.getPath().getName()) for each in files.listStatus(path)] if files.exists(path) else []
+
+    def check(found: list[str]) -> None:
+        others = [each for each in found if each != query and not each.startswith(".")]
+        if others:
+            _refuse(name, mask_within(directory), others[0], "path")
+
+    found = names(marks)
+    check(found)
+    if query in found:
+        return
+    if not found and any(each.startswith(f"{BATCH}=") for each in names(root)):
+        _refuse(name, mask_within(directory), None, "path")
+    files.create(mine, True).close()
+    try:
+        # Two that came at once both see both.
+        check(names(marks))
+    except ConfigurationError:
+        files.delete(mine, False)
+        raise
+
+
+def _directory(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """A path of Hadoop and its file system, as Spark's own writers find it."""
+    session: Any = spark
+    found = session._jvm.org.apache.hadoop.fs.Path(path)
+    return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def _refuse(name: str, what: str, owner: str | None, kind: str) -> NoReturn:
+    whose = "that no pipeline is known for" if owner is None else f"of another query, {owner}"
+    raise ConfigurationError(
+        f"{name}: {what} has batches {whose}: this one would overwrite them, since each counts from 0",
+        advice=f"Give this sink another {kind}, or rename or remove that one; a new checkpoint is a new query",
+    )

@@ -1,0 +1,369 @@
+"""Runs a pipeline: one stream of Spark, whose every batch goes into all sinks before it is committed.
+
+*Stopping.* A stop lets the running batch end and be committed; the one behind it, which Spark may have planned by then,
+is not begun, and a later run begins with it. *Failure.* A batch that failed is run again by the next run, with the
+same rows and number; sinks take it for the one of before where they can. A crash is no different.
+
+*Concurrency.* Blocking. Spark calls a batch in a thread of its own; `stop` may be called from any thread and signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from broker.errors import Unsupported
+from broker_spark.identities import check_identities
+from broker_spark.kafka_connector import read_stream
+from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
+from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
+from broker_spark.pipeline.owning import claim, clear
+from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.writing import check_columns, write
+from broker_spark.progress import behind, offsets_of
+from broker_spark.session import register, session
+
+__all__ = ["BatchReport", "Run", "run", "stream"]
+
+logger = logging.getLogger("broker")
+
+_LOOK_SECONDS: Final = 0.2
+_PARK_MILLISECONDS: Final = 1000
+_STARTS: Final = 3
+_NOT_UP: Final = "Python worker failed to connect back"
+_INTERRUPTED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
+)
+_IS_DEAD: Final = "__dead"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch that is committed.
+
+    :ivar rows_in: rows read, of all sources.
+    :ivar rows_out: rows written, by sink.
+    :ivar dead: rows that did not decode.
+    :ivar lag: offsets behind the end when it was planned, of all sources; rows at most.
+    :ivar seconds: from its planning to its commit.
+    """
+
+    pipeline: str
+    batch: int
+    rows_in: int
+    rows_out: Mapping[str, int]
+    dead: int
+    lag: int
+    seconds: float
+
+    def __str__(self) -> str:
+        out = ", ".join(f"{count} to {name}" for name, count in self.rows_out.items())
+        return (
+            f"{self.pipeline}: batch {self.batch}: {self.rows_in} rows in, {out}, {self.dead} dead, "
+            f"{self.lag} behind, {self.seconds:.2f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a batch wrote, until Spark tells that it is committed."""
+
+    dead: int
+    rows_out: Mapping[str, int]
+
+
+class Run:
+    """One run of a pipeline. Make it with `run`, or to stop it from elsewhere: `Run(pipeline)`, then `execute()`."""
+
+    def __init__(self, pipeline: Pipeline, on_batch: Callable[[BatchReport], object] | None = None) -> None:
+        self._pipeline = pipeline
+        self._on_batch = on_batch
+        self._stop = threading.Event()
+        self._abort = threading.Event()
+        self._named = threading.Event()
+        self._parked = threading.Event()
+        self._over = threading.Event()
+        self._running = False
+        self._began = False
+        self._query_id = ""
+        self._claimed = False
+        self._written: dict[int, _Written] = {}
+        self._failure: BaseException | None = None
+        self._reported = -1
+        self._reports = 0
+        self._owners: list[str | None] | None = None
+        """The names of the sources that Spark's plan has, in its order."""
+
+    def stop(self) -> None:
+        """End after the running batch; asked for twice, cancel it, and let the next run do it again.
+
+        A function of a `CallSink` that runs no job of Spark is waited for.
+        """
+        if self._stop.is_set():
+            self._abort.set()
+        self._stop.set()
+
+    def execute(self, spark: SparkSession | None = None) -> int:
+        """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
+
+        :param spark: None is the active session, or a new one.
+        :raises ConfigurationError, Unsupported: a part cannot be used as it is.
+        :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
+        """
+        pipeline = self._pipeline
+        spark = (
+            register(spark)
+            if spark is not None
+            else session(pipeline.name, master=pipeline.master, config=pipeline.config)
+        )
+        writer = stream(pipeline, spark).writeStream.foreachBatch(self._batch).queryName(pipeline.name)
+        writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", pipeline.checkpoint)
+        if pipeline.trigger == AVAILABLE_NOW:
+            writer = writer.trigger(availableNow=True)
+        elif pipeline.trigger:
+            writer = writer.trigger(processingTime=pipeline.trigger)
+        for name in pipeline.sources:
+            with part_of(f"sources.{name}"):
+                check_identities(spark, pipeline.checkpoint, name, pipeline.parsed_options(name))
+        try:
+            for left in reversed(range(_STARTS)):
+                if self._ran(spark, writer, last_start=not left):
+                    break
+        finally:
+            self._over.set()
+        return self._reports
+
+    def _ran(self, spark: SparkSession, writer: DataStreamWriter, *, last_start: bool) -> bool:
+        """Run the query to its end; False where it never came up and may be started again.
+
+        Spark gives the Python process of a source ten seconds to come up, which no setting changes, and a busy machine
+        may need more.
+        """
+        query = writer.start()
+        self._query_id = str(query.id)
+        self._named.set()
+        try:
+            self._watch(query)
+        except StreamingQueryException as error:
+            if last_start or self._began or self._stop.is_set() or _NOT_UP not in str(error):
+                raise
+            logger.warning("%s: a source did not come up in Spark's ten seconds; started again", self._pipeline.name)
+            return False
+        finally:
+            _end(spark, query)
+        return True
+
+    def _watch(self, query: StreamingQuery) -> None:
+        try:
+            while not query.awaitTermination(_LOOK_SECONDS):  # pyright: ignore[reportArgumentType]
+                self._report(query)
+                if self._abort.is_set() or (self._stop.is_set() and self._may_end(query)):
+                    break
+            # What was committed since the last look, too.
+            self._report(query)
+        except Exception:
+            if self._failure is not None:
+                # Spark shows it as text at the end of its own.
+                raise self._failure from None
+            raise
+
+    def _may_end(self, query: StreamingQuery) -> bool:
+        """Whether every batch that was begun is committed."""
+        if self._parked.is_set():
+            return True
+        return not self._running and self._reported >= max(self._written, default=-1)
+
+    def _batch(self, frame: DataFrame, batch: int) -> None:
+        self._running = self._began = True
+        if self._stop.is_set():
+            # Not begun: the watcher ends the query, and the next run begins with it.
+            self._parked.set()
+            self._park(frame)
+        try:
+            self._named.wait()
+            self._written[batch] = self._write(frame, batch)
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._running = False
+
+    def _park(self, frame: DataFrame) -> NoReturn:
+        """Wait for the end of the query. To return would commit what was not written."""
+        machine: Any = frame.sparkSession._jvm  # pyright: ignore[reportPrivateUsage]
+        with contextlib.suppress(Exception):
+            while not self._over.is_set():
+                # In Spark's own thread, which the end of the query interrupts.
+                machine.java.lang.Thread.sleep(_PARK_MILLISECONDS)
+        # What Spark takes for that interruption, and by its pattern only where the text is short.
+        raise InterruptedError(_INTERRUPTED)
+
+    def _write(self, frame: DataFrame, batch: int) -> _Written:
+        """Put a batch into all sinks. It is read, decoded and transformed once, whatever the number of sinks."""
+        pipeline = self._pipeline
+        # Only the first batch of a run may be one that another run began.
+        again = not self._claimed
+        if again:
+            claim(pipeline, frame.sparkSession, self._query_id)
+            self._claimed = True
+        kept = frame.persist()
+        try:
+            counts = _counted(pipeline, kept)
+            out = kept.where(F.col(DEAD).isNull()).select(f"{OUT}.*")
+            for name, sink in pipeline.sinks.items():
+                if counts.rows_out[name]:
+                    rows = out.where(sink.where) if sink.where else out
+                    write(pipeline, name, sink, rows, batch, self._query_id)
+                elif again:
+                    clear(sink, frame.sparkSession, batch)
+            sink = pipeline.dead_letters
+            if sink is not None and counts.dead:
+                dead = kept.where(F.col(DEAD).isNotNull()).select(f"{DEAD}.*")
+                letters = as_letters(dead, pipeline.name) if isinstance(sink, TopicSink) else dead
+                write(pipeline, "dead_letters", sink, letters, batch, self._query_id)
+            elif sink is not None and again:
+                clear(sink, frame.sparkSession, batch)
+            return counts
+        finally:
+            kept.unpersist()
+
+    def _report(self, query: StreamingQuery) -> None:
+        """Tell of the batches that were committed since the last call."""
+        last = query.lastProgress
+        if last is None or last["batchId"] <= self._reported:
+            return
+        for progress in query.recentProgress:
+            batch = int(progress["batchId"])
+            written = self._written.pop(batch, None)
+            if batch <= self._reported or written is None:
+                # Spark also tells of times when there was nothing to do.
+                continue
+            self._reported = batch
+            self._reports += 1
+            self._tell(
+                BatchReport(
+                    pipeline=self._pipeline.name,
+                    batch=batch,
+                    rows_in=_rows_in(progress),
+                    rows_out=written.rows_out,
+                    dead=written.dead,
+                    lag=self._behind(progress),
+                    seconds=progress["durationMs"].get("triggerExecution", 0) / 1000,
+                )
+            )
+
+    def _behind(self, progress: Any) -> int:
+        """The lag, with a source once that is in two branches of Spark's plan."""
+        if self._owners is None or None in self._owners:
+            # The plan, and so their order, stays what it is in a run.
+            ends = [offsets_of(source["endOffset"]) for source in progress["sources"]]
+            self._owners = paired(self._pipeline, ends)
+        return behind(progress, self._owners)
+
+    def _tell(self, report: BatchReport) -> None:
+        logger.info("%s", report)
+        for tell in (self._pipeline.on_batch, self._on_batch):
+            try:
+                if tell is not None:
+                    tell(report)
+            except Exception:
+                # What watches a pipeline does not end it.
+                logger.exception("on_batch failed for batch %d of %s", report.batch, report.pipeline)
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    spark: SparkSession | None = None,
+    on_batch: Callable[[BatchReport], object] | None = None,
+) -> int:
+    """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
+
+    SIGTERM and SIGINT stop it after the running batch; the second of them at once. Only in the main thread, and only
+    while it runs. Each batch is a line of the log "broker".
+
+    :param spark: None is the active session, or a new one.
+    :param on_batch: called with each committed batch, for metrics; what it raises is logged.
+    :raises ConfigurationError, Unsupported: a part cannot be used as it is.
+    :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
+    """
+    under_way = Run(pipeline, on_batch)
+    with _signals(under_way):
+        return under_way.execute(spark)
+
+
+def stream(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
+    """The rows of a pipeline as a stream that was not started, `out` and `dead` beside each other.
+
+    :raises ConfigurationError: the transform or the SQL of the pipeline cannot be used.
+    :raises Unsupported: the session is one of Spark Connect.
+    """
+    if not hasattr(spark, "_jvm"):
+        # Its batches are called at the server, where neither sinks nor counts of this process are.
+        raise Unsupported(
+            "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
+            advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
+        )
+    sources = {name: read_stream(spark, **pipeline.source_options(name)) for name in pipeline.sources}
+    frames = counted_frames_of(pipeline, sources, spark.sparkContext.defaultParallelism)
+    check_columns(pipeline, frames.out.columns)
+    return joined(frames)
+
+
+def _end(spark: SparkSession, query: StreamingQuery) -> None:
+    """Stop a query. Spark cancels the jobs of its batch once and waits; what the batch begins then is cancelled too."""
+    with ThreadPoolExecutor(1, "broker-pipeline-stop") as pool:
+        stopping = pool.submit(query.stop)
+        while wait((stopping,), _LOOK_SECONDS).not_done:
+            spark.sparkContext.cancelJobGroup(str(query.runId))
+        stopping.result()
+
+
+@contextmanager
+def _signals(under_way: Run) -> Generator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        del number, frame
+        under_way.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:
+    """How many rows go where; it also reads the batch, once for all that follows."""
+    is_dead = F.col(_IS_DEAD)
+    found = (
+        kept.select(F.col(DEAD).isNotNull().alias(_IS_DEAD), f"{OUT}.*")
+        .agg(
+            F.count_if(is_dead),
+            *(F.count_if(~is_dead & F.expr(sink.where or "true")) for sink in pipeline.sinks.values()),
+        )
+        .collect()[0]
+    )
+    return _Written(int(found[0]), {name: int(count) for name, count in zip(pipeline.sinks, found[1:], strict=True)})
+
+
+def _rows_in(progress: Any) -> int:
+    observed: Mapping[str, Any] = progress["observedMetrics"] or {}
+    return sum(int(row["rows"]) for name, row in observed.items() if name.startswith(ROWS))

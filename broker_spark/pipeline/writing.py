@@ -1,0 +1,82 @@
+"""Writes one batch into one sink, so that the same batch written again leaves each row once where the sink can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+
+from broker.errors import ConfigurationError
+from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
+from broker_spark.pipeline.owning import batch_path, claim_table, insert
+
+__all__ = ["as_messages", "check_columns", "write"]
+
+
+def check_columns(pipeline: Pipeline, columns: Sequence[str]) -> None:
+    """Whether the rows of a transform fit into files and tables.
+
+    :raises ConfigurationError: a column is named as that of the batch's number.
+    """
+    for name, sink in pipeline.all_sinks().items():
+        clash = [each for each in columns if each.lower() == BATCH]
+        if clash and name != "dead_letters" and isinstance(sink, FileSink | TableSink):
+            raise ConfigurationError(
+                f"{name}: The rows have a column {clash[0]!r}, which is the pipeline's", advice="Rename it"
+            )
+
+
+def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
+    """Write a batch's rows; they are in the sink when it returns.
+
+    :param name: of the sink in the pipeline.
+    :param query: Spark's id of the query, which a checkpoint keeps.
+    """
+    match sink:
+        case TopicSink():
+            options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
+            as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
+        case FileSink():
+            options = {key: str(value) for key, value in sink.options.items()}
+            writer = frame.write.format(sink.format).options(**options).mode("overwrite")
+            (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(batch_path(sink, batch))
+        case TableSink():
+            _write_table(name, sink, frame, batch, query)
+        case CallSink():
+            sink.call(frame, batch)
+
+
+def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
+    """The rows as messages: as they are where there is a column `value`, else as JSON.
+
+    :raises ConfigurationError: `key` names no column.
+    """
+    if "value" in frame.columns:
+        return frame
+    columns = [F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("value")]
+    if sink.key is not None:
+        if sink.key not in frame.columns:
+            raise ConfigurationError(
+                f"There is no column {sink.key!r} for the key", advice=f"There are {', '.join(frame.columns)}"
+            )
+        columns.append(F.col(sink.key).cast("string").alias("key"))
+    return frame.select(*columns)
+
+
+def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
+    spark = frame.sparkSession
+    if not spark.catalog.tableExists(sink.table):
+        options: dict[str, Any] = {key: str(value) for key, value in sink.options.items()}
+        # Empty, so that a crash before the mark or the rows leaves a table that may be claimed.
+        empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
+        empty.write.format(sink.format).options(**options).partitionBy(BATCH).saveAsTable(sink.table)
+        claim_table(spark, name, sink.table, query)
+    columns = [name for name in spark.table(sink.table).columns if name != BATCH]
+    if sorted(columns) != sorted(frame.columns):
+        raise ConfigurationError(
+            f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(frame.columns)}",
+            advice="Let the transform give the table's columns, and leave batch to the pipeline",
+        )
+    insert(sink, frame.select(*columns), batch)

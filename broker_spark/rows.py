@@ -1,0 +1,141 @@
+"""Arrow batches as messages, with deterministic ids. Pure.
+
+The id of a row is made of what writes it (query and batch, or the write itself), its task, its place in the task and a
+hash of its contents. A batch that is run again over the same rows in the same order has the same ids, which is what a
+broker deduplicates by; if their order changed, a row gets another id, and comes twice rather than pass for another.
+Where the write itself has a name that is kept (`writeId`), the place is that among equal rows of the task, and their
+order makes no difference.
+
+An id that a row brings is its own, unless a row before it in the task had that id, as rows have that were made of one
+message: then how often it came and the hash are added, lest they pass for copies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import pyarrow
+
+from broker.errors import ConfigurationError, InvalidMessage
+from broker.outbound import OutboundMessage
+from broker_spark.options import topic_name
+
+__all__ = ["GivenIds", "Outbound", "messages_of"]
+
+_BODIES: Final = ("key", "value")
+
+Outbound = tuple[str, OutboundMessage]
+"""A topic and what goes there."""
+
+_REMEMBERED: Final = 500_000
+
+
+class GivenIds:
+    """How often the ids that rows of a task bring came, for the last half million of them at least."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def times(self, id: str) -> int:
+        """Count one in; how often it came."""
+        if len(self._now) >= _REMEMBERED:
+            # Else a task without end would hold them all.
+            self._now, self._before = {}, self._now
+        times = self._now[id] = self._now.get(id, self._before.get(id, 0)) + 1
+        return times
+
+
+def messages_of(
+    batch: pyarrow.RecordBatch,
+    *,
+    topic: str | None,
+    columns: Sequence[str],
+    prefix: str | None,
+    first_row: int,
+    given: GivenIds,
+    seen: Counter[str] | None = None,
+) -> Iterator[Outbound]:
+    """The messages of a batch, in order.
+
+    :param topic: of all rows; None takes their own.
+    :param columns: those of the batch that are used.
+    :param prefix: what ids begin with; None gives none, but those that the rows bring.
+    :param first_row: the number of the batch's first row in its task.
+    :param given: counts the ids that rows of the task bring; it is added to.
+    :param seen: counts the equal rows of the task, whose ids then do not depend on order; it is added to.
+    :raises ConfigurationError: a row has no topic.
+    :raises InvalidMessage: a row is no message that could be published.
+    """
+    count = batch.num_rows
+    values = {name: _list(name, batch.column(name)) for name in columns}
+    nothing: list[Any] = [None] * count
+    topics = values.get("topic", nothing)
+    attributes = values.get("attributes", nothing)
+    given_ids = values.get("id", nothing)
+    partitions = values.get("partition", nothing)
+    published = values.get("publish_time", nothing)
+    due = values.get("deliver_at", nothing)
+    names: dict[str | None, str | None] = {None: topic}
+    for row, (key, value) in enumerate(zip(values.get("key", nothing), values["value"], strict=True)):
+        target = names.get(topics[row], "")
+        if not target:
+            target = names[topics[row]] = _topic(topics[row], first_row + row)
+        pairs = attributes[row]
+        name = given_ids[row]
+        if name:
+            times = given.times(name)
+            if times > 1:
+                name = f"{name}-{times}-{_told(16, target, key, value, pairs)}"
+        elif prefix:
+            name = _id(prefix, first_row + row, seen, target, key, value, pairs)
+        try:
+            message = OutboundMessage(
+                value,
+                key,
+                dict(pairs) if pairs else None,
+                id=name or None,
+                deliver_at=due[row],
+                partition=partitions[row],
+                publish_time=published[row],
+            )
+        except InvalidMessage as error:
+            raise InvalidMessage(f"Row {first_row + row} of this task: {error.message}", advice=error.advice) from error
+        yield target, message
+
+
+def _list(name: str, column: Any) -> list[Any]:
+    if name in _BODIES and not pyarrow.types.is_binary(column.type):
+        # Text is UTF-8 in Arrow too, so this only looks at it otherwise.
+        column = column.cast(pyarrow.binary())
+    return column.to_pylist()
+
+
+def _topic(name: str | None, row: int) -> str:
+    if name is None:
+        raise ConfigurationError(
+            f"Row {row} of this task names no topic",
+            advice="Fill column topic, or give option topic, which is for all rows",
+        )
+    return topic_name(name)
+
+
+def _id(prefix: str, row: int, seen: Counter[str] | None, *parts: Any) -> str:
+    if seen is None:
+        return f"{prefix}-{row}-{_told(8, *parts)}"
+    told = _told(16, *parts)
+    seen[told] += 1
+    return f"{prefix}-{seen[told]}-{told}"
+
+
+def _told(size: int, topic: str, key: Any, value: Any, attributes: Any) -> str:
+    """A hash of a row in so many bytes."""
+    digest = blake2b(digest_size=size)
+    for part in (topic, key, value, attributes):
+        if part is not None:
+            digest.update(part if type(part) is bytes else str(part).encode())
+        digest.update(b"\x00")
+    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""`session(...)`: a session of Spark that is set up well, with `format("broker")`; or the one that there is.
+
+Classic or Spark Connect. Call it from the driver's main thread. A session that is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Final
+
+from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+from pyspark.sql import SparkSession
+
+from broker_spark.data_source import BrokerDataSource
+from broker_spark.home import compiled_home
+from broker_spark.shipping import python_path, shipped_source
+
+__all__ = ["register", "session"]
+
+_ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_HERE: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""For a driver that runs here with all its executors."""
+_SERVER_HERE: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
+"""For a server of Spark Connect that runs here."""
+_BETTER: Final[Mapping[str, str]] = {
+    # State that outgrows memory, and whose commits write what changed.
+    "spark.sql.streaming.stateStore.providerClass": _ROCKS,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+def session(
+    name: str = "broker",
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    config: Mapping[str, str | int | bool] | None = None,
+) -> SparkSession:
+    """The active session, or a new one.
+
+    A new one keeps state in RocksDB with a changelog, moves rows to Python by Arrow, and stops with the process. One on
+    this machine (`local[...]`, the default with all cores and three attempts per task) listens on loopback only.
+    What `spark-submit`, `spark-defaults.conf` or `config` say goes first.
+
+    :param master: where it runs, for instance "local[2,3]" or "spark://host:7077"; None is what `spark-submit` says.
+    :param remote: instead of `master`: a server of Spark Connect, "sc://host:15002", or "local[2]" to start one here.
+        What Spark takes only when it starts, such as its memory, is then that server's own.
+    :param config: settings of Spark, by their own names.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return register(active)
+    given = {
+        key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()
+    }
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    if remote is not None:
+        given["spark.remote"] = remote
+    if master is None and "spark.master" not in given and "spark.remote" not in given and not submitted:
+        master = _configured_master() or "local[*,3]"
+    if master is not None:
+        given["spark.master"] = master
+    server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
+    local = (given.get("spark.master") or server).startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Else whichever Python comes first on the path is what rows are given to.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        given = {**_HERE, **(_SERVER_HERE if server else {}), **given}
+    builder = SparkSession.Builder().appName(name)
+    for key, value in given.items():
+        builder = builder.config(key, value)
+    with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
+        made = builder.getOrCreate()
+    known = {row["key"] for row in made.sql("SET").collect()}
+    for key, value in _BETTER.items():
+        # Spark lists what somebody has set, and not what it has by default.
+        if key not in known:
+            made.conf.set(key, value)
+    atexit.register(made.stop)
+    return register(made)
+
+
+def _configured_master() -> str | None:
+    """What PYSPARK_SUBMIT_ARGS or spark-defaults.conf say, which the environment of Spark's JVM depends on."""
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "").replace("--master=", "--master "))
+    if "--master" in arguments[:-1]:
+        return arguments[arguments.index("--master") + 1]
+    directory = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
+    try:
+        text = Path(directory, "spark-defaults.conf").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.findall(r"^[ \t]*spark\.master(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
+    return found[-1] if found else None
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Make `format("broker")` known to a session; gives it back. May be repeated.
+
+    Where PySpark looks for data sources by itself it finds this one under the same name, without the call.
+    """
+    shipped = shipped_source(BrokerDataSource, Path(__file__).parent, python_path(spark))
+    spark.dataSource.register(shipped or BrokerDataSource)
+    return spark

@@ -1,0 +1,100 @@
+"""Messages as an Arrow table of the columns that are asked for, with what tells a message from all others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, Final, cast
+
+import pyarrow
+
+from broker.messages import Message
+from broker_spark.schema import arrow_schema
+from broker_spark.spool.segments import IDENTITY
+
+__all__ = ["Stamps", "stamps_of", "table_of"]
+
+Messages = Sequence[Message[bytes]]
+Stamps = tuple[list[int], list[int]]
+"""Offsets and broker's times of messages, in microseconds, where the broker tells both at once."""
+
+_arrow: Final[Any] = pyarrow
+
+
+def stamps_of(messages: Messages) -> Stamps | None:
+    """The places of messages in their log, where the broker tells them."""
+    tell = getattr(messages[0].view, "stamps", None)
+    return None if tell is None else tell([message.raw for message in messages])
+
+
+def table_of(messages: Messages, columns: Sequence[str], stamps: Stamps | None) -> pyarrow.Table:
+    """The rows, in the order of the messages, and an identity each.
+
+    The identity stays the same when a message is delivered again. Where the broker tells a message's place in its log
+    it is that, since publishers may use an id twice.
+    """
+    schema: Any = arrow_schema(columns)
+    arrays = [_array(field, messages, stamps) for field in schema]
+    arrays.append(_identities(messages, stamps))
+    return _arrow.Table.from_arrays(arrays, schema=schema.append(_arrow.field(IDENTITY, _arrow.string())))
+
+
+def _identities(messages: Messages, stamps: Stamps | None) -> Any:
+    if stamps is None:
+        return _arrow.array([f"{message.topic}#{message.id}" for message in messages], _arrow.string())
+    # It takes a while to load, and who reads a spool has no use for it.
+    from pyarrow import compute
+
+    parts = [_equal([message.topic for message in messages], _arrow.string())]
+    parts += [_arrow.array(each, _arrow.int64()).cast(_arrow.string()) for each in stamps]
+    return cast("Any", compute).binary_join_element_wise(*parts, ":")
+
+
+def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
+    if stamps is not None and field.name in _STAMPS:
+        return _arrow.array(stamps[_STAMPS.index(field.name)], field.type)
+    if field.name == "attributes":
+        return _attributes(messages, field.type)
+    values = _VALUES[field.name](messages)
+    if values is None:
+        return _arrow.nulls(len(messages), field.type)
+    return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
+
+
+def _equal(values: list[Any], kind: Any) -> Any:
+    """An array of values that are mostly equal: to convert one costs more than to compare it."""
+    if values.count(values[0]) == len(values):
+        return _arrow.repeat(_arrow.scalar(values[0], kind), len(values))
+    return _arrow.array(values, kind)
+
+
+def _attributes(messages: Messages, kind: Any) -> Any:
+    every = [message.attributes for message in messages]
+    offsets = _arrow.array([0, *accumulate(map(len, every))], _arrow.int32())
+    keys = _arrow.array(list(chain.from_iterable(every)), _arrow.string())
+    items = _arrow.array([value for each in every if each for value in each.values()], _arrow.string())
+    return _arrow.MapArray.from_arrays(offsets, keys, items).cast(kind)
+
+
+def _publish_times(messages: Messages) -> list[Any]:
+    """As times, or as microseconds where the view of the messages tells those of many at once."""
+    quick = getattr(messages[0].view, "publish_times", None)
+    if quick is None:
+        return [message.publish_time for message in messages]
+    return quick([message.raw for message in messages])
+
+
+_STAMPS: Final = ("offset", "broker_time")
+_MOSTLY_EQUAL: Final = frozenset({"topic", "delivery_attempt"})
+_VALUES: Final[Mapping[str, Callable[[Messages], list[Any] | None]]] = {
+    "topic": lambda messages: [message.topic for message in messages],
+    # A queue hands messages over one by one, whichever partition they lie in.
+    "partition": lambda _: None,
+    "offset": lambda _: None,
+    "id": lambda messages: [message.id for message in messages],
+    "key": lambda messages: [message.key for message in messages],
+    "value": lambda messages: [message.data for message in messages],
+    "publish_time": _publish_times,
+    "broker_time": lambda messages: [message.broker_time for message in messages],
+    "delivery_attempt": lambda messages: [message.delivery_attempt for message in messages],
+}

@@ -1,0 +1,28 @@
+"""What a spool holds from a position on, for who does not own it. Blocking; changes nothing; any thread."""
+
+from __future__ import annotations
+
+import json
+
+from broker_spark.files import Files
+from broker_spark.spool import segments
+from broker_spark.spool.positions import SpoolPosition
+from broker_spark.spool.spool import WHAT
+
+__all__ = ["rows_behind"]
+
+
+def rows_behind(files: Files, position: SpoolPosition) -> int | None:
+    """The rows from a position on; None if it is of another spool, or there is none here.
+
+    :raises OSError: the file system does not answer.
+    """
+    try:
+        found = json.loads(files.read(WHAT))
+    except FileNotFoundError:
+        return None
+    if found.get("spool") != position.spool:
+        return None
+    # Of a number there may be a second one, of an owner that lost its spool.
+    rows = {each.number: each.rows for each in segments.listed(files) if each.number >= position.next}
+    return sum(rows.values())

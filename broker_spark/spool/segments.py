@@ -1,0 +1,118 @@
+"""Segments of a spool: Arrow files by number. Blocking where it reads and writes; any thread.
+
+The name tells all that planning needs: `<number>-<token of its owner>-<rows>-<bytes>.arrow`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import pyarrow
+
+from broker.errors import OffsetOutOfRange
+from broker_spark.files import Files
+from broker_spark.schema import arrow_schema
+
+__all__ = ["IDENTITY", "Segment", "columns_of", "identities_of", "listed", "read", "sweep", "write"]
+
+IDENTITY: Final = "identity"
+"""The column that tells a message from all others of the subscription."""
+_DIRECTORY: Final = "segments"
+_NAME: Final = re.compile(r"(\d{12})-(\w+)-(\d+)-(\d+)\.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file of rows.
+
+    :ivar bytes: of the rows in memory.
+    """
+
+    number: int
+    token: str
+    rows: int
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{_DIRECTORY}/{self.number:012d}-{self.token}-{self.rows}-{self.bytes}.arrow"
+
+
+def listed(files: Files) -> list[Segment]:
+    """All that there are, by number; of a number there may be one of an owner that lost its spool."""
+    matches = (_NAME.fullmatch(name) for name in files.names(_DIRECTORY))
+    return [Segment(int(each[1]), each[2], int(each[3]), int(each[4])) for each in matches if each is not None]
+
+
+def sweep(files: Files) -> None:
+    """Remove what was never whole."""
+    files.sweep(_DIRECTORY)
+
+
+def write(files: Files, segment: Segment, table: pyarrow.Table, batch_rows: int) -> None:
+    """Write a segment durably."""
+
+    def fill(file: Any) -> None:
+        whole: Any = table
+        with cast("Any", pyarrow).ipc.new_file(file, whole.schema) as writer:
+            writer.write_table(whole, max_chunksize=batch_rows)
+
+    files.write(segment.name, fill)
+
+
+def columns_of(files: Files, segment: Segment) -> list[str]:
+    """The columns that its rows have."""
+    with _opened(files, segment) as reader:
+        return [name for name in reader.schema.names if name != IDENTITY]
+
+
+def identities_of(files: Files, segment: Segment) -> list[str]:
+    """What tells its messages from others."""
+    with _opened(files, segment) as reader:
+        return [
+            identity
+            for number in range(reader.num_record_batches)
+            for identity in reader.get_batch(number).column(IDENTITY).to_pylist()
+        ]
+
+
+def read(files: Files, place: str, segment: Segment, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+    """Its rows, in the order they were received.
+
+    :raises OffsetOutOfRange: it is not there, or not whole.
+    """
+    schema: Any = arrow_schema(columns)
+    rows = 0
+    try:
+        with _opened(files, segment) as reader:
+            for number in range(reader.num_record_batches):
+                batch: Any = reader.get_batch(number)
+                rows += batch.num_rows
+                yield cast("Any", pyarrow).RecordBatch.from_arrays(
+                    [batch.column(name) for name in columns], schema=schema
+                )
+    except FileNotFoundError as error:
+        raise OffsetOutOfRange(
+            f"There is no {segment.name} in the spool {place} on this executor",
+            native=error,
+            advice="Option spool has to be a directory that driver and executors all see",
+        ) from error
+    if rows != segment.rows:
+        raise OffsetOutOfRange(f"{segment.name} in the spool {place} has {rows} rows, and {segment.rows} were written")
+
+
+@contextmanager
+def _opened(files: Files, segment: Segment) -> Generator[Any]:
+    try:
+        with files.open(segment.name) as file:
+            yield cast("Any", pyarrow).ipc.open_file(file)
+    except pyarrow.ArrowInvalid as error:
+        raise OffsetOutOfRange(
+            f"{segment.name} of the spool is not whole: {error}",
+            native=error,
+            advice="Bring it back if its messages are acked; else remove it, and they come again",
+        ) from error

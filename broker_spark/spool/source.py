@@ -1,0 +1,243 @@
+"""The reader of Spark over a queue.
+
+Spark makes these objects in several processes, so they hold what is picklable until the first call that owns the spool.
+Batches are whole segments, so one that is run again has exactly the same rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from broker.errors import BrokerError, ConfigurationError
+from broker.urls import mask_within
+from broker_spark.connections import check_reachable
+from broker_spark.files import open_files
+from broker_spark.options import SourceOptions
+from broker_spark.spool import segments
+from broker_spark.spool.positions import SpoolPosition
+from broker_spark.spool.receiver import Receiver
+from broker_spark.spool.segments import Segment
+from broker_spark.spool.spool import Spool
+from broker_spark.workers import keep_what_is_loaded
+
+__all__ = ["SpoolPart", "SpoolStreamReader"]
+
+logger = logging.getLogger("broker")
+
+_WAIT: Final = 0.5
+"""Seconds to wait for messages before saying that there are none."""
+_FULLER: Final = 1.0
+"""Seconds to wait for a fuller batch while messages come fast: each batch costs Spark the same, whatever it has."""
+
+
+@dataclass(frozen=True)
+class SpoolPart(InputPartition):
+    """What one task reads, in order."""
+
+    segments: tuple[Segment, ...]
+
+
+class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what a receiver spools, a batch of whole segments at a time."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._spool: Spool | None = None
+        self._receiver: Receiver | None = None
+        self._draining = False
+        self._held_since: float | None = None
+        """Since when there are rows, but fewer than minRows."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins: with what the spool still holds.
+
+        :raises ConfigurationError: another query owns the spool, or it is of other messages.
+        :raises BrokerError: the subscription cannot be opened.
+        """
+        spool, _ = self._begin()
+        if spool.first < spool.next:
+            logger.warning(
+                "The query begins without a checkpoint, and the spool %s holds messages: those of the last batches of "
+                "an earlier query come again",
+                mask_within(self._options.spool),
+            )
+        return SpoolPosition(spool.id, spool.first).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Read what waits now, and end."""
+        self._draining = True
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes; `start` itself if there is to be none. Waits a little for messages.
+
+        :raises ConfigurationError: the checkpoint is of another spool, or another query took the spool over.
+        :raises OffsetOutOfRange: what the checkpoint asks for is not there any more.
+        :raises BrokerError: the receiver failed.
+        """
+        spool, receiver = self._begin()
+        first = self._position(spool, start).next
+        spool.plan(first)
+        began = time.monotonic()
+        while True:
+            receiver.check()
+            finished = receiver.finished
+            waiting = spool.between(first, spool.next)
+            passed = time.monotonic() - began
+            if waiting and (finished or not self._better_later(waiting, limit, receiver, passed)):
+                end = first + self._admitted(waiting, limit)
+                spool.plan(end)
+                return SpoolPosition(spool.id, end).to_json()
+            if finished or (passed >= _WAIT and not self._draining and not (waiting and receiver.busy)):
+                return start
+            with spool.changed:
+                if spool.next == first + len(waiting) and receiver.finished == finished and receiver.failure is None:
+                    spool.changed.wait(_WAIT)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What is received, and what waits at the broker, for the query's progress."""
+        spool, receiver = self._spool, self._receiver
+        if spool is None or receiver is None:
+            return None
+        name = self._options.pattern or ",".join(self._options.topics)
+        with spool.changed:
+            behind = spool.ahead()[0] + receiver.waiting
+            return {**SpoolPosition(spool.id, spool.next).to_json(), "behind": {name: behind}}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; the same rows for the same offsets.
+
+        :raises OffsetOutOfRange: a segment is not there any more.
+        """
+        spool, _ = self._begin()
+        first, last = self._position(spool, start).next, self._position(spool, end).next
+        found = spool.between(first, last)
+        spool.plan(last)
+        return _parts(found, self._options.tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """One task's rows."""
+        assert isinstance(partition, SpoolPart)
+        options = self._options
+        files = open_files(options.spool)
+        for segment in partition.segments:
+            yield from segments.read(files, mask_within(options.spool), segment, options.columns)
+        keep_what_is_loaded()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Delete what is read. Never raises: what is left is deleted the next time."""
+        try:
+            spool, _ = self._begin()
+            spool.trim(self._position(spool, end).next)
+        except (BrokerError, OSError) as error:
+            logger.warning("Old segments of the spool %s were not deleted: %s", mask_within(self._options.spool), error)
+
+    def stop(self) -> None:
+        """Give messages back that are not written yet, and the spool to the next owner."""
+        spool, receiver = self._spool, self._receiver
+        self._spool = self._receiver = None
+        if receiver is not None:
+            receiver.stop()
+        if spool is not None:
+            spool.release()
+
+    def _begin(self) -> tuple[Spool, Receiver]:
+        """Own the spool and receive, from the first call on."""
+        if self._spool is None or self._receiver is None:
+            options = self._options
+            spool = Spool.open(open_files(options.spool), mask_within(options.spool), _what(options), options.columns)
+            receiver = Receiver(options, spool)
+            if self._draining:
+                receiver.drain()
+            try:
+                receiver.start()
+            except BaseException:
+                spool.release()
+                raise
+            self._spool, self._receiver = spool, receiver
+        return self._spool, self._receiver
+
+    def _position(self, spool: Spool, given: dict[str, Any]) -> SpoolPosition:
+        found = SpoolPosition.from_json(given)
+        if found.spool != spool.id:
+            raise ConfigurationError(
+                f"The checkpoint is of spool {found.spool}, and {mask_within(self._options.spool)} is {spool.id}",
+                advice="Give this query the spool of its checkpoint, or a spool and a checkpointLocation of its own",
+            )
+        return found
+
+    def _better_later(self, waiting: Sequence[Segment], limit: ReadLimit, receiver: Receiver, passed: float) -> bool:
+        """Whether to wait for more rows.
+
+        :param passed: seconds that this call took.
+        """
+        rows = sum(segment.rows for segment in waiting)
+        if (
+            isinstance(limit, ReadAllAvailable)
+            or not receiver.has_room
+            or self._admitted(waiting, limit) < len(waiting)
+        ):
+            self._held_since = None
+            return False
+        least = self._options.min_rows
+        if least is None or rows >= least or self._draining:
+            self._held_since = None
+            return receiver.busy and passed < _FULLER and rows < self._most(limit)
+        now = time.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < self._options.max_delay:
+            return True
+        self._held_since = None
+        return False
+
+    def _most(self, limit: ReadLimit) -> int:
+        return limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+
+    def _admitted(self, waiting: Sequence[Segment], limit: ReadLimit) -> int:
+        """How many segments go into a batch, one at least."""
+        if isinstance(limit, ReadAllAvailable):
+            return len(waiting)
+        most = self._most(limit)
+        most_bytes = self._options.max_bytes
+        rows = size = 0
+        for number, segment in enumerate(waiting):
+            rows += segment.rows
+            size += segment.bytes
+            if number and (rows > most or (most_bytes is not None and size > most_bytes)):
+                return number
+        return len(waiting)
+
+
+def _what(options: SourceOptions) -> dict[str, Any]:
+    """Which messages a spool is for."""
+    return {
+        "backend": check_reachable(options.url).capabilities.backend,
+        "subscription": options.subscription,
+        **({"topics": sorted(options.topics)} if options.pattern is None else {"pattern": options.pattern}),
+    }
+
+
+def _parts(found: Sequence[Segment], tasks: int) -> list[SpoolPart]:
+    """Up to `tasks` runs of segments, of about as many rows each."""
+    total = sum(segment.rows for segment in found)
+    parts: list[list[Segment]] = []
+    rows = 0
+    for segment in found:
+        # Each segment goes where its middle lies.
+        if not parts or (rows + segment.rows / 2) * tasks >= total * len(parts):
+            parts.append([])
+        parts[-1].append(segment)
+        rows += segment.rows
+    return [SpoolPart(tuple(part)) for part in parts]

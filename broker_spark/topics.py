@@ -1,0 +1,148 @@
+"""Which topics are meant, what they are, where their logs begin and end, and how large rows are. Blocking.
+
+*Failure.* A named topic that is missing raises TopicNotFound; a pattern that nothing matches is an empty source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from broker.blocking import Bus
+from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupported
+from broker_spark.options import SourceOptions
+from broker_spark.positions import Bound, Position
+
+__all__ = ["TopicLog", "check_log", "check_order", "chosen_topics", "identity_of", "look", "mean_size", "resolve"]
+
+_LOOKED_AT: Final = 100
+_PARTITIONS: Final = 8
+_OVERHEAD: Final = 64
+"""Bytes of the columns besides key and value, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLog:
+    """A topic's log at this moment.
+
+    :ivar identity: another one after the topic was made anew; None if the broker does not tell.
+    :ivar first: the first offset of each partition.
+    :ivar next: the offset after the last of each; one for all where they share their offsets.
+    """
+
+    name: str
+    identity: str | None
+    first: Mapping[int, int]
+    next: Mapping[int, int]
+
+
+def check_log(bus: Bus) -> bool:
+    """Whether the partitions of a topic share their offsets.
+
+    :raises Unsupported: the broker has no log that can be read by position.
+    """
+    records = bus.capabilities.records
+    if records is None or not records.log_reader:
+        raise Unsupported(
+            f"{bus.capabilities.backend} has no log that Spark could read by position",
+            advice="Consume it with bus.messages(...), or read a broker with a log",
+        )
+    return records.shared_offsets
+
+
+def chosen_topics(bus: Bus, options: SourceOptions) -> list[str]:
+    """The topics that the options name, or that match their pattern now."""
+    if options.pattern is None:
+        return list(options.topics)
+    return [name for name in bus.admin.topics() if re.fullmatch(options.pattern, name)]
+
+
+def look(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
+    """The topic as it is now. :raises TopicNotFound: there is none."""
+    identity = identity_of(bus, topic)
+    bounds = bus.log.bounds(topic)
+    following = {partition: found.next for partition, found in bounds.items()}
+    if shared and following:
+        # All below the last offset of any partition is in the log, so each partition can be read up to there.
+        following = dict.fromkeys(following, max(following.values()))
+    return TopicLog(topic, identity, {partition: found.first for partition, found in bounds.items()}, following)
+
+
+def identity_of(bus: Bus, topic: str) -> str | None:
+    """What tells the topic from another of the same name, if we may ask."""
+    try:
+        return bus.admin.describe_topic(topic).identity
+    except (NotAuthorized, Unsupported):
+        return None
+
+
+def resolve(bus: Bus, name: str, position: Position, log: TopicLog) -> dict[int, int]:
+    """The offsets that a position means in this log.
+
+    :param name: of the option, for errors.
+    :raises ConfigurationError: it names a partition that there is not, or an offset beyond the end.
+    """
+    given = position.of(log.name)
+    for partition, wanted in given.items():
+        if partition not in log.next:
+            raise ConfigurationError(
+                f"Option {name} names partition {partition} of topic {log.name!r}",
+                advice=f"It has {', '.join(map(str, log.next)) or 'none'}",
+            )
+        if isinstance(wanted, int) and wanted > log.next[partition]:
+            raise ConfigurationError(
+                f"Option {name} has offset {wanted} for {log.name!r}[{partition}]",
+                advice=f"That log ends at {log.next[partition]}",
+            )
+    if isinstance(position.default, datetime):
+        found = dict(bus.log.position_at(log.name, position.default))
+        # What came since the log was looked at is not part of it.
+        return {partition: min(found.get(partition, end), end) for partition, end in log.next.items()}
+    return {partition: _offset(given.get(partition, position.default), partition, log) for partition in log.next}
+
+
+def check_order(topic: str, start: Mapping[int, int], end: Mapping[int, int]) -> None:
+    """Make sure that a start lies before its end.
+
+    :raises ConfigurationError: it does not.
+    """
+    for partition, place in end.items():
+        if start[partition] > place:
+            raise ConfigurationError(
+                f"Options start and end mean {start[partition]} to {place} in {topic!r}[{partition}]",
+                advice="Let the start lie before the end",
+            )
+
+
+def _offset(wanted: int | Bound, partition: int, log: TopicLog) -> int:
+    if isinstance(wanted, int):
+        return wanted
+    return log.first[partition] if wanted == "earliest" else log.next[partition]
+
+
+def mean_size(bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]) -> float:
+    """About how many bytes a row has: of the next rows of those partitions that have the most to read.
+
+    What cannot be read counts nothing: the task that reads it tells why.
+    """
+    waiting = sorted(
+        ((end - begins[topic][each], topic, each) for topic, places in ends.items() for each, end in places.items()),
+        reverse=True,
+    )
+    rows = size = 0
+    for behind, topic, partition in waiting[:_PARTITIONS]:
+        if behind <= 0:
+            continue
+        first = begins[topic][partition]
+        try:
+            found = bus.log.read(topic, partition, first, first + behind, max_records=_LOOKED_AT)
+            for records in found:
+                rows += len(records)
+                size += sum(len(each.data or b"") + len(each.key or b"") for each in records)
+                break
+        except BrokerError:
+            continue
+    return size / rows + _OVERHEAD if rows else _OVERHEAD

@@ -1,0 +1,1 @@
+"""Spark on real brokers. One session per process, since a process has one JVM."""

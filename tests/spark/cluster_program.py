@@ -1,0 +1,38 @@
+"""A program for a cluster: `cluster_program MASTER URL SOURCE TARGET DIRECTORY STEP`. What it finds is printed as JSON.
+
+A batch read, a stream that copies the source into the target, and a second run of the stream that finds nothing new. A
+task of the first stands still at `STEP` (see `halting`), until its executor is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import functions as F  # noqa: N812
+
+import broker_spark
+from tests.spark.conftest import SETTINGS
+from tests.spark.halting import HaltingSource
+from tests.spark.support import copy, read
+
+
+def main(master: str, url: str, source: str, target: str, directory: str, step: str) -> None:
+    settings = {**SETTINGS, "spark.executor.memory": "512m", "spark.cores.max": 2, "spark.executor.cores": 1}
+    # For the module of the step; the package is installed.
+    settings["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).parents[2])
+    spark = broker_spark.session("cluster", master=master, config=settings)
+    spark.dataSource.register(HaltingSource)
+    frame = read(spark, url, source, tasksPerPartition=2)
+    counts = [row["count"] for row in frame.groupBy(F.spark_partition_id()).count().collect()]
+    checkpoint = Path(directory) / "checkpoint"
+    halt = f"{step}:0:{directory}/halted"
+    runs = [copy(spark, url, source, target, checkpoint, halt=halt, arrowRows=10) for _ in range(2)]
+    copied = [sum(progress["numInputRows"] for progress in run.recentProgress) for run in runs]
+    sys.stdout.write(json.dumps({"rows": sum(counts), "tasks": len(counts), "copied": copied}) + "\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

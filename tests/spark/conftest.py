@@ -1,0 +1,111 @@
+"""The session that all tests of this process share, and a topic on each real broker.
+
+Workers of pytest-xdist keep this folder together in two groups, so that the tests do not run a JVM of Spark each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import broker_spark
+from broker.blocking import Bus, connect
+from tests.fault_matrix import Books
+from tests.servers import kafka, nats
+from tests.servers.kafka_jars import jars_of
+from tests.servers.spark_python import quick_python
+
+STREAMING = "org.apache.spark.sql.execution.streaming"
+
+# Many JVMs live for seconds here, the children's of these tests too: what counts is how soon they start.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+SETTINGS = {
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": False,
+    "spark.log.level": "ERROR",
+    "spark.default.parallelism": 2,
+    "spark.sql.shuffle.partitions": 2,
+    "spark.sql.session.timeZone": "UTC",
+    # Else an idle query asks its sources a hundred times a second.
+    "spark.sql.streaming.pollingDelay": "100ms",
+    # Forks a third of the processes for each micro-batch.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        f"{STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+"""What starts in half the time, and says little."""
+
+CONNECTOR = Path(__file__).with_name("connector.xml")
+"""The jars of Spark's own Kafka connector."""
+
+MakeTopic = Callable[..., str]
+
+
+PROCESSES = frozenset({"test_cluster", "test_connect", "test_shipping", "test_spool_kills"})
+"""Modules whose tests run Spark in processes of their own, and not in the session of all."""
+
+
+# First, since pytest-xdist makes groups of what is marked when its own hook is called.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            processes = item.path.stem in PROCESSES
+            item.add_marker(pytest.mark.xdist_group("spark-processes" if processes else "spark"))
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@cache
+def shared_session() -> SparkSession:
+    with quick_python():
+        session = broker_spark.session(
+            "tests",
+            master="local[2,3]",
+            config={**SETTINGS, "spark.jars": ",".join(map(str, jars_of(CONNECTOR, "spark-connector")))},
+        )
+    atexit.register(session.stop)
+    return session
+
+
+@pytest.fixture
+def spark() -> SparkSession:
+    return shared_session()
+
+
+@pytest.fixture
+def books(request: pytest.FixtureRequest) -> Books:
+    """Where a test of a fault counts rows."""
+    return Books(request.node)
+
+
+@pytest.fixture(params=["jetstream", "kafka"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Every broker with a log."""
+    return nats.shared_server().url if request.param == "jetstream" else kafka.shared_server().url
+
+
+@pytest.fixture
+def bus(url: str) -> Iterator[Bus]:
+    with connect(url) as bus:
+        yield bus
+
+
+@pytest.fixture
+def make_topic(bus: Bus) -> MakeTopic:
+    """`make_topic(partitions=2)` gives the name of a new topic."""
+
+    def make(partitions: int = 2) -> str:
+        name = f"spark.{uuid.uuid4().hex[:12]}"
+        bus.admin.ensure_topic(name, partitions=partitions)
+        return name
+
+    return make

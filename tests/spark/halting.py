@@ -1,0 +1,148 @@
+"""The source and the sink standing still at one step of one batch, so that it is known where a SIGKILL finds them.
+
+`format("halting")` takes option `halt` more than `format("broker")`: `step:batch:file`. Who gets to that step of that
+batch first writes the number of its process into the file, and does nothing more. Spark's own order of the steps:
+
+| step | what stands still | what Spark has written by then |
+|---|---|---|
+| planned | `partitions` of the source | the batch's offsets |
+| read | a task, after the first rows it read | |
+| half | a task, half of whose rows are on the broker | |
+| written | the commit of the sink, after all tasks | |
+| committed | the planning of the next batch | that the batch is done |
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from broker_spark.data_source import BrokerDataSource
+from broker_spark.log_source import LogStreamReader
+from broker_spark.sink import MessageStreamWriter, SinkOptions
+
+__all__ = ["Halt", "HaltingSource", "stand"]
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Where to stand still."""
+
+    step: str = ""
+    batch: int = 0
+    file: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Halt:
+        step, _, rest = text.partition(":")
+        batch, _, file = rest.partition(":")
+        return cls(step, int(batch or 0), file)
+
+    def claims(self, step: str, batch: int) -> bool:
+        """Whether it is here; true once, whoever asks."""
+        if (step, batch) != (self.step, self.batch):
+            return False
+        try:
+            Path(self.file).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def at(self, step: str, batch: int) -> None:
+        """Stand still if it is here."""
+        if self.claims(step, batch):
+            stand(self.file)
+
+
+def stand(file: str) -> NoReturn:
+    """Say so, and do nothing any more."""
+    half = Path(f"{file}.half")
+    half.write_text(str(os.getpid()))
+    half.replace(file)
+    while True:
+        threading.Event().wait()
+
+
+def _batch() -> int:
+    task: Any = TaskContext.get()
+    return int(task.getLocalProperty("streaming.sql.batchId"))
+
+
+class _HaltingReader(LogStreamReader):
+    halt = Halt()
+    batches = 0
+    """How many were planned; a query that stands still has no checkpoint when it starts."""
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        self.halt.at("committed", self.batches - 1)
+        return super().latestOffset(start, limit)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self.halt.at("planned", self.batches)
+        self.batches += 1
+        return super().partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        for number, batch in enumerate(super().read(partition)):
+            if number:
+                self.halt.at("read", _batch())
+            yield batch
+
+
+class _HaltingWriter(MessageStreamWriter):
+    halt = Halt()
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        if self.halt.step == "half" and (first := next(iterator, None)) is not None:
+            if self.halt.claims("half", _batch()):
+                super().write(iter([first.slice(0, max(1, first.num_rows // 2))]))
+                stand(self.halt.file)
+            iterator = _with(first, iterator)
+        return super().write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self.halt.at("written", batchId)
+        super().commit(messages, batchId)
+
+
+def _with(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+class HaltingSource(BrokerDataSource):
+    """`format("broker")` with option `halt`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        given = dict(options)
+        self._halt = Halt.parse(given.pop("halt", ""))
+        super().__init__(given)
+
+    @classmethod
+    def name(cls) -> str:
+        return "halting"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        reader = _HaltingReader(self._source(schema).for_stream())
+        reader.halt = self._halt
+        return reader
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        writer = _HaltingWriter(SinkOptions.parse(self._given, schema))
+        writer.halt = self._halt
+        return writer

@@ -1,0 +1,76 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from broker.blocking import Bus
+from broker.outbound import OutboundMessage
+from broker_spark.log_reading import read_range
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+
+__all__ = ["copy", "copying", "log", "numbered", "publish", "read", "rows_of", "values"]
+
+
+def read(spark: SparkSession, url: str, topic: str, **options: Any) -> DataFrame:
+    """A batch read of one topic."""
+    return spark.read.format("broker").options(url=url, topic=topic, **options).load()
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+def publish(bus: Bus, topic: str, values: Sequence[bytes]) -> None:
+    """A key for each, so that they spread over the partitions."""
+    bus.topic(topic).publish_batch([OutboundMessage(value, value) for value in values])
+
+
+def values(frame: DataFrame) -> list[bytes]:
+    """What is in column value."""
+    return [bytes(row.value) for row in frame.select("value").collect()]
+
+
+def rows_of(options: SourceOptions, wanted: Range) -> list[bytes]:
+    """What a task would read, here."""
+    return [value or b"" for batch in read_range(options, wanted) for value in batch.column("value").to_pylist()]
+
+
+def copy(spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, **options: Any) -> StreamingQuery:
+    """Copies what is there now, and ends."""
+    query = copying(spark, url, source, target, checkpoint, **options).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def copying(
+    spark: SparkSession, url: str, source: str, target: str, checkpoint: Path, *, halt: str = "", **options: Any
+) -> DataStreamWriter:
+    """A copy that was not started.
+
+    :param halt: where it stands still, as `tests.spark.halting` has it.
+    """
+    name, halts = ("halting", {"halt": halt}) if halt else ("broker", {})
+    frame = spark.readStream.format(name).options(url=url, topic=source, **halts, **options).load()
+    return (
+        frame.drop("id")
+        .writeStream.format(name)
+        .options(url=url, topic=target, checkpointLocation=str(checkpoint), **halts)
+    )
+
+
+def log(bus: Bus, topic: str) -> list[tuple[str, bytes]]:
+    """Ids and bodies."""
+    return [
+        (record.id, record.data or b"")
+        for partition in bus.log.partitions(topic)
+        for batch in bus.log.read(topic, partition)
+        for record in batch
+    ]

@@ -1,0 +1,150 @@
+"""Batch reads of every broker with a log: rows, ranges, splits and losses.
+
+What depends on the broker is called here as a task calls it; Spark reads each kind of thing from one of them.
+`test_kafka_connector` has the same of Kafka.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.blocking import Bus
+from broker.errors import OffsetOutOfRange
+from broker.outbound import OutboundMessage
+from broker_spark.log_source import LogBatchReader
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish, read, rows_of, values
+
+
+def planned(options: SourceOptions) -> list[Range]:
+    return [each for each in LogBatchReader(options).partitions() if isinstance(each, Range)]
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_rows_are_the_records(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    before = datetime.now(UTC)
+    bus.topic(topic).publish_batch(
+        [
+            OutboundMessage(b"one", "k", {"colour": "red", "größe": "s"}, id="first"),
+            OutboundMessage(b"", b"\xff"),
+            OutboundMessage(None, "gone"),
+        ]
+    )
+    expected = [record for batch in bus.log.read(topic, 0) for record in batch]
+    rows = read(spark, url, topic).orderBy("offset").collect()
+    assert [
+        (row.topic, row.partition, row.offset, row.id, row.key, row.value, row.attributes, row.delivery_attempt)
+        for row in rows
+    ] == [(topic, 0, each.offset, each.id, each.key, each.data, dict(each.attributes), None) for each in expected]
+    assert rows[0].id == "first"
+    assert rows[0].attributes == {"colour": "red", "größe": "s"}
+    assert [row.value for row in rows] == [b"one", b"", None]
+    for row, record in zip(rows, expected, strict=True):
+        time = record.publish_time or record.broker_time
+        assert time is not None
+        # Spark gives times without a zone, in that of the session.
+        assert (row.publish_time or row.broker_time).replace(tzinfo=UTC) == time
+        assert abs((time - before).total_seconds()) < 120
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_splits_columns_and_bounds(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(1000))
+    chosen = read(spark, url, topic, columns="value,delivery_attempt,partition", tasksPerPartition=3, arrowRows=70)
+    assert chosen.columns == ["value", "delivery_attempt", "partition"]
+    assert sorted(values(chosen)) == sorted(numbered(1000))
+    assert {row.partition for row in chosen.select("partition").distinct().collect()} == {0, 1}
+    assert read(spark, url, topic, columns="delivery_attempt").count() == 1000
+    bounds = bus.log.bounds(topic)
+    middle = {each: (found.first + found.next) // 2 for each, found in bounds.items()}
+    text = json.dumps({str(each): place for each, place in middle.items()})
+    lower = values(read(spark, url, topic, end=text))
+    upper = values(read(spark, url, topic, start=text))
+    assert len(lower) not in {0, 1000}
+    assert sorted(lower + upper) == sorted(numbered(1000))
+    # Nothing was published after now.
+    assert values(read(spark, url, topic, start=datetime.now(UTC).isoformat())) == []
+    assert values(read(spark, url, topic, start="latest")) == []
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 7])
+def test_every_split_reads_each_offset_once(url: str, bus: Bus, make_topic: MakeTopic, tasks: int) -> None:
+    topic = make_topic(partitions=3)
+    publish(bus, topic, numbered(500))
+    options = SourceOptions.parse({"url": url, "topic": topic, "tasksPerPartition": str(tasks), "arrowRows": "50"})
+    found = [row for wanted in planned(options) for row in rows_of(options, wanted)]
+    assert sorted(found) == sorted(numbered(500))
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_several_topics_and_patterns(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    one, two = make_topic(), make_topic()
+    publish(bus, one, [b"1"])
+    publish(bus, two, [b"2", b"3"])
+    assert sorted(values(read(spark, url, f"{one}, {two}"))) == [b"1", b"2", b"3"]
+    pattern = spark.read.format("broker").options(url=url, topicPattern=f"{one}|{two}")
+    assert sorted((row.topic, row.value) for row in pattern.load().collect()) == sorted(
+        [(one, b"1"), (two, b"2"), (two, b"3")]
+    )
+    nothing = spark.read.format("broker").options(url=url, topicPattern="spark.nothing")
+    assert nothing.load().collect() == []
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_an_empty_topic(spark: SparkSession, url: str, make_topic: MakeTopic) -> None:
+    assert read(spark, url, make_topic()).collect() == []
+
+
+def test_what_retention_removed_fails_the_read(
+    url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(10))
+    first = bus.log.bounds(topic)[0].first
+    bus.admin.purge(topic)
+    publish(bus, topic, numbered(5, start=10))
+    options = {"url": url, "topic": topic, "start": json.dumps({"0": first})}
+
+    def rows(**more: str) -> list[bytes]:
+        found = SourceOptions.parse({**options, **more})
+        (wanted,) = planned(found)
+        return rows_of(found, wanted)
+
+    with pytest.raises(OffsetOutOfRange, match=r"(?s)Retention removed .* onDataLoss to skip"):
+        rows()
+    assert rows(onDataLoss="skip") == numbered(5, start=10)
+    assert "Data lost: retention removed offsets" in caplog.text
+    assert "10 at most" in caplog.text
+
+
+def test_a_range_that_the_log_does_not_reach_raises(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(10))
+    options = SourceOptions.parse({"url": url, "topic": topic, "onDataLoss": "skip"})
+    (wanted,) = planned(options)
+    bus.admin.delete_topic(topic)
+    bus.admin.ensure_topic(topic, partitions=1)
+    publish(bus, topic, numbered(2))
+    with pytest.raises(Exception, match=r"made anew|end of this log was lost"):
+        rows_of(options, wanted)
+    # Also where the new topic has enough for the old offsets.
+    publish(bus, topic, numbered(20))
+    with pytest.raises(Exception, match="was deleted and made anew while it was read"):
+        rows_of(options, wanted)
+
+
+@pytest.mark.parametrize("url", ["kafka"], indirect=True)
+def test_the_largest_value(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    most = bus.capabilities.publish.limits.body or bus.capabilities.publish.limits.message or 1 << 20
+    large = b"x" * (min(most, 900_000))
+    bus.topic(topic).publish_batch([large, b"small", large])
+    assert [len(value) for value in values(read(spark, url, topic))] == [len(large), 5, len(large)]

@@ -1,0 +1,89 @@
+"""The same program on executors of their own: a real standalone cluster of two workers.
+
+One of the executors is killed while its task writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from broker.blocking import Bus
+from tests.fault_matrix import Books
+from tests.servers.spark import SparkCluster
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import log, numbered, publish
+
+pytestmark = [pytest.mark.slow]
+
+ROWS = 200
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster() as cluster:
+        yield cluster
+
+
+def run(cluster: SparkCluster, url: str, source: str, target: str, directory: Path, step: str) -> dict[str, object]:
+    """The program in a driver of its own, since this process has a session already; an executor is killed at `step`."""
+    program = [sys.executable, "-m", "tests.spark.cluster_program"]
+    command = [*program, cluster.url, url, source, target, str(directory), step]
+    here = {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(cluster.home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, **here}
+    with (
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        ) as driver,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        try:
+            said = pool.submit(driver.communicate, timeout=240)
+            os.kill(executor_of(wait_for(directory / "halted", driver)), signal.SIGKILL)
+            output, errors = said.result()
+        finally:
+            driver.kill()
+    assert driver.returncode == 0, errors[-6000:]
+    return json.loads(output.splitlines()[-1])
+
+
+def wait_for(halted: Path, driver: subprocess.Popen[str]) -> int:
+    """The Python worker that stands still."""
+    while not halted.exists() or not halted.stat().st_size:
+        assert driver.poll() is None, "the program ended before"
+        time.sleep(0.02)
+    return int(halted.read_text())
+
+
+def executor_of(worker: int) -> int:
+    """The JVM that a Python worker is of."""
+    while Path(f"/proc/{worker}/comm").read_text().strip() != "java":
+        worker = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    return worker
+
+
+@pytest.mark.parametrize("url", ["kafka"], indirect=True)
+def test_a_standalone_cluster_of_two_workers(
+    cluster: SparkCluster, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path, books: Books
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(ROWS))
+    found = run(cluster, url, source, target, tmp_path, "half")
+    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0]}
+    ids, rows = zip(*log(bus, target), strict=True)
+    told = "SIGKILL of an executor: half; a standalone cluster"
+    why = "the task is run again"
+    books.balance(told, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, twice=ROWS // 2, why=why)
+    executors = {path.parent.name for path in cluster.directory.glob("work-*/*/*/stderr")}
+    # One more for the one that was killed.
+    assert executors == {"0", "1", "2"}

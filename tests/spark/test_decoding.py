@@ -1,0 +1,222 @@
+"""JSON by classes: what decodes, and what is told of what does not. On plain frames, without a broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import DecimalType, IntegerType
+
+from broker.errors import ConfigurationError
+from broker_spark.decoding import decode, payload_schema
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass
+class Part:
+    name: str
+    count: int | None = None
+
+
+@dataclass
+class Everything:
+    text: str
+    number: int
+    colour: Colour
+    share: float = 1.5
+    price: Decimal | None = None
+    moment: datetime | None = None
+    day: date | None = None
+    part: Part | None = None
+    names: list[str] = field(default_factory=list)
+    parts: dict[str, Part] | None = None
+    uuid: UUID | None = None
+    body: bytes | None = None
+    numbers: list[int] | None = None
+    size: Literal[1, 2] | None = None
+    small: Annotated[int, IntegerType()] | None = None
+
+
+class Model(pydantic.BaseModel):
+    number: Annotated[Decimal, pydantic.Field(max_digits=6, decimal_places=2)]
+    other: str = pydantic.Field(alias="other-name")
+
+
+class Struct(msgspec.Struct, rename="camel"):
+    model: Model
+    long_name: tuple[int, ...] = ()
+
+
+BASE: dict[str, Any] = {"text": "x", "number": 1, "colour": "red"}
+
+
+def test_the_columns_of_a_class() -> None:
+    assert payload_schema(Everything).simpleString() == (
+        "struct<text:string,number:bigint,colour:string,share:double,price:decimal(38,18),moment:timestamp,day:date,"
+        "part:struct<name:string,count:bigint>,names:array<string>,parts:map<string,struct<name:string,count:bigint>>,"
+        "uuid:string,body:binary,numbers:array<bigint>,size:bigint,small:int>"
+    )
+    assert payload_schema(Struct)["model"].dataType == payload_schema(Model)
+    assert payload_schema(Model)["number"].dataType == DecimalType(6, 2)
+
+
+def test_what_decodes(spark: SparkSession) -> None:
+    full = {
+        "share": 2, "price": "1.25", "moment": "2026-01-01T00:00:00Z", "day": "2026-02-03", "part": {"name": "a"},
+        "names": ["q"], "parts": {"k": {"name": "r", "count": 3}}, "uuid": "12345678-1234-1234-1234-123456789abc",
+        "body": "YWI=", "numbers": [1, 2], "size": 2, "small": 7, "unknown": {"a": 1},
+    }  # fmt: skip
+    rows = [json.dumps({**BASE, **more}) for more in ({}, full)]
+    decoded = decode(
+        spark.createDataFrame([(each, n) for n, each in enumerate(rows)], "value string, n int"), Everything
+    )
+    assert decoded.dead.count() == 0
+    assert decoded.rows.columns == ["n", "payload"]
+    assert decoded.rows.schema["payload"].dataType.simpleString() == payload_schema(Everything).simpleString()
+    one, two = (row.payload.asDict(recursive=True) for row in decoded.rows.orderBy("n").collect())
+    assert (one["share"], one["names"], one["part"]) == (1.5, [], None)
+    assert two["moment"].astimezone(UTC) == datetime(2026, 1, 1, tzinfo=UTC)
+    assert (two["price"], two["day"], two["body"]) == (Decimal("1.25"), date(2026, 2, 3), b"ab")
+    assert two["parts"] == {"k": {"name": "r", "count": 3}}
+    assert (two["numbers"], two["size"], two["small"], two["part"]) == ([1, 2], 2, 7, {"name": "a", "count": None})
+
+
+def test_names_are_those_of_python_and_of_json(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([('{"model": {"number": 1.5, "other-name": "x"}, "longName": [1]}',)], "value string")
+    (row,) = decode(frame, Struct).rows.select("payload.*").collect()
+    assert row.asDict(recursive=True) == {"model": {"number": Decimal("1.50"), "other": "x"}, "long_name": [1]}
+
+
+BAD: list[tuple[Any, str]] = [
+    ({"text": 5}, "text is 5, and string is due"),
+    ({"text": None}, "text is missing or null"),
+    ({"number": None}, "number is missing or null"),
+    ({"number": "5"}, "number is 5, and bigint is due"),
+    ({"number": 1.5}, "number is 1.5, and bigint is due"),
+    ({"number": 10**20}, "number is 100000000000000000000, and bigint is due"),
+    ({"small": 2**40}, "small is 1099511627776, and int is due"),
+    ({"colour": "green"}, 'colour is "green", and one of "red", "blue" is due'),
+    ({"size": 3}, "size is 3, and one of 1, 2 is due"),
+    ({"share": "NaN"}, "share is NaN, and double is due"),
+    ({"part": {"name": 7}}, "part.name is 7, and string is due"),
+    ({"part": {}}, "part.name is missing or null"),
+    ({"part": 5}, "part is 5, and struct<name:string,count:bigint> is due"),
+    ({"part": {"name": "x", "count": "y"}}, "part.count is y, and bigint is due"),
+    ({"names": [1]}, "names[] is 1, and string is due"),
+    ({"names": [None]}, "names[] is missing or null"),
+    ({"numbers": [1, "x"]}, 'numbers is [1,"x"], and array<bigint> is due'),
+    ({"numbers": [None]}, "numbers[] is missing or null"),
+    ({"parts": {"k": {"name": 1}}}, "parts[].name is 1, and string is due"),
+    ({"parts": {"k": None}}, "parts[] is missing or null"),
+    ({"price": "1.23456789012345678901"}, 'price is "1.23456789012345678901", and decimal(38,18) is due'),
+    ({"price": "x"}, 'price is "x", and decimal(38,18) is due'),
+    ({"moment": 17}, "moment is 17, and timestamp is due"),
+    ({"moment": "2026"}, 'moment is "2026", and timestamp is due'),
+    ({"moment": "2026-01-01T99:00:00"}, 'moment is "2026-01-01T99:00:00", and timestamp is due'),
+    ({"day": "2026-13-01"}, 'day is "2026-13-01", and date is due'),
+    ({"uuid": "zz"}, 'uuid is "zz", and uuid is due'),
+    ({"body": "!!"}, 'body is "!!", and binary is due'),
+    ({"uuid": "z" * 100}, f'uuid is "{"z" * 59}…, and uuid is due'),
+    (None, "The value is null"),
+    (b"", "The value is not JSON"),
+    (b" ", "The value is not JSON"),
+    (b"{", "The value is not JSON"),
+    (b"null", "The value is another JSON than the class has"),
+    (b"[]", "The value is another JSON than the class has"),
+    (b"5", "The value is another JSON than the class has"),
+    (b'{"text": "\xff", "number": 1, "colour": "red"}', "The value is no text in UTF-8"),
+    (b'{"text": "x", "number": 1, "colour": "red"} x', "The value is another JSON than the class has"),
+    (json.dumps(BASE).encode() * 2, "The value is another JSON than the class has"),
+    (json.dumps(BASE).encode() + b"," + json.dumps(BASE).encode(), "The value is another JSON than the class has"),
+    # What would end, and what would go on with, that which a reader may put around a value.
+    *(
+        (json.dumps(BASE).encode() + more, "The value is another JSON than the class has")
+        for more in (
+            b"]} junk",
+            b'],"w":[1',
+            b'],"v":[' + json.dumps(BASE).encode(),
+            b"] junk",
+            b"}",
+            b",",
+            b', {"mark": 1}',
+        )
+    ),
+]
+
+
+def test_every_row_that_does_not_decode_is_told_with_its_reason(spark: SparkSession) -> None:
+    values = [json.dumps({**BASE, **bad}).encode() if isinstance(bad, dict) else bad for bad, _ in BAD]
+    frame = spark.createDataFrame([(value, n) for n, value in enumerate(values)], "value binary, n int")
+    decoded = decode(frame, Everything)
+    assert decoded.dead.columns == ["value", "n", "reason"]
+    found = {row.n: (row.value and bytes(row.value), row.reason) for row in decoded.dead.collect()}
+    assert found == {n: (value, told) for n, (value, (_, told)) in enumerate(zip(values, BAD, strict=True))}
+    assert decoded.rows.count() == 0
+
+
+@dataclass
+class Union:
+    good: int
+    bad: int | str
+
+
+@dataclass
+class Deep:
+    parts: list[dict[int, str]]
+
+
+@dataclass
+class Loop:
+    inner: Loop | None = None
+
+
+class Tagged(msgspec.Struct, tag=True):
+    number: int
+
+
+class Strict(pydantic.BaseModel, extra="forbid"):
+    number: int
+
+
+@dataclass
+class Wrong:
+    number: Annotated[int, DecimalType(3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("type", "told"),
+    [
+        (int, "int is no dataclass, pydantic model or msgspec struct"),
+        (Union, "Union.bad: int | str is a union"),
+        (Deep, r"Deep.parts\[\]: dict\[int, str\] has keys other than str"),
+        (Loop, "Loop.inner: Loop holds itself"),
+        (Tagged, "Tagged: Tagged is tagged"),
+        (Strict, "Strict: Strict forbids unknown fields"),
+        (Wrong, r"Wrong.number: int is annotated with decimal\(3,1\)"),
+        (msgspec.defstruct("Any_", [("thing", Any)]), "Any_.thing: Any cannot be read from JSON into a column"),
+        (msgspec.defstruct("Set_", [("e", Enum("E", {"A": 1, "B": "x"}))]), "neither all str nor all int"),
+    ],
+)
+def test_a_class_that_cannot_be_read_names_the_field(type: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        payload_schema(type)
+
+
+def test_columns_that_are_in_the_way_are_named(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="has a column 'payload' already"):
+        decode(spark.createDataFrame([("x", "y")], "value string, payload string"), Part)
+    with pytest.raises(ConfigurationError, match="no column 'value' to decode"):
+        decode(spark.createDataFrame([("x",)], "v string"), Part)

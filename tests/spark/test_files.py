@@ -1,0 +1,103 @@
+"""What is durable, whole, shown and configured, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+
+from broker.errors import ConfigurationError, OffsetOutOfRange
+from broker_spark import files
+from broker_spark.files import LocalFiles, StoredFiles
+from broker_spark.options import SourceOptions
+from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
+from broker_spark.pipeline.inspecting import parts, status
+from broker_spark.session import _configured_master
+from broker_spark.sink import SinkOptions
+from broker_spark.spool.segments import Segment, columns_of, identities_of, read
+from broker_spark.spool.spool import Spool
+
+WHAT = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
+
+
+def test_every_directory_that_is_made_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "_sync_directory", synced.append)
+    LocalFiles(str(tmp_path / "spools" / "shop" / "orders")).write("segments/one", lambda file: file.write(b"1"))
+    shop = tmp_path / "spools" / "shop"
+    assert {tmp_path, tmp_path / "spools", shop, shop / "orders", shop / "orders" / "segments"} == set(synced)
+
+
+def test_what_azure_shows_before_it_is_whole_gets_another_name_until_then() -> None:
+    azure: Any = getattr(fs, "AzureFileSystem", None)
+    assert not StoredFiles(azure(account_name="shop", sas_token="sv=1"), "spools")._atomic
+
+
+def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    place = LocalFiles(str(tmp_path))
+    place.write("owners/00000001-abc.json", lambda file: file.write(b'{"epoch": 1, "tok'))
+    with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is not whole.*Start again"):
+        Spool.open(place, str(tmp_path), WHAT, ("value",))
+
+
+def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    place, segment = LocalFiles(str(tmp_path)), Segment(7, "abc", 1, 10)
+    place.write(segment.name, lambda file: file.write(b"ARROW1\0\0half of it"))
+    for look in (columns_of, identities_of, lambda files, each: list(read(files, "", each, ["value"]))):
+        with pytest.raises(OffsetOutOfRange, match=r"segments/000000000007-abc-1-10\.arrow of the spool is not whole"):
+            look(place, segment)
+
+
+def test_a_sign_of_life_does_not_look_while_segments_change(tmp_path: Path) -> None:
+    spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), WHAT, ("value",))
+    looked: list[bool] = []
+
+    class Watched(dict[Any, Any]):
+        def __iter__(self) -> Any:
+            # Of the lock under a condition: whether this thread has it.
+            looked.append(spool.changed._is_owned())  # pyright: ignore[reportAttributeAccessIssue]
+            return super().__iter__()
+
+    spool._segments = Watched(spool._segments)
+    spool.beat()
+    spool.release()
+    assert looked == [True]
+
+
+@pytest.mark.parametrize("line", ["spark.master  spark://host:7077", " spark.master=spark://host:7077 "])
+def test_the_master_of_the_defaults_goes_before_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert _configured_master() is None
+    (tmp_path / "spark-defaults.conf").write_text(f"# spark.master local\nspark.masters x\n{line}\n")
+    assert _configured_master() == "spark://host:7077"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2] pyspark-shell")
+    assert _configured_master() == "local[2]"
+
+
+def test_nothing_shows_a_password(tmp_path: Path) -> None:
+    url, store = "nats://app:hunter2@127.0.0.1:4222", "s3://AKIA:hunter2@bucket"
+    queue = {"subscription": "spark", "spool": f"{store}/spool?region=eu-west-1"}
+    pipeline = Pipeline(
+        name="shop",
+        url=url,
+        sources={"orders": Source("orders", url=url, options=queue)},
+        sinks={"topic": TopicSink("copy", url=url), "files": FileSink(f"{store}/files")},
+        checkpoint="nowhere://AKIA:hunter2@bucket/checkpoint",
+        config={"spark.hadoop.fs.s3a.secret.key": "hunter2"},
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        status(pipeline)
+    options = {"url": url, "topic": "orders", **queue}
+    shown = [
+        repr(pipeline),
+        repr(SourceOptions.parse(options)),
+        repr(SinkOptions(url=url, topic="copy", ids=True, columns=("value",))),
+        repr(parts(pipeline)),
+        str(caught.value),
+    ]
+    assert not [each for each in shown if "hunter2" in each]

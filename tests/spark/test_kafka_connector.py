@@ -1,0 +1,197 @@
+"""Spark's own Kafka connector and our Python source: the same options, the same columns, equal rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+
+from broker.blocking import Bus, connect
+from broker.errors import ConfigurationError
+from broker.outbound import OutboundMessage
+from broker_kafka.settings import KafkaSettings
+from broker_spark import COLUMNS, read, read_stream, spark_schema
+from broker_spark.java_security import java_properties
+from tests.servers import kafka, nats
+from tests.spark.support import numbered, publish
+
+SOURCES = ("always", "never")
+
+
+@pytest.fixture
+def url() -> str:
+    return kafka.shared_server().url
+
+
+@pytest.fixture
+def topic(url: str) -> Iterator[str]:
+    name = f"spark.{uuid4().hex[:12]}"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(name, partitions=2)
+        yield name
+
+
+@pytest.fixture
+def bus(url: str) -> Iterator[Bus]:
+    with connect(url) as bus:
+        yield bus
+
+
+def sorted_rows(frame: DataFrame) -> list[Any]:
+    return sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset))
+
+
+def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, url: str, topic: str) -> None:
+    publish(bus, topic, numbered(50))
+    bus.topic(topic).publish_batch(
+        [
+            OutboundMessage(b"ids", "k", {"a": "1", "b": "ü"}, id="mine"),
+            OutboundMessage(b"times", publish_time=datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)),
+            OutboundMessage(b"hostile", attributes={"nul\0name": "a&b=c+d%"}),
+            OutboundMessage(None, "tombstone"),
+            OutboundMessage(b"", b"\xff\x00", {"empty": ""}),
+        ]
+    )
+    foreign = Producer({"bootstrap.servers": kafka.shared_server().bootstrap})
+    written: list[list[tuple[str, str | bytes | None]]] = [
+        [("twice", b"1"), ("twice", b"2"), ("null", None), ("", b"no name"), ("binary", b"\xff\xfe")],
+        [("anybroker-id", None), ("anybroker-id", b"second"), ("anybroker-time", b"no number")],
+        [("anybroker-attributes", b"=x&y=&z&a%20b=1=2"), ("y", b"header")],
+    ]
+    for headers in written:
+        foreign.produce(topic, b"foreign", headers=headers)
+    assert foreign.flush(10) == 0
+    theirs, ours = (read(spark, connector=how, url=url, topic=topic) for how in SOURCES)
+    assert theirs.dtypes == ours.dtypes
+    assert ours.schema == spark_schema()
+    rows = sorted_rows(theirs)
+    assert len(rows) == 58
+    assert rows == sorted_rows(ours)
+
+
+def test_aborted_transactions_are_not_seen(spark: SparkSession, bus: Bus, url: str, topic: str) -> None:
+    publish(bus, topic, numbered(10))
+    producer = Producer({"bootstrap.servers": kafka.shared_server().bootstrap, "transactional.id": uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(10):
+        producer.produce(topic, b"aborted %d" % number)
+    producer.flush(10)
+    producer.abort_transaction(30)
+    publish(bus, topic, numbered(10, 10))
+    for how in SOURCES:
+        frame = read(spark, connector=how, url=url, topic=topic, columns="value")
+        assert sorted(bytes(row.value) for row in frame.collect()) == sorted(numbered(20))
+
+
+@pytest.mark.parametrize("how", SOURCES)
+def test_positions_mean_the_same(spark: SparkSession, bus: Bus, url: str, topic: str, how: str) -> None:
+    publish(bus, topic, numbered(40))
+    whole = sorted_rows(read(spark, connector=how, url=url, topic=topic))
+    ends = {row.partition: row.offset + 1 for row in whole}
+    between = read(spark, connector=how, url=url, topic=topic, start={"0": 3}, end={"0": ends[0] - 2, "1": 5})
+    expected = [row for row in whole if (3 <= row.offset < ends[0] - 2 if row.partition == 0 else row.offset < 5)]
+    assert sorted_rows(between) == expected
+    middle = whole[7].publish_time
+    late = datetime.now(UTC) + timedelta(hours=1)
+    by_time = read(spark, connector=how, url=url, topic=topic, start=f"{middle.isoformat()}+00:00")
+    assert len(sorted_rows(by_time)) >= 1
+    assert read(spark, connector=how, url=url, topic=topic, start=late.isoformat()).count() == 0
+    assert read(spark, connector=how, url=url, topic=topic, tasksPerPartition=3).count() == 40
+    with pytest.raises((ConfigurationError, AnalysisException), match="Options start and end mean 5 to 2"):
+        read(spark, connector=how, url=url, topic=topic, start={"0": 5}, end={"0": 2}).collect()
+    with pytest.raises((ConfigurationError, AnalysisException), match="partition 7"):
+        read(spark, connector=how, url=url, topic=topic, start={"7": 0}).collect()
+
+
+@pytest.mark.parametrize("how", SOURCES)
+def test_patterns_and_several_topics(spark: SparkSession, bus: Bus, url: str, topic: str, how: str) -> None:
+    for end in ("x", "y", "yy"):
+        bus.admin.ensure_topic(f"{topic}.{end}")
+        publish(bus, f"{topic}.{end}", [end.encode()])
+    found = read(spark, connector=how, url=url, topicPattern=rf"{topic}\.[xy]", columns="topic,value")
+    assert sorted(bytes(row.value) for row in found.collect()) == [b"x", b"y"]
+    found = read(spark, connector=how, url=url, topic=f"{topic}.x,{topic}.yy")
+    assert sorted(bytes(row.value) for row in found.collect()) == [b"x", b"yy"]
+    assert read(spark, connector=how, url=url, topicPattern=f"{topic}-nothing").count() == 0
+
+
+def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path) -> None:
+    """Over Spark's own connector; `test_streams` has ours."""
+
+    def run() -> list[int]:
+        checkpoint = str(tmp_path / "checkpoint")
+        frame = read_stream(spark, connector="always", checkpoint=checkpoint, url=url, topic=topic, maxRows=25)
+        query = (
+            frame.writeStream.format("parquet")
+            .options(path=str(tmp_path / "out"), checkpointLocation=checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    publish(bus, topic, numbered(40))
+    batches = run()
+    assert sum(batches) == 40
+    assert max(batches) <= 26  # the connector rounds each partition's share up
+    publish(bus, topic, numbered(10, 40))
+    assert sum(run()) == 10
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(bytes(row.value) for row in rows) == sorted(numbered(50))
+
+    # Made anew with more rows than it had, so that the old offsets would fit.
+    bus.admin.delete_topic(topic)
+    bus.admin.ensure_topic(topic, partitions=2)
+    publish(bus, topic, numbered(90))
+    with pytest.raises(ConfigurationError, match=f"'{topic}' was deleted and made anew"):
+        run()
+
+
+def test_what_the_connector_cannot_do_is_ours_or_an_error(spark: SparkSession, url: str, topic: str) -> None:
+    assert read(spark, url=url, topic=topic, arrowRows=10).count() == 0
+    for options, reason in (
+        ({"arrowRows": 10}, "nothing like option arrowRows"),
+        ({"url": nats.shared_server().url}, "is no Kafka"),
+        ({"url": f"{url}?debug=broker"}, "property 'debug' is librdkafka's"),
+    ):
+        given: dict[str, Any] = {"url": url, "topic": topic, **options}
+        with pytest.raises(ConfigurationError, match=reason):
+            read(spark, connector="always", **given)
+    with pytest.raises(ConfigurationError, match="connector is 'perhaps'"):
+        read(spark, connector="perhaps", url=url, topic=topic)
+
+
+def test_columns_are_those_of_the_package(spark: SparkSession, url: str, topic: str) -> None:
+    assert tuple(read(spark, connector="always", url=url, topic=topic).columns) == COLUMNS
+    some = read(spark, connector="always", url=url, topic=topic, columns="value,id")
+    assert some.columns == ["value", "id"]
+
+
+def test_security_reaches_java() -> None:
+    found, reason = java_properties(
+        KafkaSettings.from_url(r"kafka://me:pa%22s%5Cs@host:1?sasl_mechanism=SCRAM-SHA-512")
+    )
+    assert not reason
+    assert found["security.protocol"] == "SASL_SSL"
+    assert found["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert found["sasl.jaas.config"].endswith(r'username="me" password="pa\"s\\s";')
+    assert found["ssl.endpoint.identification.algorithm"] == "https"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("sasl_mechanism=GSSAPI&sasl_kerberos_service_name=kafka", "sasl_mechanism GSSAPI"),
+        ("security_protocol=SSL&enable_ssl_certificate_verification=false", "checks certificates always"),
+    ],
+)
+def test_security_that_java_has_not_is_told(query: str, reason: str) -> None:
+    assert reason in java_properties(KafkaSettings.from_url(f"kafka://host?{query}"))[1]

@@ -1,0 +1,247 @@
+"""Queries that are killed by SIGKILL at every step: what they leave behind, and what is there when they were resumed.
+
+All of them run in one process, each standing still at its step; it is killed once, and the session of the tests
+resumes them all. Each test then counts the rows of one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.blocking import Bus, connect
+from broker_spark.pipeline import run
+from broker_spark.pipeline.definition import AVAILABLE_NOW
+from tests.fault_matrix import Books
+from tests.servers import kafka, nats
+from tests.servers.spark_python import quick_python
+from tests.spark.conftest import shared_session
+from tests.spark.halted_process import BATCH, Halted
+from tests.spark.support import log, numbered, publish
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+
+ROWS = 3 * BATCH
+SECONDS = 300.0
+AT_ONCE = 2
+"""Queries that are resumed at a time."""
+KILLED = 1
+"""The batch at which they are killed, with those before it committed."""
+
+SERVERS: dict[str, Callable[[], str]] = {
+    "jetstream": lambda: nats.shared_server().url,
+    "kafka": lambda: kafka.shared_server().url,
+}
+LOGS = [
+    ("jetstream", "planned", 0),
+    ("kafka", "read", KILLED),
+    ("jetstream", "half", KILLED),
+    ("kafka", "written", KILLED),
+    ("jetstream", "committed", KILLED),
+]
+"""Backend, step and batch: each step once, as a query costs seconds; the steps of a spool are tested elsewhere."""
+PIPELINES = [("jetstream", "never", "between"), ("kafka", "always", "written")]
+"""Backend, whether Spark's own connector reads, and the step."""
+
+AGAIN = {
+    "read": "the batch is run again, with tasks that had written",
+    "written": "the batch is run again",
+}
+"""Why rows may come twice where a broker does not deduplicate."""
+
+
+def orders() -> list[bytes]:
+    """Every tenth does not decode."""
+    return [
+        json.dumps({"number": number, "colour": "red" if number % 2 else "blue"}).encode()
+        if number % 10
+        else b"bad %d" % number
+        for number in range(ROWS)
+    ]
+
+
+class Killed:
+    """All queries, killed and resumed.
+
+    :ivar before: how many rows were in the target of each when it was killed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open = ExitStack()
+        self.buses = {name: self._open.enter_context(connect(server())) for name, server in SERVERS.items()}
+        self.cases: dict[tuple[str, ...], Halted] = {}
+        self.before: dict[tuple[str, ...], int] = {}
+        self._failures: dict[tuple[str, ...], Exception] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add_all(self) -> None:
+        logs = {name: self._topic(name, numbered(ROWS)) for name in SERVERS}
+        mixed = {name: self._topic(name, orders()) for name in SERVERS}
+        for backend, step, batch in LOGS:
+            self._add("log", backend, logs[backend], step, batch)
+        for backend, connector, step in PIPELINES:
+            self._add("pipeline", backend, mixed[backend], step, KILLED, connector)
+
+    def kill(self) -> None:
+        """Have each get to its step, and end them all at once."""
+        plan = self._directory / "cases"
+        plan.write_text("".join(json.dumps(asdict(case)) + "\n" for case in self.cases.values()))
+        output = self._directory / "output"
+        with output.open("w") as file, quick_python():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.halted_process", str(plan)],
+                cwd=Path(__file__).parents[2],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + SECONDS
+            while late := [name for name, case in self.cases.items() if not case.halted]:
+                assert process.poll() is None, output.read_text()[-6000:]
+                assert time.monotonic() < deadline, f"{late} do not get to their step: {output.read_text()[-6000:]}"
+                time.sleep(0.05)
+        finally:
+            kill_session(process.pid)
+            process.wait()
+        for name, case in self.cases.items():
+            self.before[name] = len(log(self.buses[case.backend], case.target))
+
+    def resume(self, spark: SparkSession) -> None:
+        """Run them to the end of their topics, a few at a time."""
+        runs: dict[tuple[str, ...], Future[object]] = {}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for name, case in self.cases.items():
+                under_way = [ran for ran in runs.values() if not ran.done()]
+                if len(under_way) >= AT_ONCE:
+                    wait(under_way, return_when=FIRST_COMPLETED)
+                if case.kind == "pipeline":
+                    runs[name] = pool.submit(run, case.pipeline(trigger=AVAILABLE_NOW), spark=spark)
+                else:
+                    # In this thread, since Spark looks for the sink in the session of the thread.
+                    query = case.writer(spark).trigger(availableNow=True).start()
+                    runs[name] = pool.submit(query.awaitTermination)
+        for name, ran in runs.items():
+            error = ran.exception()
+            if error is not None:
+                assert isinstance(error, Exception)
+                self._failures[name] = error
+
+    def case(self, *name: str) -> Halted:
+        """One that was resumed. :raises Exception: it was not."""
+        if name in self._failures:
+            raise self._failures[name]
+        return self.cases[name]
+
+    def _add(self, kind: str, backend: str, source: str, step: str, batch: int, connector: str = "never") -> None:
+        name = (kind, backend, step, str(batch), connector)
+        directory = self._directory / "-".join(name)
+        directory.mkdir()
+        self.cases[name] = Halted(
+            kind=kind,
+            backend=backend,
+            url=SERVERS[backend](),
+            source=source,
+            target=self._topic(backend),
+            dead=self._topic(backend) if kind == "pipeline" else "",
+            directory=str(directory),
+            step=step,
+            batch=batch,
+            connector=connector,
+        )
+
+    def _topic(self, backend: str, rows: list[bytes] | None = None) -> str:
+        name = f"spark.{uuid.uuid4().hex[:12]}"
+        bus = self.buses[backend]
+        # A slow machine may need longer than two minutes from the kill to the end.
+        options: dict[str, Any] = {"deduplication_window": 1200} if bus.capabilities.publish.deduplication else {}
+        bus.admin.ensure_topic(name, partitions=2, **options)
+        if rows:
+            publish(bus, name, rows)
+        return name
+
+
+def kill_session(leader: int) -> None:
+    """End a process that was started with a session of its own, its JVM, and the Python workers of that."""
+    alive = True
+    while alive:
+        alive = False
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getsid(int(path.name)) == leader and "Z" not in state(path):
+                    alive = True
+                    os.kill(int(path.name), signal.SIGKILL)
+
+
+def state(path: Path) -> str:
+    with suppress(OSError):
+        return (path / "stat").read_text().rpartition(")")[2].split()[0]
+    return "Z"
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    with Killed(tmp_path_factory.mktemp("killed")) as found:
+        found.add_all()
+        found.kill()
+        # Asked for here, so that alone this module runs one JVM of Spark at a time.
+        found.resume(shared_session())
+        yield found
+
+
+def allowed(bus: Bus, step: str) -> dict[str, Any]:
+    """What may be there twice."""
+    if bus.capabilities.publish.deduplication or step not in AGAIN:
+        return {}
+    return {"twice": BATCH, "why": AGAIN[step]}
+
+
+@pytest.mark.parametrize(("backend", "step", "batch"), LOGS)
+def test_a_copy_of_a_log(killed: Killed, books: Books, backend: str, step: str, batch: int) -> None:
+    name = ("log", backend, step, str(batch), "never")
+    case, before, bus = killed.case(*name), killed.before[name] - batch * BATCH, killed.buses[backend]
+    assert {"planned": before == 0, "read": 0 <= before < BATCH, "half": 0 < before < BATCH}.get(step, before == BATCH)
+    ids, rows = zip(*log(bus, case.target), strict=True)
+    books.balance(f"SIGKILL of a query: {step}", backend, numbered(ROWS), rows, ids=ids, **allowed(bus, step))
+
+
+@pytest.mark.parametrize(("backend", "connector", "step"), PIPELINES)
+def test_a_pipeline(killed: Killed, books: Books, spark: SparkSession, backend: str, connector: str, step: str) -> None:
+    name = ("pipeline", backend, step, str(KILLED), connector)
+    case, bus = killed.case(*name), killed.buses[backend]
+    good = [b"%d" % number for number in range(ROWS) if number % 10]
+    told = f"SIGKILL of a pipeline: {step}"
+    via = f"{backend}, connector" if connector == "always" else backend
+    for sink in ("files", "more"):
+        rows = spark.read.parquet(f"{case.directory}/{sink}").select("number").collect()
+        books.balance(f"{told}; {sink}", via, good, [b"%d" % row.number for row in rows])
+    ids, bodies = zip(*log(bus, case.target), strict=True)
+    again = allowed(bus, step)
+    books.balance(
+        f"{told}; topic", via, good, [b"%d" % json.loads(each)["number"] for each in bodies], ids=ids, **again
+    )
+    ids, bodies = zip(*log(bus, case.dead), strict=True)
+    bad = [each for each in orders() if each.startswith(b"bad")]
+    # These are written last.
+    again = again if step == "written" else {}
+    books.balance(f"{told}; dead letters", via, bad, bodies, ids=ids, **again)

@@ -1,0 +1,266 @@
+"""The streaming reader, called as Spark calls it but without Spark, so that each step can be looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import nats
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from broker.blocking import Bus
+from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from broker.outbound import OutboundMessage
+from broker_jetstream.names import stream_name
+from broker_spark.log_source import LogStreamReader
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish, rows_of
+
+Offsets = dict[str, Any]
+
+
+class Query:
+    """Calls a reader in Spark's order; a new reader for each run, as a restart makes one."""
+
+    def __init__(self, url: str, topic: str, **options: Any) -> None:
+        given = {name: str(value) for name, value in options.items()}
+        self.options = SourceOptions.parse({"url": url, "topic": topic, **given}).for_stream()
+        self.reader = LogStreamReader(self.options)
+        self.at: Offsets = self.reader.initialOffset()
+
+    def restart(self) -> None:
+        self.reader = LogStreamReader(self.options)
+
+    def batches(self, limit: ReadLimit | None = None) -> Iterator[list[bytes]]:
+        """Until there is nothing new."""
+        while (batch := self.batch(limit)) is not None:
+            yield batch
+
+    def batch(self, limit: ReadLimit | None = None) -> list[bytes] | None:
+        # Spark keeps offsets as JSON text.
+        end = json.loads(json.dumps(self.reader.latestOffset(self.at, limit or self.reader.getDefaultReadLimit())))
+        if end == self.at:
+            return None
+        found = self.rows(self.at, end)
+        self.reader.commit(self.at)
+        self.at = end
+        return found
+
+    def rows(self, start: Offsets, end: Offsets) -> list[bytes]:
+        found: list[bytes] = []
+        for wanted in self.reader.partitions(start, end):
+            assert isinstance(wanted, Range)
+            found += rows_of(self.options, wanted)
+        return found
+
+    @property
+    def behind(self) -> int:
+        """By what the reader reports."""
+        head = self.reader.reportLatestOffset()
+        assert head is not None
+        return sum(
+            place - self.at["topics"][topic]["next"].get(partition, 0)
+            for topic, found in head["topics"].items()
+            for partition, place in found["next"].items()
+        )
+
+
+def test_bounded_batches_read_each_row_once(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=3)
+    publish(bus, topic, numbered(500))
+    query = Query(url, topic, maxRows=120, tasksPerPartition=2)
+    batches = list(query.batches())
+    assert sorted(row for batch in batches for row in batch) == sorted(numbered(500))
+    assert max(map(len, batches)) <= 120
+    assert 5 <= len(batches) <= 8
+    assert query.behind == 0
+    publish(bus, topic, numbered(50, start=500))
+    query.restart()
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(50, start=500))
+    publish(bus, topic, numbered(300, start=550))
+    assert len(query.batch(ReadAllAvailable()) or []) == 300
+
+
+def test_a_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(200))
+    query = Query(url, topic, maxRows=50)
+    places = [query.at]
+    rows: list[list[bytes]] = []
+    for batch in query.batches():
+        rows.append(batch)
+        places.append(query.at)
+        publish(bus, topic, [b"later"]) if len(rows) == 1 else None
+    query.restart()
+    assert [query.rows(start, end) for start, end in pairwise(places)] == rows
+
+
+def test_a_first_batch_that_is_run_again_is_the_same(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic, start="latest")
+    publish(bus, topic, numbered(200, start=10))
+    assert sorted(query.batch() or []) == sorted(numbered(200, start=10))
+    publish(bus, topic, [b"later"])
+    query.restart()
+    # Until a batch is committed Spark asks anew where the first one begins, and now that is another place.
+    assert sorted(query.rows(query.reader.initialOffset(), query.at)) == sorted(numbered(200, start=10))
+
+
+@pytest.mark.parametrize("options", [{}, {"minRows": 100, "maxDelay": 3600}])
+def test_latest_is_a_place_from_the_first_look_on(
+    url: str, bus: Bus, make_topic: MakeTopic, options: dict[str, Any]
+) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic, start="latest", **options)
+    # A batch without rows, which has the place kept.
+    assert query.batch() == []
+    assert query.batch() is None
+    publish(bus, topic, numbered(200, start=10))
+    query.restart()
+    assert sorted(query.batch() or []) == sorted(numbered(200, start=10))
+
+
+def test_available_now_stops_where_it_began(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(100))
+    query = Query(url, topic, maxRows=40, minRows=30)
+    query.reader.prepareForTriggerAvailableNow()
+    publish(bus, topic, numbered(100, start=100))
+    bus.admin.ensure_topic(topic, partitions=3)
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(100))
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(100, start=100))
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic)
+    assert len(query.batch() or []) == 10
+    bus.admin.ensure_topic(topic, partitions=4)
+    bus.topic(topic).publish_batch([OutboundMessage(value, partition=int(value) % 4) for value in numbered(40, 10)])
+    before = query.at
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(40, 10))
+    query.restart()
+    assert sorted(query.rows(before, query.at)) == sorted(numbered(40, 10))
+
+
+def test_an_idle_partition_is_not_taken_for_a_lost_one(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    bus.topic(topic).publish_batch([OutboundMessage(value, partition=0) for value in numbered(20)])
+    query = Query(url, topic)
+    assert len(query.batch() or []) == 20
+    bus.admin.purge(topic)
+    bus.topic(topic).publish_batch([OutboundMessage(b"late", partition=1)])
+    assert query.batch() == [b"late"]
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+async def test_a_last_message_that_was_deleted_is_no_lost_end(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic)
+    assert len(query.batch() or []) == 10
+    client = await nats.connect(url)
+    last = max(bounds.next for bounds in bus.log.bounds(topic).values()) - 1
+    await client.jetstream().delete_msg(stream_name(topic), last)
+    await client.close()
+    assert query.batch() is None
+    publish(bus, topic, [b"next"])
+    assert query.batch() == [b"next"]
+
+
+def test_a_log_that_ends_below_the_checkpoint_is_told(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic)
+    assert len(query.batch() or []) == 10
+    # As after the restore of an older copy of the log.
+    places = query.at["topics"][topic]["next"]
+    query.at["topics"][topic]["next"] = {partition: place + 5 for partition, place in places.items()}
+    with pytest.raises(OffsetOutOfRange, match=r"ends at .*, and the checkpoint is at"):
+        query.batch()
+
+
+def test_few_rows_wait_for_more(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    query = Query(url, topic, minRows=10, maxDelay=3600)
+    publish(bus, topic, numbered(9))
+    assert query.batch() is None
+    assert query.behind == 9
+    publish(bus, topic, numbered(1, 9))
+    assert len(query.batch() or []) == 10
+    hasty = Query(url, topic, minRows=11, maxDelay=0.001)
+    while (rows := hasty.batch()) is None:
+        pass
+    assert len(rows) == 10
+
+
+def test_batches_are_bounded_in_bytes(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, [b"x" * 1000] * 100)
+    batches = list(Query(url, topic, maxBytes="20k").batches())
+    assert sum(map(len, batches)) == 100
+    assert max(sum(map(len, batch)) for batch in batches) <= 20 << 10
+    # A row that is larger than it all comes alone.
+    assert list(map(len, Query(url, topic, maxBytes="1").batches())) == [1] * 100
+
+
+def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic, other = make_topic(), make_topic()
+    publish(bus, topic, numbered(10))
+    query = Query(url, topic)
+    query.batch()
+    with pytest.raises(ConfigurationError, match=f"on topic '{topic}', and this one reads {other}.*checkpointLocation"):
+        Query(url, other).reader.latestOffset(query.at, ReadAllAvailable())
+    with pytest.raises(ConfigurationError, match="another kind of source"):
+        query.reader.latestOffset({topic: {"0": 3}}, ReadAllAvailable())
+    foreign = {**query.at, "backend": "another"}
+    with pytest.raises(ConfigurationError, match="a query on another, and this one reads"):
+        query.reader.latestOffset(foreign, ReadAllAvailable())
+    bus.admin.delete_topic(topic)
+    with pytest.raises(TopicNotFound):
+        query.batch()
+    bus.admin.ensure_topic(topic, partitions=2)
+    publish(bus, topic, numbered(20))
+    with pytest.raises(ConfigurationError, match="was deleted and made anew"):
+        query.batch()
+    assert sorted(row for batch in Query(url, topic).batches() for row in batch) == sorted(numbered(20))
+
+
+def test_what_retention_removed_is_an_error_or_skipped(
+    url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(100))
+    query, skipping = Query(url, topic), Query(url, topic, onDataLoss="skip")
+    for each in (query, skipping):
+        assert each.batch() == numbered(100)
+    publish(bus, topic, numbered(50, 100))
+    bus.admin.purge(topic)
+    publish(bus, topic, numbered(70, 150))
+    with pytest.raises(OffsetOutOfRange, match=r"(?s)Retention removed .* onDataLoss to skip"):
+        query.batch()
+    assert skipping.batch() == numbered(70, 150)
+    assert "before they were read, 50 at most" in caplog.text
+
+
+def test_a_group_is_told_the_position(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    group = f"{topic}.lag"
+    query = Query(url, topic, group=group)
+    query.batch()
+    query.reader.commit(query.at)
+    records = bus.capabilities.records
+    if records is not None and records.group_admin:
+        assert bus.admin.lag(topic, group).waiting == 0
+        assert sum(bus.admin.describe_group(group).positions.values()) == 10

@@ -1,0 +1,167 @@
+"""Options, positions, offsets and admission: pure parts, without Spark or a broker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from broker.errors import ConfigurationError, Unsupported
+from broker_spark import COLUMNS, arrow_schema, spark_schema
+from broker_spark.admission import admit, backlog
+from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.options import SourceOptions
+from broker_spark.positions import Position, parse_position
+from broker_spark.ranges import ranges
+from broker_spark.sink import SinkOptions
+
+URL = "nats://127.0.0.1:4222"
+
+
+def parse(**options: str) -> SourceOptions:
+    return SourceOptions.parse({"url": URL, "topic": "orders", **options})
+
+
+def test_the_schema_is_what_spark_makes_of_it() -> None:
+    assert to_arrow_schema(spark_schema(), timezone="UTC") == arrow_schema()
+    assert arrow_schema(["value", "topic"]).names == ["value", "topic"]
+    assert len(COLUMNS) == 10
+
+
+def test_options_are_one_however_they_are_written() -> None:
+    for name in ("maxRows", "maxrows", "max_rows", "MAX_ROWS"):
+        assert parse(**{name: "7"}).max_rows == 7
+    assert parse(maxBytes="64m").max_bytes == 64 << 20
+    assert parse(topic="orders, refunds").topics == ("orders", "refunds")
+    assert parse(columns="value, key").columns == ("value", "key")
+    assert SourceOptions.parse({"url": URL, "topicPattern": "orders-.*"}).pattern == "orders-.*"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"maxRow": "1"}, "no option 'maxRow'. Did you mean 'maxRows'"),
+        ({"maxRows": "many"}, "Option maxRows is 'many'. It takes a whole number of 1 or more"),
+        ({"maxRows": "0"}, "Option maxRows is '0'"),
+        ({"maxBytes": "12x"}, "Option maxBytes is '12x'. It takes a size"),
+        ({"maxDelay": "nan"}, "Option maxDelay is 'nan'"),
+        ({"minRows": "9", "maxRows": "8"}, "Option minRows is 9. It takes no more than maxRows, which is 8"),
+        ({"onDataLoss": "ignore"}, "Option onDataLoss is 'ignore'. It takes fail or skip"),
+        ({"columns": "valu"}, "no column 'valu'. Did you mean 'value'"),
+        ({"columns": "key,key"}, "columns names 'key' twice"),
+        ({"start": "soon"}, "start is 'soon'. It takes \"earliest\""),
+        ({"start": "2026-01-31T12:00:00"}, "has no timezone"),
+        ({"start": '{"0": -1}'}, "start has -1 for partition '0'"),
+        ({"start": '{"refunds": {"0": 1}}'}, "an offset of topic 'refunds'"),
+        ({"topicPattern": "x.*"}, "topic and topicPattern are both given"),
+        ({"topic": "a b"}, "topic name 'a b' is not portable"),
+        ({"url": "inmem:"}, "Use embedded:///directory"),
+        ({"url": "embedded:"}, "Use embedded:///directory"),
+        ({"url": "nets://x"}, "nats"),
+    ],
+)
+def test_a_wrong_option_is_named_with_the_mend(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(**options)
+    assert told in str(caught.value)
+
+
+def test_options_of_the_other_kind_of_read_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="maxRows is for a stream only"):
+        parse(maxRows="1").for_batch()
+    with pytest.raises(ConfigurationError, match="end is for a batch read only"):
+        parse(end="latest").for_stream()
+
+
+def test_positions() -> None:
+    assert parse_position("start", "latest", "earliest") == Position("latest")
+    assert parse_position("start", "2026-01-31T12:00:00Z", "earliest") == Position(
+        datetime(2026, 1, 31, 12, tzinfo=UTC)
+    )
+    found = parse_position("start", '{"orders": {"0": 17, "1": "latest"}}', "earliest")
+    assert (found.default, found.of("orders"), found.of("refunds")) == ("earliest", {0: 17, 1: "latest"}, {})
+
+
+def test_offsets_come_back_and_strangers_are_refused() -> None:
+    mine = Offsets("kafka", {"orders": TopicOffsets("a", {0: 5, 10: 7}, {10: 0})})
+    assert Offsets.from_json(mine.to_json()) == mine
+    mine.check("kafka", {"orders": "a", "refunds": "b"}, named=True)
+    with pytest.raises(ConfigurationError, match="of another kind of source"):
+        Offsets.from_json({"orders": {"0": 5}})
+    with pytest.raises(ConfigurationError, match="another version"):
+        Offsets.from_json({**mine.to_json(), "version": 2})
+    with pytest.raises(ConfigurationError, match="a query on kafka, and this one reads jetstream"):
+        mine.check("jetstream", {"orders": "a"}, named=True)
+    with pytest.raises(ConfigurationError, match="on topic 'orders', and this one reads refunds"):
+        mine.check("kafka", {"refunds": "a"}, named=True)
+    with pytest.raises(ConfigurationError, match="deleted and made anew"):
+        mine.check("kafka", {"orders": "b"}, named=True)
+
+
+PLACES = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]),
+    st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1),
+    min_size=1,
+)
+
+
+@given(PLACES, st.integers(1, 60), st.booleans())
+def test_batches_are_bounded_and_reach_the_end(
+    places: dict[str, dict[int, tuple[int, int]]], most: int, shared: bool
+) -> None:
+    start = {topic: {each: low for each, (low, _) in found.items()} for topic, found in places.items()}
+    end = {topic: {each: low + more for each, (low, more) in found.items()} for topic, found in places.items()}
+    if shared:
+        end = {
+            topic: dict.fromkeys(found, max([*found.values(), *start[topic].values()])) for topic, found in end.items()
+        }
+    total = sum(backlog(start, end, shared=shared).values())
+    batches = 0
+    while start != end:
+        reached = admit(start, end, most, shared=shared)
+        rows = backlog(start, reached, shared=shared)
+        assert 0 < sum(rows.values()) <= most
+        for topic, found in reached.items():
+            for each, place in found.items():
+                assert start[topic][each] <= place <= end[topic][each]
+        start = reached
+        batches += 1
+    assert batches <= total
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 20))
+def test_tasks_cover_a_range_once(first: int, length: int, tasks: int) -> None:
+    found = ranges("orders", None, {0: first}, {0: first + length}, tasks)
+    assert [offset for each in found for offset in range(each.start, each.stop)] == list(range(first, first + length))
+    assert len(found) == min(tasks, length)
+
+
+def sink(*columns: tuple[str, object], **options: str) -> SinkOptions:
+    schema = StructType([StructField(name, kind) for name, kind in columns])  # pyright: ignore[reportArgumentType]
+    return SinkOptions.parse({"url": URL, "topic": "orders", **options}, schema)
+
+
+def test_what_a_sink_takes() -> None:
+    found = SinkOptions.parse({"url": URL}, spark_schema())
+    assert found.columns == ("topic", "id", "key", "value", "attributes", "publish_time")
+    assert "topic" not in SinkOptions.parse({"url": URL, "topic": "orders"}, spark_schema()).columns
+    assert "partition" in SinkOptions.parse({"url": URL, "keepPartition": "true"}, spark_schema()).columns
+    with pytest.raises(ConfigurationError, match=r"no column 'vale'. Did you mean 'value'.*df.drop"):
+        sink(("vale", StringType()))
+    with pytest.raises(ConfigurationError, match=r"Column 'value' is of type bigint. It takes binary or string"):
+        sink(("value", LongType()))
+    with pytest.raises(ConfigurationError, match="no column 'value'"):
+        sink(("key", StringType()))
+    with pytest.raises(ConfigurationError, match="Neither option topic nor a column topic"):
+        SinkOptions.parse({"url": URL}, StructType([StructField("value", StringType())]))
+    with pytest.raises(ConfigurationError, match=r"The sink has no option 'topics'. Did you mean 'topic'"):
+        sink(("value", StringType()), topics="x")
+    with pytest.raises(Unsupported, match="no use for column 'deliver_at'"):
+        SinkOptions.parse(
+            {"url": "kafka://127.0.0.1:9092", "topic": "orders"},
+            StructType([StructField("value", StringType()), StructField("deliver_at", spark_schema()[7].dataType)]),
+        )

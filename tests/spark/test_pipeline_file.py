@@ -1,0 +1,292 @@
+"""Pipelines in TOML: what a file says, what is told of what it says wrong, and the command `broker pipeline`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.blocking import connect
+from broker.cli import main
+from broker.errors import ConfigurationError
+from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
+from broker_spark.pipeline.inspecting import status
+from broker_spark.pipeline.toml_file import read_pipeline
+from tests.servers import nats
+from tests.spark.conftest import SETTINGS
+from tests.spark.support import publish
+
+GOOD = """
+name = "shop"
+url = "nats://127.0.0.1:4222"
+checkpoint = "checkpoint"
+transform = "MODULE:large"
+on_batch = "MODULE:reports.append"
+trigger = "available-now"
+
+[spark]
+master = "local[2,3]"
+
+[sources.orders]
+topic = "orders"
+decode = "MODULE:Order"
+maxRows = 50
+
+[sinks.large]
+topic = "large-orders"
+key = "number"
+
+[sinks.archive]
+path = "archive"
+partition_by = ["colour"]
+
+[dead_letters]
+topic = "orders.dead"
+"""
+CODE = """
+from dataclasses import dataclass
+from limits_MODULE import LIMITS
+from pyspark.sql import functions as F
+
+def enough(number):
+    return LIMITS.enough(number)
+
+@dataclass
+class Order:
+    number: int
+    colour: str
+
+def large(orders):
+    return orders.select("payload.*").where(F.udf(enough, "boolean")("number"))
+
+reports = []
+
+not_a_class = 5
+"""
+LIMITS = """
+class LIMITS:
+    @staticmethod
+    def enough(number):
+        return number >= 10
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A good one, with a module of its own beside it, which Spark's workers need, and one that this imports."""
+    module = f"shop_{uuid.uuid4().hex[:8]}"
+    (tmp_path / f"{module}.py").write_text(CODE.replace("MODULE", module))
+    (tmp_path / f"limits_{module}.py").write_text(LIMITS)
+    path = tmp_path / "shop.toml"
+    path.write_text(GOOD.replace("MODULE", module).replace('[spark]\nmaster = "local[2,3]"\n', ""))
+    return path
+
+
+def test_what_a_file_says(file: Path) -> None:
+    pipeline = read_pipeline(file)
+    assert pipeline.sources["orders"].options == {"maxRows": "50"}
+    assert pipeline.checkpoint == str(file.parent / "checkpoint")
+    assert pipeline.sinks == {
+        "large": TopicSink("large-orders", key="number"),
+        "archive": FileSink(str(file.parent / "archive"), partition_by=["colour"]),
+    }
+    # To swap the broker is one line.
+    other = file.with_name("other.toml")
+    other.write_text(file.read_text().replace("nats://127.0.0.1:4222", "kafka://127.0.0.1:9092"))
+    assert read_pipeline(other).source_options("orders")["url"] == "kafka://127.0.0.1:9092"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("trigger =", "triger =", "There is no key triger. Did you mean 'trigger'"),
+        ('"shop"', "5", "name is 5. It takes text"),
+        ('"shop"', '"my shop"', "name is 'my shop'. It takes a letter"),
+        ('"available-now"', '"soon"', "trigger is 'soon'. It takes"),
+        ('checkpoint = "checkpoint"', "", "checkpoint is missing. Add it"),
+        (":large", ":larg", "transform is 'MODULE:larg', and there is no 'larg' in MODULE. Did you mean 'large'"),
+        ('"MODULE:large"', '"large"', "transform is 'large'. It takes module:name"),
+        ('"MODULE:large"', '"nowhere_at_all:x"', "module nowhere_at_all cannot be imported"),
+        (":Order", ":not_a_class", "sources.orders: 5 is no dataclass, pydantic model or msgspec struct"),
+        ("maxRows", "maxRow", "sources.orders: The source has no option 'maxRow'. Did you mean 'maxRows'"),
+        ("maxRows = 50", 'maxRows = "x"', "sources.orders: Option maxRows is 'x'. It takes a whole number"),
+        ("maxRows = 50", "maxRows = [1]", "sources.orders.maxRows is [1]. It takes text, a number"),
+        ('topic = "orders"\n', "topic = 7\n", "sources.orders.topic is 7. It takes text"),
+        ('topic = "orders"\n', "", "sources.orders: Neither option topic nor topicPattern is given"),
+        ("nats://127.0.0.1:4222", "inmem:", "is a broker within one process"),
+        ("nats://", "nets://", "nats"),
+        ('path = "archive"', 'paht = "archive"', "sinks.archive has no target. Give one of topic, path, table, call"),
+        ('path = "archive"', 'path = "a"\ntable = "b"', "sinks.archive has path and table. Give one of"),
+        ("partition_by", "partition", "There is no key sinks.archive.partition. Did you mean 'partition_by'"),
+        ('["colour"]', "[5]", "sinks.archive.partition_by[0] is 5. It takes text"),
+        ('key = "number"', "key = 5", "sinks.large.key is 5. It takes text"),
+        ('key = "number"', 'kee = "number"', "sinks.large: The sink has no option 'kee'"),
+        ('key = "number"', 'writeId = "a"', "sinks.large: Option writeId is the pipeline's. Leave it out"),
+        ('"large-orders"', '"a b"', "sinks.large: topic name 'a b' is not portable"),
+        ('[dead_letters]\ntopic = "orders.dead"', "", "sources.orders: It has decode, and the pipeline has no"),
+        ("[sinks.large]", "sinks = 5", "TOML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new: str, told: str) -> None:
+    module = next(file.parent.glob("shop_*.py")).stem
+    text = file.read_text()
+    assert old.replace("MODULE", module) in text
+    file.write_text(text.replace(old.replace("MODULE", module), new.replace("MODULE", module), 1))
+    with pytest.raises(ConfigurationError) as caught:
+        read_pipeline(file)
+    assert str(file) in str(caught.value)
+    assert told.replace("MODULE", module) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sinks": {}}, "sinks is {}. It takes one or more"),
+        ({"sinks": {"a": 5}}, "sinks.a: It is 5. It takes a TopicSink"),
+        ({"output_mode": "complete"}, "output_mode is 'complete'"),
+        ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
+        ({"sources": {"a": Source("orders"), "b": Source("orders")}}, "There are 2 sources, and no transform"),
+    ],
+)
+def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str) -> None:
+    fields: dict[str, Any] = {
+        "name": "shop",
+        "url": "nats://127.0.0.1:4222",
+        "sources": {"orders": Source("orders")},
+        "sinks": {"files": FileSink("/nowhere")},
+        "checkpoint": "/nowhere",
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline(**(fields | changes))
+    assert told in str(caught.value)
+
+
+def test_the_command_runs_shows_and_explains(
+    spark: SparkSession, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del spark  # is the one that the commands find
+    url = nats.shared_server().url
+    names = {name: f"spark.{uuid.uuid4().hex[:12]}" for name in ("orders", "large-orders", "orders.dead")}
+    text = file.read_text().replace("nats://127.0.0.1:4222", url)
+    for name, topic in names.items():
+        text = text.replace(f'topic = "{name}"', f'topic = "{topic}"')
+    file.write_text(text)
+    with connect(url) as bus:
+        for topic in names.values():
+            bus.admin.ensure_topic(topic)
+        publish(
+            bus,
+            names["orders"],
+            [json.dumps({"number": number, "colour": "red"}).encode() for number in range(60)] + [b"?"],
+        )
+
+    def call(*arguments: str) -> tuple[str, str]:
+        assert main(["pipeline", *arguments, str(file)]) == 0
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    assert call("status")[0] == "shop: no batch is committed\n"
+    _, told = call("run")
+    assert "shop: batch 0: " in told
+    assert "shop: 2 batches, nothing more to do" in told
+    module = next(file.parent.glob("shop_*.py")).stem
+    assert [report.batch for report in sys.modules[module].reports] == [0, 1]
+    found = json.loads(call("status", "--json")[0])
+    assert (found["committed"], found["planned"], found["lag"]) == (1, None, 0)
+    assert {place["topic"] for place in found["partitions"]} == {names["orders"]}
+    shown, _ = call("explain")
+    for part in ("MaxRows=50", "Order: struct<number:bigint,colour:string>", "orders.dead", "checkpoint", "Physical"):
+        assert part.lower().replace("orders.dead", names["orders.dead"]) in shown.lower()
+    # What came since, as JSON for programs.
+    with connect(url) as bus:
+        publish(bus, names["orders"], [b'{"number": 99, "colour": "blue"}'])
+    report = json.loads(call("run", "--json")[0])
+    assert (report["rows_in"], report["rows_out"], report["dead"]) == (1, {"large": 1, "archive": 1}, 0)
+    with connect(url) as bus:
+        records = [
+            json.loads(record.data or b"")
+            for part in bus.log.partitions(names["large-orders"])
+            for batch in bus.log.read(names["large-orders"], part)
+            for record in batch
+        ]
+    assert sorted(record["number"] for record in records) == [*range(10, 60), 99]
+
+
+def test_no_other_command_imports_spark() -> None:
+    code = """
+    import sys
+    from broker.cli import main
+    assert main(["--help"]) == main(["pipeline", "run", "--help"]) == 0
+    assert not [name for name in sys.modules if name.startswith(("pyspark", "broker_spark", "pyarrow"))]
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pipeline" in done.stdout
+
+
+GATED = """
+from pathlib import Path
+
+def gate(frame, batch):
+    # Of what Python processes load, nothing is sources that each would compile anew.
+    found = frame.sparkSession._jvm.org.apache.spark.api.python.PythonUtils.sparkPythonPath()
+    assert [each for each in found.split(":") if Path(each).exists() and "pyspark.zip" in each] == []
+    # Opens where the parent writes to it.
+    Path(__file__).with_name(f"gate{batch}").read_text()
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
+    url = nats.shared_server().url
+    topic, module = f"spark.{uuid.uuid4().hex[:12]}", f"gated_{uuid.uuid4().hex[:8]}"
+    file, gates = tmp_path / "copy.toml", [tmp_path / "gate0", tmp_path / "gate1"]
+    settings = "\n".join(f'"{name}" = {json.dumps(value)}' for name, value in SETTINGS.items())
+    file.write_text(
+        f'name = "copy-it"\nurl = "{url}"\ncheckpoint = "checkpoint"\nmaster = "local[2]"\n'
+        f'[sources.rows]\ntopic = "{topic}"\nmaxRows = 100\n[sinks.files]\npath = "files"\n'
+        f'[sinks.gate]\ncall = "{module}:gate"\n[spark]\n{settings}\n'
+    )
+    (tmp_path / f"{module}.py").write_text(GATED)
+    for gate in gates:
+        os.mkfifo(gate)
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, [b"%d" % number for number in range(250)])
+    command = [Path(sys.executable).with_name("broker"), "pipeline", "run", str(file)]
+    # As a person at a terminal sees it, with a bar.
+    ours, its = os.openpty()
+    shown = ""
+    with subprocess.Popen(command, stderr=its, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}) as process:
+        os.close(its)
+
+        def stop_the_second_batch() -> None:
+            gates[0].write_text("go")
+            with gates[1].open("w"):
+                process.send_signal(signal.SIGTERM)
+
+        threading.Thread(target=stop_the_second_batch, daemon=True).start()
+        # The end of a terminal that nobody has open any more is an error.
+        with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):
+            while said := terminal.read(4096):
+                shown += said.decode(errors="replace")
+    assert process.returncode == 128 + signal.SIGTERM, shown
+    for expected in ("copy-it: batch 0: 100 rows in, 100 to files, 100 to gate, 0 dead", "100/250", "batch 1: ", "━"):
+        assert expected in shown
+    found = status(read_pipeline(file))
+    # What Spark had planned behind it is where the next run begins.
+    assert (found.committed, found.planned) in {(1, None), (1, 2)}, "what was not written is not committed"
+    assert found.lag == 50
+    assert sorted(path.name for path in (tmp_path / "files").glob("batch=*")) == ["batch=0", "batch=1"]
+    assert main(["pipeline", "status", str(file)]) == 0

@@ -1,0 +1,77 @@
+"""Dead letters of a pipeline: listed, mended, redriven by `broker dead`, and decoded by the next run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.blocking import Bus
+from broker.cli import main
+from broker.outbound import OutboundMessage
+from broker_spark.pipeline import Source, TopicSink, run
+from tests.spark.conftest import MakeTopic
+from tests.spark.test_pipeline import Order, make, orders
+
+
+@dataclass
+class Coloured(Order):
+    """The class, mended: what has no colour is grey."""
+
+    colour: str = "grey"
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_redriven_letters_are_decoded_by_the_next_run(
+    spark: SparkSession,
+    url: str,
+    bus: Bus,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    source, dead = make_topic(), make_topic(partitions=1)
+    bus.topic(source).publish_batch(
+        [
+            *(OutboundMessage(body) for body in orders(3)),
+            OutboundMessage(b'{"number": 10}', "ten", {"table": "3"}, id="mine"),
+            OutboundMessage(b"?"),
+        ]
+    )
+    # A redrive needs the origin even of rows whose column topic is not read.
+    pipeline = make(
+        url,
+        source,
+        tmp_path,
+        sources={"orders": Source(source, Order, options={"columns": "key,value,id,attributes"})},
+        dead_letters=TopicSink(dead),
+    )
+    run(pipeline, spark=spark)
+
+    def call(*arguments: str) -> bytes:
+        assert main(["--url", url, "dead", *arguments]) == 0
+        return capsysbinary.readouterr().out
+
+    listed = {line["data"]: line for line in map(json.loads, call("list", dead, "--json").splitlines())}
+    assert listed.keys() == {'{"number": 10}', "?"}
+    ten = listed['{"number": 10}']
+    assert (ten["topic"], ten["subscription"], ten["id"]) == (source, "orders", "mine")
+    assert (ten["reason"], ten["key"], ten["attributes"]) == ("colour is missing or null", "ten", {"table": "3"})
+    assert f"2 moved to '{source}'".encode() in call("redrive", dead)
+    reports = []
+    mended = replace(pipeline, sources={"orders": replace(pipeline.sources["orders"], decode=Coloured)})
+    run(mended, spark=spark, on_batch=reports.append)
+    assert [(report.rows_in, report.rows_out, report.dead) for report in reports] == [(2, {"files": 1}, 1)]
+    rows = spark.read.parquet(str(tmp_path / "files")).collect()
+    assert sorted((row.number, row.colour, row.key and bytes(row.key)) for row in rows) == [
+        (0, "blue", None),
+        (1, "red", None),
+        (2, "blue", None),
+        (10, "grey", b"ten"),
+    ]
+    # What is still wrong is a letter again, and only that.
+    [letter] = map(json.loads, call("list", dead, "--json").splitlines())
+    assert (letter["data"], letter["reason"], letter["topic"]) == ("?", "The value is not JSON", source)

@@ -1,0 +1,120 @@
+"""Pipelines over Spark's own Kafka connector and over queues: their lag, `broker pipeline status` and `explain`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.blocking import connect
+from broker.cli import main
+from broker.errors import ConfigurationError
+from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
+from broker_spark.pipeline.toml_file import read_pipeline
+from tests.servers import kafka, nats
+from tests.spark.support import numbered, publish
+
+FILE = """
+name = "both"
+checkpoint = "checkpoint"
+sql = "select value from log union all select value from jobs"
+trigger = "available-now"
+
+[sources.log]
+url = "{kafka}"
+topic = "{topic}"
+connector = "always"
+maxRows = 60
+
+[sources.jobs]
+url = "{nats}"
+topic = "{topic}"
+subscription = "billing"
+spool = "{spool}"
+maxRows = 70
+
+[sinks.files]
+path = "files"
+"""
+
+
+def test_lag_status_and_plan_of_a_connector_and_a_queue(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    urls = {"kafka": kafka.shared_server().url, "nats": nats.shared_server().url}
+    file = tmp_path / "both.toml"
+    file.write_text(FILE.format(topic=topic, spool=tmp_path / "spool", **urls))
+
+    def call(*arguments: str) -> str:
+        assert main(["pipeline", *arguments, str(file)]) == 0
+        return capsys.readouterr().out
+
+    def fill(count: int) -> None:
+        publish(log, topic, [b"log %d" % number for number in range(count)])
+        publish(queue, topic, [b"job %d" % number for number in range(count)])
+
+    with connect(urls["kafka"]) as log, connect(urls["nats"]) as queue:
+        log.admin.ensure_topic(topic, partitions=1)
+        queue.admin.ensure_topic(topic)
+        queue.admin.ensure_subscription(topic, "billing")
+        fill(100)
+        reports: list[BatchReport] = []
+        run(read_pipeline(file), spark=spark, on_batch=reports.append)
+        assert sum(report.rows_in for report in reports) == 200
+        # Of the log 40 rows are not in the first batch, of the queue 30.
+        assert (reports[0].lag, reports[-1].lag) == (70, 0)
+        assert spark.read.parquet(str(tmp_path / "files")).distinct().count() == 200
+        said = json.loads(call("status", "--json"))
+        assert (said["lag"], said["problem"]) == (0, None)
+        assert said["partitions"] == [{"topic": topic, "partition": 0, "next": 100, "end": 100}]
+        [jobs] = said["queues"]
+        assert jobs == {
+            "source": "jobs",
+            "subscription": "billing",
+            "segment": jobs["segment"],
+            "spooled": 0,
+            "waiting": 0,
+        }
+        fill(7)
+        said = json.loads(call("status", "--json"))
+        assert (said["lag"], said["queues"][0]["waiting"]) == (14, 7)
+        shown = call("status")
+        assert "14 behind" in shown
+        assert f"jobs/billing  segment {jobs['segment']}" in " ".join(shown.split()).replace(" segment", "  segment")
+        plan = call("explain")
+        assert "connector=always" in plan
+        assert "subscription=billing" in plan
+        assert "kafka" in plan.lower().partition("physical")[2]
+    (tmp_path / "spool").rename(tmp_path / "elsewhere")
+    said = json.loads(call("status", "--json"))
+    assert said["lag"] == 7
+    assert said["problem"] == f"sources.jobs: {tmp_path / 'spool'} is not the spool of the checkpoint"
+
+
+def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkSession, tmp_path: Path) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    rows: list[int] = []
+    pipeline = Pipeline(
+        name="anew",
+        url=kafka.shared_server().url,
+        sources={"log": Source(topic, options={"connector": "always"})},
+        sinks={"rows": CallSink(lambda frame, _: rows.append(frame.count()))},
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+    with connect(kafka.shared_server().url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, numbered(3))
+        for _ in range(2):
+            run(pipeline, spark=spark)
+        bus.admin.delete_topic(topic)
+        bus.admin.ensure_topic(topic, partitions=1)
+        # More than there were, so that the old offsets would fit.
+        publish(bus, topic, numbered(9))
+        with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and made anew"):
+            run(pipeline, spark=spark)
+    assert rows == [3]

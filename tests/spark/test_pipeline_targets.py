@@ -1,0 +1,124 @@
+"""Files and tables of pipelines: whose they are, and what of a failed batch stays in them."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from broker.blocking import connect
+from broker.errors import BackendError, ConfigurationError
+from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
+from broker_spark.pipeline.inspecting import status
+from broker_spark.pipeline.owning import claim
+from tests.servers import nats
+from tests.spark.support import log, publish
+
+
+def make(directory: Path, **sinks: Sink) -> Pipeline:
+    return Pipeline(
+        name="targets",
+        url="nats://127.0.0.1:4222",
+        sources={"numbers": Source("numbers")},
+        sinks=sinks,
+        checkpoint=str(directory / "checkpoint"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (FileSink("/data/out"), FileSink("/data/out/")),
+        (FileSink("/data/out"), FileSink("file:///data/./out")),
+        (FileSink("s3a://bucket/out/red"), FileSink("s3://bucket/out")),
+        (TableSink("orders"), TableSink("default.`Orders`")),
+    ],
+)
+def test_sinks_that_would_overwrite_each_other_are_refused(tmp_path: Path, one: Sink, other: Sink) -> None:
+    with pytest.raises(ConfigurationError, match=r"sinks\.other has the (path|table) of sinks\.one, or one within"):
+        make(tmp_path, one=one, other=other)
+
+
+def test_sinks_beside_each_other_are_no_trouble(tmp_path: Path) -> None:
+    make(tmp_path, one=FileSink("/data/out"), other=FileSink("/data/out2"), third=FileSink("s3://data/out"))
+    make(tmp_path, one=TableSink("orders"), other=TableSink("archive.orders"), third=FileSink("orders"))
+
+
+def test_files_are_not_partitioned_by_the_batch_twice(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"sinks\.files: partition_by is 'Batch'\. It takes other columns"):
+        make(tmp_path, files=FileSink("/data/out", partition_by=["colour", "Batch"]))
+
+
+def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    url = nats.shared_server().url
+    topic, target, table = (f"targets_{uuid.uuid4().hex[:12]}" for _ in range(3))
+    broken = [True]
+
+    def fail(frame: DataFrame, batch: int) -> None:
+        if broken[0]:
+            raise BackendError(f"The database is away, with {frame.count()} rows of batch {batch}")
+
+    def pipeline(where: str, checkpoint: str = "checkpoint", column: str = "word", **sinks: Sink) -> Pipeline:
+        return Pipeline(
+            name="targets",
+            url=url,
+            sources={"words": Source(topic)},
+            transform=lambda words: words.select(F.col("value").cast("string").alias(column)),
+            sinks=sinks
+            or {
+                "topic": TopicSink(target),
+                "files": FileSink(str(tmp_path / "files"), where=where),
+                "table": TableSink(table, where=where),
+                "database": CallSink(fail),
+            },
+            checkpoint=str(tmp_path / checkpoint),
+            trigger="available-now",
+        )
+
+    def kept() -> tuple[int, int]:
+        # This session keeps which files there are; the pipeline's batches have one of their own.
+        spark.catalog.refreshTable(table)
+        files = list((tmp_path / "files").glob("batch=*/*.parquet"))
+        return len(files) and spark.read.parquet(str(tmp_path / "files")).count(), spark.table(table).count()
+
+    try:
+        with connect(url) as bus:
+            for each in (topic, target):
+                bus.admin.ensure_topic(each, partitions=1)
+            publish(bus, topic, [b"one", b"two"])
+            with pytest.raises(BackendError, match="The database is away, with 2 rows of batch 0"):
+                run(pipeline("true"), spark=spark)
+            found = status(pipeline("true"))
+            assert (found.committed, found.planned) == (None, 0)
+            assert kept() == (2, 2)
+            # What the next attempt leaves out does not stay.
+            broken[0] = False
+            assert run(pipeline("word = 'three'"), spark=spark) == 1
+            assert kept() == (0, 0)
+            publish(bus, topic, [b"three"])
+            assert run(pipeline("word = 'three'"), spark=spark) == 1
+            assert kept() == (1, 1)
+            # A new checkpoint counts from 0, and would write over what may be nowhere else.
+            written = log(bus, target)
+            files = pipeline("true", "new", topic=TopicSink(target), files=FileSink(str(tmp_path / "files")))
+            with pytest.raises(ConfigurationError, match=r"files: .* has batches of another query, .*rename"):
+                run(files, spark=spark)
+            with pytest.raises(ConfigurationError, match=r"table: .* has batches of another query, .*rename"):
+                claim(pipeline("true", table=TableSink(table)), spark, "another")
+            (tmp_path / "strange" / "batch=0").mkdir(parents=True)
+            spark.range(1).write.saveAsTable(f"{table}_strange")
+            for sink in (FileSink(str(tmp_path / "strange")), TableSink(f"{table}_strange")):
+                with pytest.raises(ConfigurationError, match="has batches that no pipeline is known for"):
+                    claim(pipeline("true", sink=sink), spark, "another")
+            for sink in (FileSink(str(tmp_path / "files")), TableSink(table)):
+                with pytest.raises(ConfigurationError, match=r"sinks\.sink: The rows have a column 'Batch'.*Rename it"):
+                    run(pipeline("true", "named", "Batch", sink=sink), spark=spark)
+            assert (kept(), log(bus, target)) == ((1, 1), written)
+            # A batch has a session of its own, which is not to stay anybody's active one.
+            assert SparkSession.getActiveSession() is spark
+    finally:
+        for each in (table, f"{table}_strange"):
+            spark.sql(f"drop table if exists {each}")

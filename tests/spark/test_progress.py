@@ -1,0 +1,110 @@
+"""How far a query and a pipeline are behind: each row counts once, whoever shares its topic's name or its offsets."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from broker.blocking import Bus, connect
+from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
+from broker_spark.pipeline.inspecting import Place, Status, status
+from broker_spark.progress import behind, lag
+from tests.servers import kafka, nats
+from tests.spark.support import numbered, publish
+
+
+def told(place: int, *, shared: bool, identity: str | None = "one", began: bool = False) -> str:
+    topic = TopicOffsets(identity, {0: place, 1: place, 2: place}, {0: 0, 1: 0, 2: 0} if began else {})
+    return json.dumps(Offsets("any", {"orders": topic}, shared=shared).to_json())
+
+
+def progress(*identities: str | None, shared: bool, places: Sequence[int] = (10, 10)) -> dict[str, Any]:
+    return {
+        "sources": [
+            {
+                "endOffset": told(place, shared=shared, identity=identity),
+                "latestOffset": told(40, shared=shared, identity=identity, began=True),
+            }
+            for identity, place in zip(identities, places, strict=True)
+        ]
+    }
+
+
+def test_what_shares_its_offsets_counts_once() -> None:
+    assert lag(progress("one", "two", shared=True)) == {"orders": {0: 60, 1: 60, 2: 60}}
+    assert behind(progress("one", "two", shared=True)) == 60
+    assert behind(progress("one", "two", shared=False)) == 180
+    assert behind(None) == 0
+    places = [Place("orders", partition, 10, 30 + partition, "0 orders") for partition in range(3)]
+    assert Status("x", "y", 1, None, [*places, Place("refunds", 0, 1, 6)]).lag == 22 + 5
+    assert Status("x", "y", 1, None, [*places, Place("refunds", 0, 1, None)]).lag is None
+
+
+def test_a_topic_that_a_plan_has_twice_counts_once() -> None:
+    # Its branches may lie apart for a moment.
+    twice = progress("one", "one", shared=True, places=(10, 15))
+    assert lag(twice) == {"orders": {0: 30, 1: 30, 2: 30}}
+    assert behind(twice) == 30
+    # Spark's connector does not tell topics apart, and then it may be of another broker, unless somebody knows.
+    unknown = progress(None, None, shared=False)
+    assert behind(unknown) == 180
+    assert behind(unknown, ["orders", "orders"]) == 90
+    assert behind(unknown, ["orders", "refunds"]) == 180
+
+
+def test_a_pipeline_that_joins_a_source_with_itself(spark: SparkSession, tmp_path: Path) -> None:
+    topic, url = f"spark.{uuid.uuid4().hex[:12]}", kafka.shared_server().url
+    pipeline = Pipeline(
+        name="twice",
+        url=url,
+        sources={"orders": Source(topic, options={"connector": "always", "maxRows": 10})},
+        sql="select a.value from orders a join orders b on a.id = b.id",
+        sinks={"nothing": CallSink(lambda *_: None)},
+        checkpoint=str(tmp_path),
+        trigger="available-now",
+    )
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, numbered(25))
+        reports: list[BatchReport] = []
+        run(pipeline, spark=spark, on_batch=reports.append)
+    *_, first, second = (tmp_path / "offsets" / "0").read_text().splitlines()
+    assert json.loads(first) == json.loads(second) == {topic: {"0": 10}}
+    assert [report.lag for report in reports] == [15, 5, 0]
+    assert sum(report.rows_out["nothing"] for report in reports) == 25
+
+
+def test_topics_of_one_name_at_two_brokers_are_told_apart(tmp_path: Path) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    urls = (nats.shared_server().url, kafka.shared_server().url)
+    pipeline = Pipeline(
+        name="both",
+        sources={f"source{number}": Source(topic, url=url) for number, url in enumerate(urls)},
+        sql="select value from source0 union all select value from source1",
+        sinks={"nothing": CallSink(lambda *_: None)},
+        checkpoint=str(tmp_path),
+    )
+    with connect(urls[0]) as queue, connect(urls[1]) as log:
+        for bus, count in ((queue, 7), (log, 20)):
+            bus.admin.ensure_topic(topic, partitions=1)
+            publish(bus, topic, numbered(count))
+        # As Spark keeps them: in an order of its own, and twice what is in two branches of its plan.
+        lines = [json.dumps(placed(bus, topic, place)) for bus, place in ((log, 4), (log, 4), (queue, 3))]
+    for name, text in (("commits", "v1\n{}"), ("offsets", "\n".join(["v1", "{}", *lines]))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0").write_text(text)
+    found = status(pipeline)
+    assert not found.problem
+    assert [(place.next, place.end) for place in found.places] == [(4, 20), (3, 8)]
+    assert found.lag == 16 + 5
+
+
+def placed(bus: Bus, topic: str, place: int) -> dict[str, Any]:
+    identity = bus.admin.describe_topic(topic).identity
+    return Offsets(bus.capabilities.backend, {topic: TopicOffsets(identity, {0: place})}).to_json()

@@ -1,0 +1,41 @@
+"""The ids of rows, without Spark."""
+
+from __future__ import annotations
+
+import pyarrow
+import pytest
+
+from broker_spark import rows
+from broker_spark.rows import GivenIds, messages_of
+
+
+def ids(given: GivenIds, batch: dict[str, list[str | None]], prefix: str | None = "query-7-0") -> list[str | None]:
+    found = pyarrow.RecordBatch.from_pydict(batch)
+    made = messages_of(found, topic="t", columns=list(batch), prefix=prefix, first_row=0, given=given)
+    return [message.id for _, message in made]
+
+
+def test_rows_that_share_an_id_do_not_pass_for_copies() -> None:
+    batch: dict[str, list[str | None]] = {"value": ["a", "b", "a", "c", "d"], "id": ["mine", "mine", "mine", "", None]}
+    given = GivenIds()
+    first = ids(given, batch)
+    # The first keeps it, as a row does that is copied from a topic.
+    assert first[0] == "mine"
+    assert len(set(first)) == 5
+    # Nor in the next batch of the task; and another attempt has the same ones.
+    second = ids(given, batch)
+    assert len({*first[:3], *second[:3]}) == 6
+    again = GivenIds()
+    assert (ids(again, batch), ids(again, batch)) == (first, second)
+
+
+def test_ids_that_rows_bring_stay_apart_where_none_are_made() -> None:
+    found = ids(GivenIds(), {"value": ["a", "b", "c"], "id": ["mine", "mine", None]}, prefix=None)
+    assert found[0] == "mine" != found[1]
+    assert found[2] is None
+
+
+def test_not_every_id_of_a_long_task_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_REMEMBERED", 3)
+    given = GivenIds()
+    assert [given.times(each) for each in "aabcadefghia"] == [1, 2, 1, 1, 3, *[1] * 7]

@@ -1,0 +1,86 @@
+"""The session helper, how the source is found, and what is said at planning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import broker_spark
+from broker_spark.options import _READERS
+from broker_spark.sink import _KNOWN
+from tests.fault_matrix import Books
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+def test_the_session_that_is_there_is_left_as_it_is(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.shuffle.partitions", 3)
+    assert broker_spark.session("another", config={"spark.sql.shuffle.partitions": 7}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
+
+
+def test_a_new_session_is_set_up_well(spark: SparkSession) -> None:
+    # The one of the tests was made so; what they said themselves went first.
+    assert "RocksDB" in (spark.conf.get("spark.sql.streaming.stateStore.providerClass") or "")
+    assert spark.conf.get("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled") == "true"
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_spark_finds_the_source_by_its_name(spark: SparkSession) -> None:
+    session = spark.newSession()
+    with pytest.raises(PySparkException, match=r"Option maxRows is 'x'\. It takes a whole number"):
+        session.read.format("broker").options(url="nats://127.0.0.1:4222", topic="orders", maxRows="x").load()
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "told"),
+    [
+        ("a wrong option", {"topc": "orders"}, "The source has no option 'topc'. Did you mean 'topic'"),
+        ("inmem:", {"topic": "orders", "url": "inmem:"}, "is a broker within one process.*Use embedded:///directory"),
+        ("a wrong column", {"topic": "orders", "columns": "data"}, "There is no column 'data'"),
+    ],
+)
+def test_a_wrong_option_is_told_when_a_frame_is_made(
+    spark: SparkSession, case: str, options: dict[str, str], told: str, books: Books
+) -> None:
+    for reader in (spark.read, spark.readStream):
+        with pytest.raises(PySparkException, match=told):
+            reader.format("broker").options(**{"url": "nats://127.0.0.1:4222", **options}).load()
+    books.refused(case, "all", "when the frame is made")
+
+
+def test_another_schema_is_told_before_anything_is_read(spark: SparkSession, books: Books) -> None:
+    options = {"url": "nats://127.0.0.1:4222", "topic": "orders"}
+    with pytest.raises(PySparkException, match=r"struct<wrong:int> was given.*Leave schema\(...\) out"):
+        spark.read.schema("wrong int").format("broker").options(**options).load().collect()
+    books.refused("a wrong schema", "all", "at planning")
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_what_is_missing_is_told_with_the_line_that_installs_it(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import broker_spark"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"MissingClient: broker_spark needs {missing}" in done.stderr
+    assert "pip install 'anybroker[spark]'" in done.stderr
+
+
+def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> None:
+    code = "import sys, broker_spark.data_source; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "broker_spark.log_reading" in loaded
+    assert not loaded & {"broker_spark.pipeline", "broker.cli", "pyarrow.compute", "pyarrow.fs", "pydantic"}
+
+
+def test_every_option_and_column_is_documented() -> None:
+    text = PAGE.read_text()
+    for name in (*_READERS, *_KNOWN, *broker_spark.COLUMNS):
+        assert f"`{name}`" in text

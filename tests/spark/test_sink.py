@@ -1,0 +1,119 @@
+"""Batch writes to every broker with a log, and what is refused of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from broker.blocking import Bus
+from broker_spark.sink import SinkOptions, _publish
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import read, values
+
+
+def test_every_column_arrives(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    one, two = make_topic(partitions=1), make_topic(partitions=2)
+    # Kafka's retention goes by it, so it lies within that.
+    time = datetime.now(UTC).replace(microsecond=250_000) - timedelta(hours=1)
+    frame = spark.createDataFrame(
+        [
+            (one, b"k", "first", {"colour": "red"}, "mine", time),
+            (two, None, "zwölf", None, None, None),
+            (one, b"", None, {}, None, None),
+        ],
+        "topic string, key binary, value string, attributes map<string,string>, id string, publish_time timestamp",
+    )
+    frame.write.format("broker").options(url=url).mode("append").save()
+    found = {
+        each.data: each
+        for topic in (one, two)
+        for part in bus.log.partitions(topic)
+        for batch in bus.log.read(topic, part)
+        for each in batch
+    }
+    assert found.keys() == {b"first", "zwölf".encode(), None}
+    first = found[b"first"]
+    assert (first.topic, first.key, first.id, dict(first.attributes)) == (one, b"k", "mine", {"colour": "red"})
+    assert first.publish_time == time
+    assert found["zwölf".encode()].topic == two
+    assert (found[None].topic, found[None].key) == (one, b"")
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    bus.admin.ensure_subscription(topic, "reader")
+    due = datetime.now(UTC) + timedelta(seconds=4)
+    rows = spark.createDataFrame([("later", due), ("now", None)], "value string, deliver_at timestamp")
+    rows.write.format("broker").options(url=url, topic=topic).mode("append").save()
+    with bus.messages(topic, subscription="reader") as consumer:
+        came: list[tuple[bytes | None, bool]] = []
+        for message in consumer:
+            came.append((message.data, datetime.now(UTC) >= due))
+            message.ack()
+            if len(came) == 2:
+                break
+    assert [data for data, _ in came] == [b"now", b"later"]
+    assert came[1] == (b"later", True)
+
+
+@pytest.mark.parametrize("url", ["kafka"], indirect=True)
+def test_many_rows_each_once_and_back_again(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic, copy = make_topic(partitions=3), make_topic(partitions=1)
+    frame = spark.range(0, 10_000, numPartitions=2).select(
+        F.col("id").cast("string").alias("value"), F.col("id").cast("string").alias("key")
+    )
+    frame.write.format("broker").options(url=url, topic=topic).mode("append").save()
+    back = read(spark, url, topic, tasksPerPartition=2)
+    assert back.select("value", "id").distinct().count() == back.count() == 10_000
+    # What a source gives, a sink takes.
+    back.where("partition = 0").write.format("broker").options(url=url, topic=copy).mode("append").save()
+    assert sorted(values(read(spark, url, copy))) == sorted(values(back.where("partition = 0")))
+
+
+@pytest.mark.parametrize(
+    ("url", "select", "mode", "told"),
+    [
+        ("kafka", "id", "append", "Column 'id' is of type bigint"),
+        ("kafka", "id as value", "append", "Column 'value' is of type bigint"),
+        ("kafka", "string(id) as value; 1 as colour", "append", "no column 'colour'"),
+        ("kafka", "string(id) as value", "overwrite", "cannot be overwritten"),
+        ("jetstream", "string(id) as value; string(null) as topic", "append", "names no topic"),
+        ("kafka", "string(id) as value; 'no.such.topic' as topic", "append", "no.such.topic"),
+        (
+            "jetstream",
+            "repeat('x', 3000000) as value",
+            "append",
+            r"not published; first: Body has 3000000 bytes; \w+ takes",
+        ),
+    ],
+    indirect=["url"],
+)
+def test_what_cannot_be_written_says_so(
+    spark: SparkSession, url: str, make_topic: MakeTopic, select: str, mode: str, told: str
+) -> None:
+    topic = {} if "topic" in select else {"topic": make_topic()}
+    frame = spark.range(3).selectExpr(*select.split("; "))
+    with pytest.raises(PySparkException, match=told):
+        frame.write.format("broker").options(url=url, **topic).mode(mode).save()
+
+
+def test_the_ids_of_a_task_do_not_change_with_its_attempts(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    options = SinkOptions(url=url, topic=topic, ids=True, columns=("value",))
+    rows = pyarrow.RecordBatch.from_pydict({"value": [b"a", b"b", b"a"]})
+    assert _publish(options, iter([rows, rows]), "query-7-0").rows == 6
+    again = _publish(options, iter([rows, rows]), "query-7-0")
+    ids = [record.id for batch in bus.log.read(topic, 0) for record in batch]
+    assert len(set(ids)) == 6
+    deduplicates = bus.capabilities.publish.deduplication
+    assert again.duplicates == (6 if deduplicates else 0)
+    assert len(ids) == (6 if deduplicates else 12)
+    # Rows in another order are other rows: twice rather than lost.
+    turned = pyarrow.RecordBatch.from_pydict({"value": [b"b", b"a", b"a"]})
+    assert _publish(options, iter([turned]), "query-7-0").duplicates == (1 if deduplicates else 0)

@@ -1,0 +1,63 @@
+"""Queries over a queue that are killed without notice at each step: every message is there, and there once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+from pathlib import Path
+
+import pytest
+
+from broker.blocking import Bus
+from tests.fault_matrix import Books
+from tests.servers import nats
+from tests.spark.conftest import MakeTopic
+from tests.spark.spool_process import main
+from tests.spark.spool_steps import STEPS
+from tests.spark.support import numbered, publish
+
+ROWS = 4000
+# What each of nine processes would import is imported once.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([main.__module__])
+
+
+@pytest.fixture
+def url() -> str:
+    """What a killed process held comes again after a second."""
+    return f"{nats.shared_server().url}?lease_seconds=1"
+
+
+def run(url: str, topic: str, directory: Path, step: str = "") -> int | None:
+    process = FORKS.Process(target=main, args=(url, topic, str(directory), step))
+    process.start()
+    process.join(60)
+    assert process.exitcode in {0, -signal.SIGKILL}, step
+    return process.exitcode
+
+
+def written(directory: Path) -> list[bytes]:
+    return [row.encode() for path in (directory / "out").glob("[0-9]*") for row in json.loads(path.read_text())]
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_query_that_is_killed_at_each_step_loses_nothing(
+    url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
+) -> None:
+    topic = make_topic()
+    bus.admin.ensure_subscription(topic, "spark")
+    publish(bus, topic, numbered(ROWS))
+    for step in STEPS:
+        # All of it on one spool: what one leaves is what the next takes over.
+        assert run(url, topic, tmp_path, f"{step}:2") == -signal.SIGKILL, step
+        before = len(written(tmp_path))
+        assert before < ROWS, step
+    assert run(url, topic, tmp_path) == 0
+    books.balance(f"SIGKILL of a spool: {len(STEPS)} steps", "jetstream", numbered(ROWS), written(tmp_path))
+    lag = bus.admin.lag(topic, "spark")
+    assert (lag.waiting, lag.unsettled) == (0, 0)
+    # The last batch, which Spark might run again, and nothing else.
+    assert len(list((tmp_path / "spool" / "segments").iterdir())) == 1
+    assert len(list((tmp_path / "spool" / "owners").iterdir())) == 1

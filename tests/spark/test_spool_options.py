@@ -1,0 +1,41 @@
+"""Options of a subscription, without Spark or a broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import BrokerError, ConfigurationError
+from broker_spark.options import SourceOptions
+
+URL = "nats://127.0.0.1:4222"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"spool": ""}, "each process of Spark has a directory of its own"),
+        ({"spool": "spools/orders"}, "It takes an absolute path, or a URI such as s3://"),
+        ({"spool": "nowhere://x"}, "Unrecognized filesystem type"),
+        ({"start": '{"0": 1}'}, "Option start is 'offsets'"),
+        ({"minRows": "10", "aheadRows": "9"}, "Option aheadRows is 9. It takes no fewer than minRows, which is 10"),
+        ({"tasksPerPartition": "2"}, "Option tasksPerPartition is for a log only"),
+        ({"group": "lag"}, "Option group is for a log only"),
+        ({"end": "latest"}, "Option end is for a batch read only"),
+        ({"tasks": "0"}, "Option tasks is '0'"),
+        ({"subscription": "a b"}, "subscription name 'a b' is not portable"),
+    ],
+)
+def test_wrong_options(options: dict[str, str], told: str) -> None:
+    given = {"url": URL, "topic": "orders", "subscription": "spark", "spool": "/spool", **options}
+    with pytest.raises(BrokerError) as caught:
+        SourceOptions.parse(given).for_stream()
+    assert told in str(caught.value)
+
+
+def test_options_that_need_each_other() -> None:
+    with pytest.raises(ConfigurationError, match=r"Option spool is not given. A subscription needs one"):
+        SourceOptions.parse({"url": URL, "topic": "orders", "subscription": "spark"})
+    with pytest.raises(ConfigurationError, match="Option spool is for a subscription only"):
+        SourceOptions.parse({"url": URL, "topic": "orders", "spool": "/spool"})
+    with pytest.raises(ConfigurationError, match="subscription is for a stream only"):
+        SourceOptions.parse({"url": URL, "topic": "orders", "subscription": "spark", "spool": "/spool"}).for_batch()

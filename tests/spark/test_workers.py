@@ -1,0 +1,34 @@
+"""What the processes of Spark keep, without Spark."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from pyspark import TaskContext
+
+from broker_spark.workers import keep_what_is_loaded
+
+
+def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = keep_what_is_loaded.__wrapped__
+    frozen = gc.get_freeze_count()
+    keep()
+    assert gc.get_freeze_count() == frozen
+    with monkeypatch.context() as patch:
+        # One that is made would be that of this process for good.
+        patch.setattr(TaskContext, "get", object)
+        keep()
+        assert gc.get_freeze_count() > frozen
+    gc.unfreeze()
+    # That in which the driver has a plan made: it is started as `python -m pyspark.daemon`.
+    main = ModuleType("__main__")
+    monkeypatch.setattr(main, "__spec__", SimpleNamespace(name="pyspark.daemon"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    try:
+        keep()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
