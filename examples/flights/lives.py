@@ -20,7 +20,7 @@ import broker
 from broker_inmem.backend import InmemBackend
 from examples.flights.consumer import DelayConsumer
 
-__all__ = ["Life", "LifeEnded", "new_life"]
+__all__ = ["Life", "LifeEnded", "during", "new_life"]
 
 T = TypeVar("T")
 
@@ -101,7 +101,7 @@ class _ProcessLife:
             raise LifeEnded(f"The consumer ended with status {process.returncode}")
 
     async def outlive(self, work: Awaitable[T]) -> T:
-        return await _first(work, self._started().wait())
+        return await during(work, self._started().wait())
 
     def _started(self) -> asyncio.subprocess.Process:
         if self._process is None:
@@ -146,7 +146,7 @@ class _TaskLife:
     async def outlive(self, work: Awaitable[T]) -> T:
         if self._task is None:
             raise LifeEnded("The consumer was not started")
-        return await _first(work, asyncio.shield(self._task))
+        return await during(work, asyncio.shield(self._task))
 
 
 @contextmanager
@@ -164,7 +164,11 @@ def _silence() -> Generator[None]:
         log.removeFilter(say_nothing)
 
 
-async def _first(work: Awaitable[T], life: Awaitable[object]) -> T:
+async def during(work: Awaitable[T], life: Awaitable[object]) -> T:
+    """Wait for something that happens during a life.
+
+    :raises LifeEnded: that ended first.
+    """
     working, living = asyncio.ensure_future(work), asyncio.ensure_future(life)
     try:
         await asyncio.wait((working, living), return_when=asyncio.FIRST_COMPLETED)

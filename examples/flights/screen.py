@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -66,8 +66,8 @@ class Screen:
         (self._console if self._bars is None else self._bars.console).print(line, highlight=False)
 
     @contextmanager
-    def progress(self, flights: int) -> Generator[None]:
-        """Show the bars within the block."""
+    def progress(self, totals: Mapping[str, int]) -> Generator[None]:
+        """Show bars within the block, each with what is all of it."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -77,25 +77,14 @@ class Screen:
         )
         with Progress(*columns, console=self._console, expand=True, refresh_per_second=8) as bars:
             self._bars = bars
-            self._tasks = {
-                what: bars.add_task(what, total=total, rate="")
-                for what, total in (("published", flights), ("handled", flights), ("audited", 2 * flights))
-            }
+            self._tasks = {what: bars.add_task(what, total=total, rate="") for what, total in totals.items()}
             try:
                 yield
             finally:
                 self._bars = None
 
-    def published(self, count: int) -> None:
-        self._advance("published", count)
-
-    def handled(self, count: int) -> None:
-        self._advance("handled", count)
-
-    def audited(self, count: int) -> None:
-        self._advance("audited", count)
-
-    def _advance(self, what: str, count: int) -> None:
+    def advance(self, what: str, count: int) -> None:
+        """How far the bar of this name is."""
         if self._bars is not None:
             task = self._tasks[what]
             speed = next((shown.speed for shown in self._bars.tasks if shown.id == task), None)
@@ -117,6 +106,16 @@ class Screen:
         table.add_row(*rows[-1], style="bold")
         self._console.print(table)
 
+    def facts(self, title: str, lines: Iterable[tuple[str, int, str]]) -> None:
+        """What was counted, how many, and what it means."""
+        table = Table(title=title, title_justify="left", show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column()
+        for what, count, meaning in lines:
+            table.add_row(what, f"{count:,}", meaning)
+        self._console.print(table)
+
     def balance(self, balance: Balance) -> None:
         """What became of every flight, and how fast."""
         auditor, report = balance.auditor, balance.report
@@ -134,13 +133,7 @@ class Screen:
             ("written twice", auditor.again, "outcomes that came again, recognised and counted once"),
             ("out of order", auditor.out_of_order, f"flights of {auditor.order_published.aircraft:,} aircraft"),
         )
-        table = Table(title="The balance", title_justify="left", show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column()
-        for what, count, meaning in lines:
-            table.add_row(what, f"{count:,}", meaning)
-        self._console.print(table)
+        self.facts("The balance", lines)
         rates = ", ".join(f"{what} {rate:,.0f}/s" for what, rate in balance.rates.items())
         self.say(f"Rates: {rates}; {balance.seconds:.0f} s in all")
         for failure in balance.failures:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import broker
@@ -76,15 +77,15 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
         complete = asyncio.Event()
 
         def audited() -> None:
-            screen.handled(auditor.handled)
-            screen.audited(auditor.records)
+            screen.advance("handled", auditor.handled)
+            screen.advance("audited", auditor.records)
             if auditor.handled * 2 >= len(flights):
                 half.set()
             if auditor.handled == len(flights) == len(auditor.published):
                 complete.set()
 
         auditor = Auditor(audited)
-        with screen.progress(len(flights)):
+        with screen.progress({"published": len(flights), "handled": len(flights), "audited": 2 * len(flights)}):
             async with asyncio.TaskGroup() as tasks:
                 audit = tasks.create_task(auditor.run(bus))
                 publishing = tasks.create_task(_publish(bus, flights, screen))
@@ -108,7 +109,7 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
 
 async def _publish(bus: broker.Bus, flights: Sequence[Flight], screen: Screen) -> tuple[int, float]:
     started = perf_counter()
-    published = await publish_flights(bus, flights, screen.published)
+    published = await publish_flights(bus, flights, partial(screen.advance, "published"))
     return published, perf_counter() - started
 
 

@@ -1,0 +1,98 @@
+"""What the commands of both demos share: arguments, the broker's URL, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import broker
+from examples.flights.data import FLIGHTS_IN_ALL
+from examples.flights.lives import LifeEnded
+from examples.flights.screen import Screen
+
+__all__ = ["Arguments", "parse", "shared_url", "status"]
+
+_DEFAULT_URL: Final = "embedded:"
+_LEASE_SECONDS: Final = "5"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a demo is told.
+
+    :ivar flights: how many, from the first of the year on.
+    """
+
+    url: str
+    flights: int
+    picture: Path
+
+
+def parse(arguments: Sequence[str] | None, program: str, picture: Path) -> Arguments:
+    """Read the command line; ends the process if it is wrong.
+
+    :param picture: where it goes unless told otherwise.
+    """
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--flights", type=int, default=FLIGHTS_IN_ALL, help="how many of the 336,776 flights")
+    parser.add_argument("--picture", type=Path, default=picture, help="where the picture goes (%(default)s)")
+    parser.add_argument(
+        "--url", default=os.environ.get("BROKER_URL") or _DEFAULT_URL, help="the broker, else BROKER_URL (%(default)s)"
+    )
+    given = parser.parse_args(arguments)
+    if not 100 <= given.flights <= FLIGHTS_IN_ALL:
+        parser.error(f"--flights takes 100 to {FLIGHTS_IN_ALL}")
+    return Arguments(given.url, given.flights, given.picture)
+
+
+def status(screen: Screen, demo: Callable[[], Sequence[str]]) -> int:
+    """Run a demo, which gives what did not hold; 0 if all did and nothing failed, else 1."""
+    try:
+        return 1 if demo() else 0
+    except BaseExceptionGroup as group:
+        failures, others = group.split((broker.BrokerError, LifeEnded))
+        if failures is None or others is not None:
+            raise
+        return _say_failures(screen, *_leaves(failures))
+    except (broker.BrokerError, LifeEnded) as error:
+        return _say_failures(screen, error)
+
+
+@contextmanager
+def shared_url(url: str) -> Generator[str]:
+    """The same broker as a URL that several processes can use, and with a lease short enough to watch.
+
+    A temporary embedded server belongs to one connection: it gets a directory instead, for the time of the block.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("embedded", "nats", "tls"):
+        yield url
+        return
+    parameters = {"lease_seconds": _LEASE_SECONDS, **dict(parse_qsl(parts.query, keep_blank_values=True))}
+    parts = parts._replace(query=urlencode(parameters))
+    if parts.scheme != "embedded" or parts.path.strip("/"):
+        yield parts.geturl()
+        return
+    with tempfile.TemporaryDirectory(prefix="anybroker-demo-") as directory:
+        yield f"embedded://{directory}?{parts.query}"
+
+
+def _say_failures(screen: Screen, *errors: BaseException) -> int:
+    for error in errors:
+        screen.say(f"[bold red]The demo failed:[/] {error}")
+    return 1
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[Any]", error))
+        else:
+            yield error

@@ -1,0 +1,173 @@
+"""The process of Spark: starting it, hearing of its batches, and killing it with all that it started.
+
+Spark is a Python process, the JVM that it starts, and the Python workers that the JVM starts, which are groups of
+processes of their own. All of them are of the session that began with the first, and so they are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import psutil
+
+from broker_spark.pipeline import BatchReport
+from examples.flights.lives import LifeEnded, during
+
+__all__ = ["SparkLife"]
+
+T = TypeVar("T")
+
+_ROOT: Final = Path(__file__).parents[2]
+_GONE_SECONDS: Final = 20.0
+_LAST_WORDS: Final = 2000
+
+
+class SparkLife:
+    """One life of the three pipelines.
+
+    :ivar reports: of the batches that were committed, as far as they were told.
+    """
+
+    def __init__(
+        self, url: str, directory: Path, rows: int, trigger: str, on_batch: Callable[[BatchReport], object]
+    ) -> None:
+        self._arguments = (url, str(directory), str(rows), trigger)
+        self._directory = directory
+        self._words = directory / "spark.log"
+        self._on_batch = on_batch
+        self._failure = ""
+        self._process: asyncio.subprocess.Process | None = None
+        self._hearing: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._dead = False
+        self.reports: list[BatchReport] = []
+
+    @property
+    def pid(self) -> int:
+        """Of the first of its processes, and of their session."""
+        return self._started().pid
+
+    @asynccontextmanager
+    async def alive(self) -> AsyncGenerator[None]:
+        """Start it; nothing of it stays behind after the block."""
+        # What a killed Spark leaves there goes with the directory.
+        temporary = self._directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        with self._words.open("ab") as words:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "examples.flights_pipeline.spark_process",
+                *self._arguments,
+                cwd=self._directory,
+                env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=words,
+                start_new_session=True,
+            )
+        self._hearing = asyncio.create_task(self._hear())
+        try:
+            yield
+        finally:
+            await self.kill()
+            await self._hearing
+
+    async def ready(self) -> None:
+        """Until its session is made.
+
+        :raises LifeEnded: it ended before.
+        """
+        await self.outlive(self._ready.wait())
+
+    async def outlive(self, work: Awaitable[T]) -> T:
+        """Wait for something that happens during this life.
+
+        :raises LifeEnded: it ended before.
+        """
+        try:
+            return await during(work, self._started().wait())
+        except LifeEnded:
+            raise LifeEnded(f"Spark ended by itself: {await self._why()}") from None
+
+    async def end(self) -> None:
+        """Until it has done what there was.
+
+        :raises LifeEnded: it failed.
+        """
+        if await self._started().wait() != 0:
+            raise LifeEnded(f"Spark failed: {await self._why()}")
+
+    async def kill(self) -> list[str]:
+        """SIGKILL to every process of its session; when they are gone, what they were, the first first.
+
+        :raises LifeEnded: one could not be killed.
+        """
+        found: dict[int, str] = {}
+        if self._dead:
+            return []
+        async with asyncio.timeout(_GONE_SECONDS):
+            # Again, for what was started meanwhile.
+            while living := _session(self.pid):
+                for process in living:
+                    with suppress(psutil.NoSuchProcess):
+                        found[process.pid] = process.name()
+                        process.kill()
+                await asyncio.sleep(0.02)
+        await self._started().wait()
+        self._dead = True
+        return list(found.values())
+
+    async def _hear(self) -> None:
+        stream = self._started().stdout
+        assert stream is not None, "it is a pipe"
+        async for line in stream:
+            told = _told(line)
+            if "ready" in told:
+                self._ready.set()
+            elif "failed" in told:
+                self._failure = str(told["failed"])
+            elif "batch" in told:
+                report = msgspec.convert(told, BatchReport)
+                self.reports.append(report)
+                self._on_batch(report)
+
+    async def _why(self) -> str:
+        """Why it ended: what it told, else the end of its log."""
+        if self._hearing is not None:
+            await self._hearing
+        return self._failure[:_LAST_WORDS] or self._words.read_text(errors="replace")[-_LAST_WORDS:].strip()
+
+    def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise LifeEnded("Spark was not started")
+        return self._process
+
+
+def _told(line: bytes) -> dict[str, Any]:
+    """What a line says; nothing if it is another's, since the JVM may write here too."""
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """The processes of a session that run, its leader first."""
+    found: list[psutil.Process] = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getsid(pid) == leader:
+                process = psutil.Process(pid)
+                # One that is dead may stay in the table until its parent has looked.
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return sorted(found, key=lambda process: process.pid)

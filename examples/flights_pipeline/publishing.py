@@ -1,0 +1,52 @@
+"""Publishes the flights in the order of their scheduled departures, keyed by aircraft, corrupted messages among them.
+
+Failure is raised as the topic raises it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+import broker
+from examples.flights.data import Flight
+from examples.flights.topics import FLIGHT_JSON
+from examples.flights_pipeline.corruption import Corrupted
+from examples.flights_pipeline.topics import FLIGHTS
+
+__all__ = ["messages", "publish"]
+
+_BATCH: Final = 2000
+
+
+def messages(flights: Iterable[Flight], spoilt: Iterable[Corrupted]) -> Iterator[broker.OutboundMessage]:
+    """The flights, each corrupted message behind the flight that it follows."""
+    waiting = iter(spoilt)
+    coming = next(waiting, None)
+    for flight in flights:
+        yield broker.OutboundMessage(FLIGHT_JSON.encode(flight), key=flight.aircraft, id=flight.id)
+        if coming is not None and coming.after == flight.number:
+            yield broker.OutboundMessage(coming.data, key=coming.key, id=coming.id)
+            coming = next(waiting, None)
+
+
+async def publish(
+    bus: broker.Bus, flights: Sequence[Flight], spoilt: Sequence[Corrupted], progress: Callable[[int], object]
+) -> int:
+    """Publish all; how many the broker confirmed.
+
+    :param progress: told how many are confirmed so far.
+    """
+    topic = bus.topic(FLIGHTS)
+    confirmed = 0
+    batch: list[broker.OutboundMessage] = []
+    for message in messages(flights, spoilt):
+        batch.append(message)
+        if len(batch) == _BATCH:
+            await topic.publish_all(batch)
+            confirmed += len(batch)
+            progress(confirmed)
+            batch = []
+    await topic.publish_all(batch)
+    progress(confirmed + len(batch))
+    return confirmed + len(batch)
