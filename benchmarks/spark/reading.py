@@ -1,0 +1,172 @@
+"""Batch and streaming reads, beside the raw client, our own log reader, the row-wise source and Spark's connector.
+
+Everything reads one topic of one partition from its start, in one task; what is slow reads fewer rows. Spark's rows go
+to its `noop` sink. Of a stream the batches after the first count, by the time that Spark tells of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import broker_spark
+from benchmarks.measure import Series
+from benchmarks.report import Finding, Section
+from benchmarks.spark import raw_clients
+from benchmarks.spark.rowwise import PLAIN
+from benchmarks.spark.stage import KafkaSide, Side, SparkStage, sizes
+from benchmarks.spark.timing import Done, Work, in_turn
+from broker_spark.schema import COLUMNS, RECORD_COLUMNS
+
+__all__ = ["finished", "measure_reading", "read_log"]
+
+_BATCHES = 4
+
+
+def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
+    """Batch and streaming."""
+    batch = Section(
+        "Batch read",
+        'Rows per second of one task, as ratios. `broker` is `format("broker")`, by its Python source; five columns '
+        "are topic, partition, offset, key and value, and all are all ten. `LogReader` is our reader without Spark, to "
+        "Arrow. `connector` is Spark's own Kafka source, bare and by `broker_spark.read`. What a query costs whatever "
+        "its rows is in it. No source is quicker than the client below it: `raw client / row-wise` is about the most "
+        "that a ratio to `row-wise` can be.",
+        "times as fast",
+    )
+    stream = Section(
+        "Streaming read",
+        f"Rows per second of one task in {_BATCHES} micro-batches, without the first, as ratios.",
+        "times as fast",
+    )
+    for side in stage.sides:
+        for label, size in sizes(scale):
+            count = max(2000, int((200_000 if size < 1000 else 100_000) * scale * side.quick))
+            topic = side.filled(count, size)
+            series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots)
+            _tell(batch, f"{side.name}, {label}", series, side)
+            works = _stream_works(stage, side, topic, count)
+            if size > 1000:
+                # Many seconds, and what 100 B tell already.
+                works.pop("row-wise")
+            series = in_turn(works, rounds, stage.roots)
+            _tell_streams(stream, f"{side.name}, {label}", series, side)
+            side.drop(topic)
+    return [batch, stream]
+
+
+def read_log(side: Side, topic: str, columns: tuple[str, ...], stop: int | None = None) -> int:
+    """Our reader without Spark, to Arrow; the bytes it made."""
+    names = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
+    found = side.bus.log.read(topic, 0, None, stop, max_records=10_000)
+    return sum(batch.to_arrow(names).nbytes for batch in found)
+
+
+def _batch_works(stage: SparkStage, side: Side, topic: str, count: int) -> Mapping[str, Work]:
+    spark = stage.spark
+
+    def to_noop(count: int, make: Callable[[], Any]) -> Work:
+        return Work(count, lambda _: make().write.format("noop").mode("overwrite").save())
+
+    options = {"url": side.url, "topic": topic}
+    five = ",".join(PLAIN)
+    few, rows = int(count * side.all_share), int(count * side.row_share)
+    stop = side.bus.log.bounds(topic)[0].first + few
+    part = {**options, "end": json.dumps({"0": stop})}
+    rowwise = spark.read.format(f"rows-{side.name}").options(**side.rowwise(topic), rows=rows)
+    works: dict[str, Work] = {
+        "raw client, five": Work(count, lambda _: raw_clients.read_columns(side, topic, count)),
+        "LogReader, five": Work(count, lambda _: read_log(side, topic, PLAIN)),
+        "LogReader, all": Work(few, lambda _: read_log(side, topic, COLUMNS, stop)),
+        "broker, five": to_noop(count, spark.read.format("broker").options(**options, columns=five).load),
+        "broker, all": to_noop(few, spark.read.format("broker").options(**part).load),
+        "row-wise, five": to_noop(rows, rowwise.load),
+    }
+    if isinstance(side, KafkaSide):
+        bare = {"kafka.bootstrap.servers": side.raw.bootstrap, "subscribe": topic, "includeHeaders": "true"}
+        kafka = spark.read.format("kafka").options(**bare)
+        ours = partial(broker_spark.read, spark, connector="always", **options)
+        works |= {
+            "connector, five": to_noop(count, lambda: kafka.load().select(*PLAIN)),
+            "connector, all": to_noop(count, kafka.load),
+            "broker by connector, five": to_noop(count, partial(ours, columns=five)),
+            "broker by connector, all": to_noop(count, ours),
+        }
+    return works
+
+
+def _tell(section: Section, where: str, series: Mapping[str, Series], side: Side) -> None:
+    section.runs.update({f"{where}: {name}": runs for name, runs in series.items()})
+    ratios: list[tuple[str, str, float | None]] = [
+        ("broker, five", "LogReader, five", 0.7),
+        ("broker, all", "LogReader, all", 0.7),
+        ("broker, five", "row-wise, five", 3.0),
+        ("raw client, five", "row-wise, five", None),
+        ("broker, five", "raw client, five", None),
+    ]
+    if isinstance(side, KafkaSide):
+        ratios += [
+            ("broker by connector, five", "connector, five", 0.95),
+            ("broker by connector, all", "connector, all", None),
+            ("broker, five", "connector, five", None),
+        ]
+    for ours, theirs, bar in ratios:
+        section.findings.append(
+            Finding(f"{where}: {ours} / {theirs}", series[ours].times_rate_of(series[theirs]), "x", at_least=bar)
+        )
+
+
+def _stream_works(stage: SparkStage, side: Side, topic: str, count: int) -> dict[str, Work]:
+    spark, most = stage.spark, count // _BATCHES
+    options = {"url": side.url, "topic": topic, "maxRows": most, "columns": ",".join(PLAIN)}
+
+    def to_noop(make: Callable[[], Any], count: int = count) -> Work:
+        def run(frame: Any) -> Done:
+            writer = frame.writeStream.format("noop").option("checkpointLocation", stage.place())
+            return finished(writer.trigger(availableNow=True).start())
+
+        return Work(count, run, make)
+
+    few = int(count * side.row_share)
+    rows = spark.readStream.format(f"rows-{side.name}").options(
+        **side.rowwise(topic), rows=few, maxrows=few // _BATCHES
+    )
+    works: dict[str, Work] = {
+        "broker": to_noop(spark.readStream.format("broker").options(**options).load),
+        "row-wise": to_noop(rows.load, few),
+    }
+    if isinstance(side, KafkaSide):
+        kafka = spark.readStream.format("kafka").options(
+            **{"kafka.bootstrap.servers": side.raw.bootstrap, "subscribe": topic},
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger=most,
+        )
+        works |= {
+            "connector": to_noop(lambda: kafka.load().select(*PLAIN)),
+            "broker by connector": to_noop(partial(broker_spark.read_stream, spark, connector="always", **options)),
+        }
+    return works
+
+
+def finished(query: Any, *, skip: int = 1) -> Done:
+    """Wait for the end of a query; its rows and seconds without the first batches."""
+    query.awaitTermination()
+    batches = [each for each in query.recentProgress if each["numInputRows"]]
+    counted = batches[skip:] or batches
+    return Done(
+        sum(each["numInputRows"] for each in counted),
+        sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000,
+    )
+
+
+def _tell_streams(section: Section, where: str, series: Mapping[str, Series], side: Side) -> None:
+    section.runs.update({f"{where}: {name}": runs for name, runs in series.items()})
+    ratios: list[tuple[str, str, float | None]] = [("broker", "row-wise", 3.0)] if "row-wise" in series else []
+    if isinstance(side, KafkaSide):
+        ratios += [("broker by connector", "connector", 0.95), ("broker", "connector", None)]
+    for ours, theirs, bar in ratios:
+        section.findings.append(
+            Finding(f"{where}: {ours} / {theirs}", series[ours].times_rate_of(series[theirs]), "x", at_least=bar)
+        )
