@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 PARTITIONS = 3
 WORKERS = 2
-KILLS = 8
+KILLS = 6
 BROKER_KILLS = 2
 STUCK_SECONDS = 60.0
 """No transaction takes so long, also where one has to time out first."""
