@@ -264,6 +264,9 @@ async def _is_drained(bus: RedriveBus, topic: str, *, held: int, idle: bool) -> 
         lag = await bus.backend.admin().lag(topic, REDRIVE_SUBSCRIPTION)
     except BrokerError:
         return idle
+    if lag.unsettled is None:
+        # What waits includes what is held here, once what was finished beside it has been committed.
+        return lag.waiting <= held
     # What is delivered and not held here may lie in the consumer's buffer, or with another redrive.
     return lag.waiting == 0 and (idle or lag.unsettled == held)
 

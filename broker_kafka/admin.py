@@ -74,7 +74,8 @@ class KafkaAdmin:
         return await self._groups.describe_on(topic, name)
 
     async def lag(self, topic: str, subscription: str) -> Lag:
-        """Records that a reader of committed data has not committed yet; markers of transactions count as records."""
+        """`waiting` counts records that a reader of committed data has not finished, as far as it has committed that;
+        `partitions` counts those behind its position. Markers of transactions count as records."""
         return await self._groups.lag_on(topic, subscription)
 
     async def list_groups(self) -> Sequence[GroupInfo]:

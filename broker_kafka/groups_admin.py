@@ -25,6 +25,7 @@ from broker.errors import (
 )
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
+from broker_kafka import offset_map
 from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
@@ -223,9 +224,11 @@ class KafkaGroups:
     async def lag_on(self, topic: str, name: str) -> Lag:
         places = await partitions_of(self._connection, topic)
         info = await self._on(topic, name)
+        stored = await self._stored(name)
         bounds = await bounds_of(self._connection, places)
         behind = {place.partition: _behind(info.positions.get(place), bounds[place]) for place in places}
-        return Lag(waiting=sum(behind.values()), partitions=behind)
+        finished = sum(_finished_above(stored[place]) for place in places if place in stored)
+        return Lag(waiting=max(0, sum(behind.values()) - finished), partitions=behind)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -284,11 +287,14 @@ class KafkaGroups:
         )
 
     async def _positions(self, name: str) -> dict[TopicPartition, int]:
+        return {place: position.offset for place, position in (await self._stored(name)).items()}
+
+    async def _stored(self, name: str) -> dict[TopicPartition, StoredOffset]:
         found = await self._offsets.stored(name)
         for position in found.values():
             if isinstance(position, BrokerError):
                 raise position
-        return {place: position.offset for place, position in found.items() if isinstance(position, StoredOffset)}
+        return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
 
     async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
         """The bounds of those partitions that still exist."""
@@ -350,6 +356,11 @@ def _has(info: GroupInfo | None, topic: str) -> bool:
 def _behind(position: int | None, bounds: Bounds) -> int:
     # Without a position it begins at the beginning, as the default start does; what retention removed waits no more.
     return max(0, bounds.next - max(bounds.first, position or 0))
+
+
+def _finished_above(position: StoredOffset) -> int:
+    """How many records above the position its offset map tells to be finished."""
+    return sum(stop - start for start, stop in offset_map.decode(position.offset, position.metadata))
 
 
 def _target(place: TopicPartition, bounds: Bounds, position: int | None, reset: GroupReset) -> int:

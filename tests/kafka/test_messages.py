@@ -15,6 +15,7 @@ from broker.errors import SubscriptionNotFound
 from broker.testing.waiting import eventually, take
 from broker_kafka.offset_map import decode
 from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
 from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
@@ -43,6 +44,20 @@ async def rest_of(bus: Bus, topic: str, group: str) -> list[int]:
     return seen
 
 
+async def test_a_redrive_ends_where_a_letter_has_to_stay(
+    bus: Bus, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.redrive._MOST_IDLE_ROUNDS", 10**6)
+    topic, dead = make_topic(), make_topic()
+    await bus.topic(dead).publish(b"stranger")
+    async with bus.messages(topic, subscription="readers", dead_letter=dead) as inbox:
+        await bus.topic(topic).publish_batch([b"0", b"1"])
+        for message in await take(inbox, 2, PATIENCE):
+            await message.reject("bad")
+    report = await bus.admin.redrive(dead)
+    assert (report.moved, report.skipped) == (2, 1)
+
+
 async def test_a_restart_repeats_only_what_was_not_finished(
     kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
 ) -> None:
@@ -55,6 +70,8 @@ async def test_a_restart_repeats_only_what_was_not_finished(
     assert found.offset == 0
     assert decode(0, found.metadata or "")[:2] == [(1, 10), (11, 20)]
     wanted = [number for number in range(100) if number % 10 == 0 or number >= 90]
+    lag = await bus.admin.lag(topic, group)
+    assert (lag.waiting, lag.partitions) == (len(wanted), {0: 100})
     assert await rest_of(bus, topic, group) == wanted
     assert stored(admin, group, topic).offset == 100
 
