@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -16,6 +17,7 @@ from broker.bus import Bus
 from broker.errors import PublishError, TransactionAborted
 from broker.outbound import OutboundMessage
 from tests.chaos.kafka_accounts import Account
+from tests.chaos.kafka_copying import copy_while_losing
 from tests.chaos.test_kafka_coordinator import ask, asking, found, told
 from tests.chaos.test_kafka_server import OPTIONS, over, reached, read_messages, read_records, still
 from tests.servers.kafka_client import SECONDS, read_all, wait_for
@@ -112,6 +114,24 @@ async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) ->
         message.value() for partition in range(PARTITIONS) for message in read_all(cluster.bootstrap, topic, partition)
     ]
     assert Counter(bodies) == Counter(committed)
+
+
+async def test_a_copy_job_is_exactly_once_whatever_is_killed(
+    cluster: KafkaCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    coordinators = iter(["__transaction_state", OFFSETS])
+
+    def lose(source: str) -> None:
+        """Kill the coordinator of transactions, and the next time that of groups."""
+        topic = next(coordinators)
+        cluster.wait_until_whole(source)
+        cluster.wait_until_whole(topic)
+        leader = cluster.leader(topic)
+        cluster[leader].kill()
+        cluster.wait_for_new_leader(topic, leader)
+        cluster[leader].start()
+
+    await copy_while_losing(cluster.url, cluster.admin, lose, copies=3, directory=tmp_path, capsys=capsys)
 
 
 def have_the_preferred_lead(cluster: KafkaCluster) -> int:
