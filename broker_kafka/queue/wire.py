@@ -16,7 +16,18 @@ from broker_kafka.queue.markers_pb2 import END, KEEPALIVE, START, V1, V2
 from broker_kafka.queue.markers_pb2 import Marker as _Marker
 from broker_kafka.queue.markers_pb2 import MessageID as _MessageID
 
-__all__ = ["Content", "Headers", "Kind", "Marker", "MessageId", "Origin", "read_content", "read_marker", "write_marker"]
+__all__ = [
+    "TIME_MARKER",
+    "Content",
+    "Headers",
+    "Kind",
+    "Marker",
+    "MessageId",
+    "Origin",
+    "read_content",
+    "read_marker",
+    "write_marker",
+]
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -94,6 +105,9 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     more: tuple[MessageId, ...] = ()
     reason: str = ""
 
+
+TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
+"""Says nothing: it is written for the time that the broker gives it. A V1 tracker passes over it too."""
 
 _KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
 _TYPES: Final = {kind: number for number, kind in _KINDS.items()}
