@@ -43,7 +43,7 @@ async def measure_markers(scale: float, rounds: int) -> Section:
 
 
 def _log(pairs: int) -> Sequence[bytes]:
-    content = Content(key=b"key", value=_PAYLOAD, queue="billing", holder="worker")
+    content = Content(key=b"key", value=_PAYLOAD, holder="worker")
     log: list[bytes] = []
     for number in range(pairs + _OPEN):
         if number < pairs:
@@ -55,7 +55,7 @@ def _log(pairs: int) -> Sequence[bytes]:
 
 
 def _id(number: int) -> MessageId:
-    return MessageId("orders", 0, number)
+    return MessageId("orders", 0, number, "billing")
 
 
 def _replay(log: Sequence[bytes]) -> float:

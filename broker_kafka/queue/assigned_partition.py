@@ -112,11 +112,16 @@ class AssignedPartition:
         """Whether all that was written before the assignment, or the last stall, has been read."""
         return self._open
 
-    @property
-    def wants_time(self) -> bool:
-        """Whether a `TIME_MARKER` should be written: none was read since the gate opened, and how long ago the last one
-        before it was written is not known, so that what is open would wait for too long."""
-        return self._open and not self._timed and len(self.markers) > 0
+    def wants_time(self, at: int) -> bool:
+        """Whether a `TIME_MARKER` should be written, for the time that the broker gives it: because something is due by
+        what is known of the broker's clock, or because nothing is known of it since the gate opened."""
+        if not self._open:
+            return False
+        deadline = self.markers.next_deadline()
+        now = self.clock.now
+        if deadline is None or now is None or deadline <= now:
+            return False
+        return not self._timed or self.clock.estimate(at) >= deadline
 
     def due(self, limit: int) -> list[Lease]:
         """Take the leases that are due, at most so many; see `MarkersQueue.due`."""

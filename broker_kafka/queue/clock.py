@@ -70,6 +70,10 @@ class LogClock:
             if self._anchor is None:
                 self._anchor = (self._now, at)
 
+    def estimate(self, at: int) -> int:
+        """What the log's time is at this local time, at least; to know when to ask the brokers for it."""
+        return self._lead + at
+
     def lift_anchor(self) -> None:
         """Believe log times as they are until the log is caught up with again: much of it may be unread."""
         self._anchor = None

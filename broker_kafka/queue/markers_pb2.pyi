@@ -24,14 +24,16 @@ END: Type
 KEEPALIVE: Type
 
 class MessageID(_message.Message):
-    __slots__ = ("partition", "offset", "topic")
+    __slots__ = ("partition", "offset", "topic", "queue")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     partition: int
     offset: int
     topic: str
-    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., topic: _Optional[str] = ...) -> None: ...
+    queue: str
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[int] = ..., topic: _Optional[str] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("name", "value")
@@ -62,14 +64,13 @@ class Renewal(_message.Message):
     def __init__(self, of: _Optional[int] = ..., as_of: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "queue", "attempt", "headers", "origin", "released", "renewal", "holder", "more_ids", "reason", "max_attempts", "dead_letter")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "attempt", "headers", "origin", "released", "renewal", "holder", "more_ids", "reason", "max_attempts", "dead_letter")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     REDELIVER_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -86,7 +87,6 @@ class Marker(_message.Message):
     redeliver_after_ms: int
     key: bytes
     value: bytes
-    queue: str
     attempt: int
     headers: _containers.RepeatedCompositeFieldContainer[Header]
     origin: Origin
@@ -97,4 +97,4 @@ class Marker(_message.Message):
     reason: str
     max_attempts: int
     dead_letter: str
-    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., queue: _Optional[str] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., more_ids: _Optional[_Iterable[_Union[MessageID, _Mapping]]] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., more_ids: _Optional[_Iterable[_Union[MessageID, _Mapping]]] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ...) -> None: ...

@@ -13,6 +13,6 @@ from broker_kafka.queue.wire import MessageId
 __all__ = ["marker_partition"]
 
 
-def marker_partition(queue: str, id: MessageId, partitions: int) -> int:
+def marker_partition(id: MessageId, partitions: int) -> int:
     """The partition for a START: one for each queue and partition of messages, so that a queue's load is shared."""
-    return (crc32(f"{queue}\0{id.topic}".encode()) + id.partition) % partitions
+    return (crc32(f"{id.queue}\0{id.topic}".encode()) + id.partition) % partitions

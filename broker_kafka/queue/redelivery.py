@@ -53,8 +53,8 @@ def again(lease: Lease, content: Content) -> Sending:
         (ATTEMPTS, b"%d" % lease.attempt),
         (ORIGIN, f"{origin.topic}:{origin.partition}:{origin.offset}:{origin.timestamp_ms}".encode()),
     )
-    if content.queue:
-        headers += ((QUEUE, content.queue.encode()),)
+    if lease.id.queue:
+        headers += ((QUEUE, lease.id.queue.encode()),)
     return Sending(lease.id.topic, content.key, content.value, headers)
 
 
@@ -67,7 +67,7 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
         "error": lease.reason,
         "attempts": str(lease.attempt),
         "topic": origin.topic,
-        "subscription": content.queue,
+        "subscription": lease.id.queue,
         "id": record_id(origin.topic, origin.partition, origin.offset),
     }
     headers = _without(content.headers, {ATTEMPTS, ORIGIN, QUEUE, _ID})

@@ -44,14 +44,16 @@ class Kind(IntEnum):
 
 
 class MessageId(NamedTuple):
-    """Where a message lies.
+    """A message of a queue, by where it lies.
 
     :ivar topic: empty where the marker topic belongs to one message topic, as in V1.
+    :ivar queue: who holds it, since several queues may read one topic; empty in V1, whose queues share no message.
     """
 
     topic: str
     partition: int
     offset: int
+    queue: str = ""
 
 
 class Origin(NamedTuple):
@@ -67,7 +69,6 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     """What a START carries, so that the message can be sent again without reading it again.
 
     :ivar key: of the record; in V1 it is the queue's name.
-    :ivar queue: empty in V1.
     :ivar max_attempts: after so many deliveries the message is a dead letter; 0 is never.
     :ivar dead_letter: the topic of those; empty if there is none.
     :ivar holder: who leased it, for people.
@@ -76,7 +77,6 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None = None
     value: bytes | None = None
     headers: Headers = ()
-    queue: str = ""
     origin: Origin | None = None
     max_attempts: int = 0
     dead_letter: str = ""
@@ -154,7 +154,6 @@ def read_content(data: bytes) -> Content:
         key=raw.key if raw.HasField("key") else bare,
         value=raw.value if raw.HasField("value") else bare,
         headers=tuple([(header.name, header.value if header.HasField("value") else None) for header in raw.headers]),
-        queue=raw.queue,
         origin=None if origin is None else Origin(origin.topic, origin.partition, origin.offset, origin.timestamp_ms),
         max_attempts=raw.max_attempts,
         dead_letter=raw.dead_letter,
@@ -208,7 +207,6 @@ def _write_content(raw: _Marker, content: Content) -> None:
         raw.value = content.value
     for name, value in content.headers:
         raw.headers.add(name=name, value=value)
-    raw.queue = content.queue
     if content.origin is not None:
         origin = content.origin
         raw.origin.topic, raw.origin.partition = origin.topic, origin.partition
@@ -217,11 +215,11 @@ def _write_content(raw: _Marker, content: Content) -> None:
 
 
 def _read_id(raw: _MessageID) -> MessageId:
-    return MessageId(raw.topic, raw.partition, raw.offset)
+    return MessageId(raw.topic, raw.partition, raw.offset, raw.queue)
 
 
 def _write_id(id: MessageId) -> _MessageID:
-    return _MessageID(topic=id.topic, partition=id.partition, offset=id.offset)
+    return _MessageID(topic=id.topic, partition=id.partition, offset=id.offset, queue=id.queue)
 
 
 def _v1_id(id: MessageId) -> _MessageID:

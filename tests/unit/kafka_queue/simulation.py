@@ -84,12 +84,11 @@ class Simulation:
             return None
         sending = self.messages[self.taken]
         attempt = attempts_of(sending.headers) + 1
-        held = Held(MessageId(TOPIC, 0, self.taken), attempt, sending)
+        held = Held(MessageId(TOPIC, 0, self.taken, "q"), attempt, sending)
         content = Content(
             key=sending.key,
             value=sending.value,
             headers=sending.headers,
-            queue="q",
             origin=origin_of(sending.headers),
             max_attempts=self.max_attempts,
             dead_letter="dead" if self.max_attempts else "",
@@ -171,7 +170,7 @@ class Simulation:
                 self.restart()
                 return due
             self.write(Marker(kind=Kind.END, id=lease.id))
-        if self.tracker.wants_time:
+        if self.tracker.wants_time(self.now):
             self.write(TIME_MARKER)
         for message in self.tracker.markers.to_end():
             self.write(Marker(kind=Kind.END, id=message))

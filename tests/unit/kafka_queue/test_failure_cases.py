@@ -131,6 +131,15 @@ def test_d_start_end_start_counts_from_the_second_start() -> None:
     assert len(queue.redeliver()) == 1
 
 
+def test_queues_that_read_one_topic_have_its_messages_each_for_itself() -> None:
+    queue = taken()
+    other = MessageId(TOPIC, 0, 0, "other")
+    queue.write(Marker(kind=Kind.START, id=other, after_ms=1000))
+    queue.write(Marker(kind=Kind.END, id=other))
+    expire(queue)
+    assert [lease.id.queue for lease in queue.redeliver()] == ["q"]
+
+
 # -- E, F: clocks ----------------------------------------------------------------------------------------------
 
 
@@ -324,7 +333,7 @@ def test_l_a_storm_is_taken_in_portions_and_in_order() -> None:
 
 
 def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
-    content = Content(key=b"k", value=b"v", headers=(("a", b"1"), ("a", None)), queue="q", origin=None)
+    content = Content(key=b"k", value=b"v", headers=(("a", b"1"), ("a", None)), origin=None)
     queue = taken()
     lease = next(iter(queue.tracker.markers))
     first = again(lease, content)
@@ -333,8 +342,8 @@ def test_n_a_redelivery_keeps_key_headers_and_origin_and_counts() -> None:
     assert attempts_of(first.headers) == 1
     assert origin_of(first.headers) == Origin(TOPIC, 0, 0, 0)
     lease.attempt = 2
-    lease.id = MessageId(TOPIC, 3, 99)
-    second = again(lease, Content(headers=first.headers, queue="q", origin=origin_of(first.headers)))
+    lease.id = MessageId(TOPIC, 3, 99, "q")
+    second = again(lease, Content(headers=first.headers, origin=origin_of(first.headers)))
     assert attempts_of(second.headers) == 2
     assert origin_of(second.headers) == Origin(TOPIC, 0, 0, 0)
     assert [name for name, _ in second.headers].count(ATTEMPTS) == 1
@@ -370,12 +379,12 @@ def test_n_a_count_that_is_none_counts_as_none() -> None:
 
 
 def test_o_a_queue_is_spread_over_the_marker_partitions() -> None:
-    places = {marker_partition("q", MessageId(TOPIC, number, 5), 8) for number in range(8)}
+    places = {marker_partition(MessageId(TOPIC, number, 5, "q"), 8) for number in range(8)}
     assert places == set(range(8))
 
 
 def test_o_all_markers_of_a_source_partition_lie_together() -> None:
-    assert len({marker_partition("q", MessageId(TOPIC, 3, offset), 8) for offset in range(100)}) == 1
+    assert len({marker_partition(MessageId(TOPIC, 3, offset, "q"), 8) for offset in range(100)}) == 1
 
 
 # -- wire ------------------------------------------------------------------------------------------------------
