@@ -23,9 +23,11 @@ from broker_kafka.queue.wire import (
     write_marker,
 )
 
-__all__ = ["Held", "Record", "Simulation", "naive_open"]
+__all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "naive_open", "taken"]
 
 TOPIC = "orders"
+FAR = PartitionOptions(renew_distance=10**9)
+"""Nothing is renewed."""
 
 
 class Record(NamedTuple):
@@ -226,3 +228,19 @@ def naive_open(log: list[Record]) -> dict[MessageId, int]:
             if marker.attempt is not None:
                 found[marker.id] = min(found[marker.id], max(marker.attempt, found[marker.id] - 1))
     return found
+
+
+def taken(count: int = 1, *, period: int = 1000, max_attempts: int = 0) -> Simulation:
+    """A queue whose tracker has read so many STARTs."""
+    queue = Simulation(options=FAR, period=period, max_attempts=max_attempts)
+    for number in range(count):
+        queue.send(f"m{number}")
+        queue.take()
+    queue.read()
+    return queue
+
+
+def expire(queue: Simulation) -> None:
+    """The lease period passes, and the log tells."""
+    queue.now += queue.period
+    queue.read()

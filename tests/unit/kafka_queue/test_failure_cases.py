@@ -1,36 +1,17 @@
 """Failure cases of markers queues that are known by letter, each as a test that a tracker without the remedy fails.
 
-A gate is missing (A), START twice while on its way (C), an old deadline (D), clocks that are wrong (E) or run on while
-nothing is heard (F), a hung handler (G), a close with messages in hand (I), what cannot be sent (K), a storm (L),
-poison and lost headers (N), a marker topic that grew (O).
+A gate is missing (A), START twice while on its way (C), an old deadline (D), a hung handler (G), a close with messages
+in hand (I), what cannot be sent (K), a storm (L), poison and lost headers (N), a marker topic that grew (O). Those of
+clocks (E, F) are in `test_failure_clocks.py`.
 """
 
 from __future__ import annotations
 
 from broker_kafka.queue.assigned_partition import AssignedPartition, PartitionOptions
-from broker_kafka.queue.clock import LogClock
 from broker_kafka.queue.placing import marker_partition
 from broker_kafka.queue.redelivery import ATTEMPTS, again, attempts_of, origin_of
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
-from tests.unit.kafka_queue.simulation import TOPIC, Simulation
-
-FAR = PartitionOptions(renew_distance=10**9)
-
-
-def taken(count: int = 1, **options: object) -> Simulation:
-    """A queue whose tracker has read so many STARTs."""
-    queue = Simulation(options=FAR, **options)  # pyright: ignore[reportArgumentType]
-    for number in range(count):
-        queue.send(f"m{number}")
-        queue.take()
-    queue.read()
-    return queue
-
-
-def expire(queue: Simulation) -> None:
-    """The lease period passes, and the log tells."""
-    queue.now += queue.period
-    queue.read()
+from tests.unit.kafka_queue.simulation import FAR, TOPIC, Simulation, expire, taken
 
 
 def names(queue: Simulation) -> list[bytes | None]:
@@ -138,94 +119,6 @@ def test_queues_that_read_one_topic_have_its_messages_each_for_itself() -> None:
     queue.write(Marker(kind=Kind.END, id=other))
     expire(queue)
     assert [lease.id.queue for lease in queue.redeliver()] == ["q"]
-
-
-# -- E, F: clocks ----------------------------------------------------------------------------------------------
-
-
-def test_e_times_of_several_producers_never_turn_the_clock_back() -> None:
-    clock = LogClock(at=0)
-    seen = [clock.read(time, at) for at, time in enumerate([1_000, 5_000, 200, 4_999, 6_000])]
-    assert seen == [1_000, 5_000, 5_000, 5_000, 6_000]
-
-
-def test_e_a_lease_of_a_producer_whose_clock_is_behind_is_not_due_at_once() -> None:
-    queue = taken()
-    queue.send("late")
-    held = MessageId(TOPIC, 0, 1)
-    queue.taken = 2
-    queue.write(Marker(kind=Kind.START, id=held, after_ms=500), timestamp=queue.now - 100_000)
-    queue.read()
-    assert queue.tracker.due(10) == []
-    queue.now += 499
-    queue.read()
-    assert queue.tracker.due(10) == []
-    queue.now += 1
-    queue.read()
-    assert [lease.id for lease in queue.tracker.due(10)] == [held]
-
-
-def test_e_one_marker_from_the_far_future_does_not_expire_everything() -> None:
-    queue = taken(3, period=600_000)
-    queue.now += 1_000
-    queue.read()
-    queue.append(write_marker(Marker(kind=Kind.END, id=MessageId(TOPIC, 9, 9))), timestamp=queue.now + 10**9)
-    queue.append(write_marker(Marker(kind=Kind.END, id=MessageId(TOPIC, 9, 9))), timestamp=queue.now + 10**9)
-    queue.read()
-    assert queue.redeliver() == []
-    assert queue.tracker.clock.jumps == 2
-    now = queue.tracker.clock.now
-    assert now is not None
-    assert now <= queue.now + FAR.max_jump_ms
-
-
-def test_f_time_stands_still_while_the_log_is_not_heard_of() -> None:
-    queue = taken()
-    queue.now += 3_600_000
-    assert queue.redeliver() == []
-    queue.keep(queue.held[0])
-    queue.read()
-    assert queue.redeliver() == []
-    expire(queue)
-    assert len(queue.redeliver()) == 1
-
-
-def test_f_an_end_that_was_written_while_the_tracker_was_cut_off_is_read_before_anything_is_due() -> None:
-    queue = taken(2)
-    slow, _ = queue.held
-    queue.now += 20_000
-    queue.append(b"", timestamp=queue.now)
-    queue.append(write_marker(Marker(kind=Kind.KEEPALIVE, id=MessageId(TOPIC, 9, 9))))
-    queue.ack(slow)
-    queue.now += 1
-    for record in queue.log[2:4]:
-        queue.tracker.read(record.offset, record.timestamp, record.data, queue.now)
-        assert queue.tracker.due(10) == []
-    assert queue.tracker.needs_end
-    queue.tracker.log_ends(len(queue.log), queue.now)
-    assert queue.tracker.due(10) == []
-    queue.read()
-    assert [lease.id.offset for lease in queue.tracker.due(10)] == [1]
-
-
-def test_f_silence_of_which_nobody_knows_is_not_counted() -> None:
-    clock = LogClock(at=0, stall_ms=10_000)
-    clock.read(1_000, at=0)
-    clock.caught_up(at=9_000)
-    assert clock.now == 10_000
-    clock.caught_up(at=60_000)
-    assert clock.now == 10_000
-    assert clock.stalls == 1
-    clock.caught_up(at=61_000)
-    assert clock.now == 11_000
-
-
-def test_f_a_quiet_topic_does_not_hold_redelivery_up() -> None:
-    queue = taken()
-    for _ in range(4):
-        queue.now += 250
-        queue.read()
-    assert len(queue.redeliver()) == 1
 
 
 # -- G: a handler that hangs -----------------------------------------------------------------------------------
