@@ -1,12 +1,14 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock clean
+.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
+# Writes code that works with the oldest protobuf allowed, and every newer one.
+PROTO_TOOL := grpcio-tools==1.76.0
 # Many tests wait for a server, so that two cores serve more than two workers.
 WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -31,6 +33,7 @@ help:
 	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
+	@echo "make proto        write the code of markers.proto anew"
 	@echo "make clean        remove .venv and all caches"
 
 setup: $(STAMP)
@@ -91,6 +94,11 @@ lock:
 	build/lock/bin/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
 		--all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command 'make lock' --output-file constraints.txt
+
+proto:
+	@test -x build/proto/bin/python || $(PYTHON) -m venv build/proto
+	build/proto/bin/python -m pip install --quiet --disable-pip-version-check '$(PROTO_TOOL)'
+	build/proto/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. broker_kafka/queue/markers.proto
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -21,6 +21,7 @@ from benchmarks.faststream_beside import measure_faststream
 from benchmarks.jetstream_speed import measure_jetstream
 from benchmarks.kafka_groups import measure_kafka_groups
 from benchmarks.kafka_handling import measure_kafka_handling
+from benchmarks.kafka_markers import measure_markers
 from benchmarks.kafka_speed import measure_kafka
 from benchmarks.report import Section
 from benchmarks.steadiness import measure_steadiness
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "kafka": measure_kafka,
     "kafka-handling": measure_kafka_handling,
     "kafka-groups": measure_kafka_groups,
+    "kafka-markers": measure_markers,
     "steadiness": measure_steadiness,
 }
 

@@ -24,6 +24,7 @@ EXPECTED = {
         "aiokafka, send",
     ),
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
+    "kafka-markers": ("markers read", "memory of an open lease"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 

@@ -1,0 +1,102 @@
+"""What the pure engine of the markers queue costs: reading markers, a replay, and the memory of an open lease.
+
+No broker and no client: the rules alone, on one core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Sequence
+
+from benchmarks.measure import Spread
+from benchmarks.report import Finding, Section
+from broker_kafka.queue.assigned_partition import AssignedPartition
+from broker_kafka.queue.wire import Content, Kind, Marker, MessageId, write_marker
+
+__all__ = ["measure_markers"]
+
+_PAYLOAD = b"x" * 100
+_OPEN = 1000
+"""How many messages are open at a time, as with workers that hold some."""
+
+
+async def measure_markers(scale: float, rounds: int) -> Section:
+    """Markers a second, the seconds of a million, and bytes for each open lease."""
+    section = Section(
+        "Kafka, the markers engine",
+        f"The protocol's rules without a broker: a START of {len(_PAYLOAD)} B for each message and its END {_OPEN} "
+        "messages later, decoded and applied; seconds are the processor's. A tracker that takes a partition over "
+        "reads its log at this speed.",
+    )
+    pairs = max(1_000, int(100_000 * scale))
+    log = await asyncio.to_thread(_log, pairs)
+    rates = [len(log) / _replay(log) for _ in range(rounds)]
+    section.findings.append(Finding("markers read", Spread.of(rates), "/s", at_least=100_000))
+    million = [1e6 / rate for rate in rates]
+    section.findings.append(Finding("replay of a million markers", Spread.of(million), "s", at_most=30))
+    section.findings.append(Finding("memory of an open lease", Spread.of([_lease_bytes(pairs)]), "B"))
+    section.findings.append(Finding("10,000 leases due at once, taken", Spread.of(_storms(rounds)), "ms"))
+    return section
+
+
+def _log(pairs: int) -> Sequence[bytes]:
+    content = Content(key=b"key", value=_PAYLOAD, holder="worker")
+    log: list[bytes] = []
+    for number in range(pairs + _OPEN):
+        if number < pairs:
+            start = Marker(kind=Kind.START, id=_id(number), after_ms=60_000, attempt=1)
+            log.append(write_marker(start, content))
+        if number >= _OPEN:
+            log.append(write_marker(Marker(kind=Kind.END, id=_id(number - _OPEN))))
+    return log
+
+
+def _id(number: int) -> MessageId:
+    return MessageId("orders", 0, number, "billing")
+
+
+def _replay(log: Sequence[bytes]) -> float:
+    partition = AssignedPartition(0, len(log), 0)
+    began = time.process_time()
+    for offset, data in enumerate(log):
+        partition.read(offset, 1_000_000 + offset, data, 1)
+    took = time.process_time() - began
+    assert partition.is_open
+    assert not len(partition.markers)
+    return took
+
+
+def _lease_bytes(count: int) -> float:
+    starts = [
+        write_marker(Marker(kind=Kind.START, id=_id(number), after_ms=60_000), Content(value=_PAYLOAD))
+        for number in range(count)
+    ]
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    partition = AssignedPartition(0, 0, 0)
+    for offset, data in enumerate(starts):
+        partition.read(offset, 1_000_000, bytes(bytearray(data)), 1)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return grown / len(partition.markers)
+
+
+def _storms(rounds: int) -> Sequence[float]:
+    took: list[float] = []
+    for _ in range(rounds):
+        partition = AssignedPartition(0, 0, 0)
+        for number in range(10_000):
+            start = Marker(kind=Kind.START, id=_id(number), after_ms=1_000)
+            partition.read(number, 1_000_000, write_marker(start), 1)
+        partition.log_ends(10_000, 1_001)
+        began = time.process_time()
+        due = 0
+        while taken := partition.due(500):
+            due += len(taken)
+        took.append(1e3 * (time.process_time() - began))
+        assert due == 10_000
+    return took

@@ -1,0 +1,219 @@
+"""What the markers of one partition say: which messages are open, which are due, and from where the log is needed.
+
+Pure and synchronous. It is told of each marker once, in the order of the log, with the time of the partition's clock,
+and is asked what to do. Reading the log again from `pin` of some moment, which was committed, gives the same leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from broker_kafka.queue.lease import Lease, State
+from broker_kafka.queue.priority_queues import DeadlinesQueue, OffsetsQueue
+from broker_kafka.queue.wire import Kind, Marker, MessageId
+
+__all__ = ["MarkersQueue"]
+
+
+class MarkersQueue:
+    """:param first: the offset from which the log is read.
+    :ivar bytes: how much the STARTs of open messages take.
+    :ivar ignored: how many markers were about messages that are not open, or came too late.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._first: Final = first
+        self._open: dict[MessageId, Lease] = {}
+        self._overtaken: dict[MessageId, int] = {}
+        """Messages that ended before a renewal of theirs is in the log, and the pins that they keep until an END is
+        behind it. Without that END, who reads from between the two would take the renewal for a START."""
+        self._to_end: dict[MessageId, None] = {}
+        """Those whose renewal was read."""
+        self._offsets: Final = OffsetsQueue()
+        self._deadlines: Final = DeadlinesQueue()
+        self.bytes = 0
+        self.ignored = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """The open leases, for people; not to be changed."""
+        return iter(self._open.values())
+
+    def find(self, id: MessageId) -> Lease | None:
+        """The open lease of a message."""
+        return self._open.get(id)
+
+    @property
+    def pin(self) -> int | None:
+        """The lowest offset that is still needed; None if none is."""
+        lease = self._offsets.head()
+        pins = list(self._overtaken.values())
+        if lease is not None:
+            pins.append(lease.pin)
+        return min(pins, default=None)
+
+    # -- what the log says ---------------------------------------------------------------------------------
+
+    def read(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
+        """A marker, in the order of the log.
+
+        :param time: of the partition's clock, which does not fall.
+        :param data: its bytes, kept of a START until the message ends.
+        """
+        if marker.kind == Kind.START:
+            lease = self._open.get(marker.id)
+            if marker.renews is not None:
+                self._renewed(offset, time, marker, data, lease)
+            elif lease is None:
+                self._start(offset, time, marker, data)
+            else:
+                self._start_again(lease, offset, time, marker, data)
+        elif marker.kind == Kind.END:
+            self._end(marker.id)
+            for other in marker.more:
+                self._end(other)
+        else:
+            self._keep(marker.id, offset, time, marker)
+            for other in marker.more:
+                self._keep(other, offset, time, marker)
+
+    def _start(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
+        lease = Lease(
+            marker.id,
+            offset,
+            time,
+            marker.after_ms,
+            time + marker.after_ms,
+            1 if marker.attempt is None else marker.attempt,
+            data,
+            marker.released,
+            offset,
+            time,
+            reason=marker.reason,
+        )
+        self._open[marker.id] = lease
+        self.bytes += len(data)
+        self._offsets.add(lease)
+        self._deadlines.add(lease)
+
+    def _start_again(self, lease: Lease, offset: int, time: int, marker: Marker, data: bytes) -> None:
+        """Its first reader did not commit, so that another read the message too: the later START has all it takes."""
+        if not lease.renewing:
+            self._move_pin(lease, offset, time, data)
+        lease.touched = offset
+        lease.after_ms = marker.after_ms
+        lease.attempt = 1 if marker.attempt is None else marker.attempt
+        if lease.state == State.SENDING:
+            return  # the message is on its way, and the END that follows it ends this lease too
+        lease.released = marker.released
+        lease.deadline = time + marker.after_ms
+        self._deadlines.add(lease)
+
+    def _renewed(self, offset: int, time: int, marker: Marker, data: bytes, lease: Lease | None) -> None:
+        assert marker.renews is not None
+        if marker.id in self._overtaken:
+            self._to_end[marker.id] = None
+        if lease is not None:
+            lease.renewing = False
+            # What was said of it since is not in the renewal, and must be read again.
+            if lease.touched < marker.as_of:
+                self._move_pin(lease, offset, time, data)
+                self._agree(lease, time, marker)
+        elif marker.renews < self._first and marker.id not in self._overtaken:
+            self._start(offset, time, marker, data)
+        else:
+            self._overtaken.setdefault(marker.id, marker.renews)
+            self._to_end[marker.id] = None
+
+    def _agree(self, lease: Lease, time: int, marker: Marker) -> None:
+        """Take over what a renewal knows and the lease does not, which was itself read from an earlier renewal."""
+        attempt = lease.attempt if marker.attempt is None else marker.attempt
+        if lease.state == State.OPEN and (lease.released, lease.attempt) != (marker.released, attempt):
+            lease.released, lease.attempt = marker.released, attempt
+            lease.deadline = time + marker.after_ms
+            self._deadlines.add(lease)
+
+    def _end(self, id: MessageId) -> None:
+        if id in self._to_end:
+            del self._to_end[id], self._overtaken[id]
+        lease = self._open.pop(id, None)
+        if lease is None:
+            self.ignored += 1
+            return
+        self.bytes -= len(lease.data)
+        lease.data = b""
+        lease.state = State.CLOSED
+        if lease.renewing:
+            self._overtaken[id] = lease.pin
+
+    def _keep(self, id: MessageId, offset: int, time: int, marker: Marker) -> None:
+        lease = self._open.get(id)
+        if lease is None or lease.state == State.SENDING or (lease.released and not marker.released):
+            self.ignored += 1
+            return
+        lease.touched = offset
+        if marker.released and not lease.released:
+            lease.released = True
+            if marker.attempt is not None:
+                # One may have been given back untried; what went before it stays counted.
+                lease.attempt = min(lease.attempt, max(marker.attempt, lease.attempt - 1))
+        if marker.reason:
+            lease.reason = marker.reason
+        lease.deadline = time + marker.after_ms
+        self._deadlines.add(lease)
+
+    def _move_pin(self, lease: Lease, offset: int, time: int, data: bytes) -> None:
+        self.bytes += len(data) - len(lease.data)
+        lease.pin, lease.pinned, lease.data = offset, time, data
+        self._offsets.add(lease)
+
+    # -- what is to be done --------------------------------------------------------------------------------
+
+    def due(self, now: int, limit: int) -> list[Lease]:
+        """Take those that are due, the longest first. Each counts as being sent until its END is read, or `failed`."""
+        found: list[Lease] = []
+        while len(found) < limit:
+            lease = self._deadlines.head()
+            if lease is None or lease.deadline > now:
+                break
+            self._deadlines.pop(lease)
+            lease.state = State.SENDING
+            found.append(lease)
+        return found
+
+    def next_deadline(self) -> int | None:
+        """The log time at which something is due."""
+        lease = self._deadlines.head()
+        return None if lease is None else lease.deadline
+
+    def failed(self, lease: Lease, due: int) -> None:
+        """One that was due could not be sent, and nothing of it is on the brokers: try again at this log time."""
+        if lease.state == State.SENDING:
+            lease.state = State.OPEN
+            lease.deadline = due
+            self._deadlines.add(lease)
+
+    def to_renew(self, pin_below: int, pinned_before: int, limit: int) -> list[Lease]:
+        """Take open leases whose START lies far back, so that the log before can go. Each is being renewed until its
+        renewal is read, or `renewal_failed`."""
+        found: list[Lease] = []
+        for lease in self._offsets:
+            if len(found) == limit or (lease.pin >= pin_below and lease.pinned >= pinned_before):
+                break
+            if lease.state == State.OPEN and not lease.renewing:
+                lease.renewing = True
+                found.append(lease)
+        return found
+
+    def renewal_failed(self, lease: Lease) -> None:
+        """Its renewal is not on the brokers and never will be."""
+        lease.renewing = False
+        if lease.state == State.CLOSED:
+            self._overtaken.pop(lease.id, None)
+
+    def to_end(self) -> list[MessageId]:
+        """Messages whose renewal came behind their END, for another END behind that; pinned until it is read."""
+        return [message for message in self._to_end if message not in self._open]

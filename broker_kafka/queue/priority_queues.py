@@ -1,0 +1,101 @@
+"""The two priority queues of a marker partition: leases by the offset of their START, and by their deadline.
+
+Pure. Leases that have ended or moved are not looked for: they are dropped when they come to the head, and all at once
+when they are the greater part, so that each call is amortised O(1) for offsets and O(log n) for deadlines.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from broker_kafka.queue.lease import Lease, State
+
+__all__ = ["DeadlinesQueue", "OffsetsQueue"]
+
+_FEW: Final = 1024
+"""So few entries are not worth sweeping."""
+
+
+class OffsetsQueue:
+    """Leases by their pin. Pins come in rising order, since a log is read so; a deque is a priority queue then."""
+
+    __slots__ = ("_entries", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[int, Lease]] = deque()
+        self._sweep_at = _FEW
+
+    def add(self, lease: Lease) -> None:
+        """Its pin is new, and the highest."""
+        self._entries.append((lease.pin, lease))
+        if len(self._entries) > self._sweep_at:
+            self._entries = deque(
+                [entry for entry in self._entries if entry[0] == entry[1].pin and entry[1].state != State.CLOSED]
+            )
+            self._sweep_at = max(_FEW, 2 * len(self._entries))
+
+    def head(self) -> Lease | None:
+        """The lease with the lowest pin."""
+        entries = self._entries
+        while entries:
+            pin, lease = entries[0]
+            if pin == lease.pin and lease.state != State.CLOSED:
+                return lease
+            entries.popleft()
+        return None
+
+    def __iter__(self) -> Iterator[Lease]:
+        """By rising pin."""
+        return (lease for pin, lease in self._entries if pin == lease.pin and lease.state != State.CLOSED)
+
+
+class DeadlinesQueue:
+    """Open leases by their deadline. One that moved later keeps its place until it comes to the head there."""
+
+    __slots__ = ("_entries", "_serial", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, Lease]] = []
+        self._serial = 0
+        self._sweep_at = _FEW
+
+    def add(self, lease: Lease) -> None:
+        """It is new here, or its deadline moved."""
+        if 0 <= lease.queued <= lease.deadline:
+            return
+        self._push(lease)
+        if len(self._entries) > self._sweep_at:
+            self._entries = [entry for entry in self._entries if self._counts(entry)]
+            heapq.heapify(self._entries)
+            self._sweep_at = max(_FEW, 2 * len(self._entries))
+
+    def head(self) -> Lease | None:
+        """The lease with the earliest deadline."""
+        entries = self._entries
+        while entries:
+            entry = entries[0]
+            lease = entry[2]
+            if not self._counts(entry):
+                heapq.heappop(entries)
+            elif lease.deadline > entry[0]:
+                heapq.heappop(entries)
+                self._push(lease)
+            else:
+                return lease
+        return None
+
+    def pop(self, lease: Lease) -> None:
+        """Take the head out."""
+        heapq.heappop(self._entries)
+        lease.queued = -1
+
+    def _push(self, lease: Lease) -> None:
+        lease.queued = lease.deadline
+        self._serial += 1
+        heapq.heappush(self._entries, (lease.deadline, self._serial, lease))
+
+    def _counts(self, entry: tuple[int, int, Lease]) -> bool:
+        return entry[2].queued == entry[0] and entry[2].state == State.OPEN

@@ -1,0 +1,226 @@
+"""Markers as bytes: V1, the format of kafka-mq-go, and V2, which adds fields that a V1 tracker skips. Pure functions.
+
+`markers.proto` is the format. A marker that this version does not know is read as None, never raised: a newer tracker,
+or somebody else, may share the topic.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from broker_kafka.queue.markers_pb2 import END, KEEPALIVE, START, V1, V2
+from broker_kafka.queue.markers_pb2 import Marker as _Marker
+from broker_kafka.queue.markers_pb2 import MessageID as _MessageID
+
+__all__ = [
+    "TIME_MARKER",
+    "Content",
+    "Headers",
+    "Kind",
+    "Marker",
+    "MessageId",
+    "Origin",
+    "read_content",
+    "read_marker",
+    "write_marker",
+]
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+_LONGEST: Final = 100 * 366 * 24 * 3600 * 1000
+"""Milliseconds. What is to come again later than in a hundred years is a mistake, and would not fit into a time."""
+
+
+class Kind(IntEnum):
+    """What a marker says; the numbers are those of the wire."""
+
+    START = 0
+    END = 1
+    KEEPALIVE = 2
+
+
+class MessageId(NamedTuple):
+    """A message of a queue, by where it lies.
+
+    :ivar topic: empty where the marker topic belongs to one message topic, as in V1.
+    :ivar queue: who holds it, since several queues may read one topic; empty in V1, whose queues share no message.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    queue: str = ""
+
+
+class Origin(NamedTuple):
+    """Where a message was sent first, and its producer's time in milliseconds since 1970; 0 is unknown."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """What a START carries, so that the message can be sent again without reading it again.
+
+    :ivar key: of the record; in V1 it is the queue's name.
+    :ivar max_attempts: after so many deliveries the message is a dead letter; 0 is never.
+    :ivar dead_letter: the topic of those; empty if there is none.
+    :ivar holder: who leased it, for people.
+    """
+
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+    origin: Origin | None = None
+    max_attempts: int = 0
+    dead_letter: str = ""
+    holder: str = ""
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a marker says of a message.
+
+    :ivar after_ms: START and KEEPALIVE: milliseconds from the marker's time until the message is to come again.
+    :ivar attempt: START: which delivery this is, from 1. A release: how many deliveries count. None if it does not say.
+    :ivar released: nobody holds the message; a KEEPALIVE that says so is a release, and may say when it comes again.
+    :ivar renews: of a START that a tracker repeats, the offset of the START that it repeats.
+    :ivar as_of: of such a START, the offset below which it knows all markers.
+    :ivar more: KEEPALIVE and END: more messages of which it is said.
+    :ivar reason: a release: why.
+    """
+
+    kind: Kind
+    id: MessageId
+    after_ms: int = 0
+    attempt: int | None = None
+    released: bool = False
+    renews: int | None = None
+    as_of: int = 0
+    more: tuple[MessageId, ...] = ()
+    reason: str = ""
+
+
+TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
+"""Says nothing: it is written for the time that the broker gives it. A V1 tracker passes over it too."""
+
+_KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
+_TYPES: Final = {kind: number for number, kind in _KINDS.items()}
+_VERSIONS: Final = frozenset({V1, V2})
+
+
+def read_marker(data: bytes | None) -> Marker | None:
+    """What a marker says; None for one that is not known: no marker, of another version or kind, or without an id."""
+    if not data:
+        return None
+    try:
+        raw = _Marker.FromString(data)
+    except DecodeError:
+        return None
+    kind = _KINDS.get(raw.type)
+    if kind is None or raw.version not in _VERSIONS or not raw.HasField("message_id"):
+        return None
+    if raw.version == V1:
+        return Marker(kind=kind, id=_read_id(raw.message_id), after_ms=min(raw.redeliver_after_ms, _LONGEST))
+    renewal = raw.renewal if raw.HasField("renewal") else None
+    return Marker(
+        kind=kind,
+        id=_read_id(raw.message_id),
+        after_ms=min(raw.redeliver_after_ms, _LONGEST),
+        attempt=raw.attempt if raw.HasField("attempt") else None,
+        released=raw.released,
+        renews=None if renewal is None else renewal.of,
+        as_of=0 if renewal is None else renewal.as_of,
+        more=tuple(map(_read_id, raw.more_ids)) if raw.more_ids else (),
+        reason=raw.reason,
+    )
+
+
+def read_content(data: bytes) -> Content:
+    """What a START carries, of bytes that `read_marker` takes.
+
+    :raises google.protobuf.message.DecodeError: they are no marker.
+    """
+    raw = _Marker.FromString(data)
+    origin = raw.origin if raw.HasField("origin") else None
+    # V1 cannot tell an empty key or value from none, and writes neither.
+    bare = b"" if raw.version == V1 else None
+    return Content(
+        key=raw.key if raw.HasField("key") else bare,
+        value=raw.value if raw.HasField("value") else bare,
+        headers=tuple([(header.name, header.value if header.HasField("value") else None) for header in raw.headers]),
+        origin=None if origin is None else Origin(origin.topic, origin.partition, origin.offset, origin.timestamp_ms),
+        max_attempts=raw.max_attempts,
+        dead_letter=raw.dead_letter,
+        holder=raw.holder,
+    )
+
+
+def write_marker(marker: Marker, content: Content | None = None, *, v1: bool = False) -> bytes:
+    """A marker as bytes.
+
+    :param content: of a START.
+    :param v1: exactly as kafka-mq-go writes it. What V1 has no field for is left out.
+    :raises ValueError: V1 has only one id for each marker.
+    """
+    if v1:
+        if marker.more:
+            raise ValueError(
+                f"A V1 marker tells of one message, and this of {1 + len(marker.more)}: write one for each"
+            )
+        raw = _Marker(type=_TYPES[marker.kind], message_id=_v1_id(marker.id), redeliver_after_ms=marker.after_ms)
+        if content is not None:
+            # A field without presence is left out where it is empty.
+            raw.key, raw.value = content.key or b"", content.value or b""
+            if not raw.key:
+                raw.ClearField("key")
+            if not raw.value:
+                raw.ClearField("value")
+        return raw.SerializeToString()
+    raw = _Marker(
+        version=V2,
+        type=_TYPES[marker.kind],
+        message_id=_write_id(marker.id),
+        redeliver_after_ms=marker.after_ms,
+        attempt=marker.attempt,
+        released=marker.released,
+        reason=marker.reason,
+    )
+    if marker.renews is not None:
+        raw.renewal.of, raw.renewal.as_of = marker.renews, marker.as_of
+    if marker.more:
+        raw.more_ids.extend(map(_write_id, marker.more))
+    if content is not None:
+        _write_content(raw, content)
+    return raw.SerializeToString()
+
+
+def _write_content(raw: _Marker, content: Content) -> None:
+    if content.key is not None:
+        raw.key = content.key
+    if content.value is not None:
+        raw.value = content.value
+    for name, value in content.headers:
+        raw.headers.add(name=name, value=value)
+    if content.origin is not None:
+        origin = content.origin
+        raw.origin.topic, raw.origin.partition = origin.topic, origin.partition
+        raw.origin.offset, raw.origin.timestamp_ms = origin.offset, origin.timestamp_ms
+    raw.max_attempts, raw.dead_letter, raw.holder = content.max_attempts, content.dead_letter, content.holder
+
+
+def _read_id(raw: _MessageID) -> MessageId:
+    return MessageId(raw.topic, raw.partition, raw.offset, raw.queue)
+
+
+def _write_id(id: MessageId) -> _MessageID:
+    return _MessageID(topic=id.topic, partition=id.partition, offset=id.offset, queue=id.queue)
+
+
+def _v1_id(id: MessageId) -> _MessageID:
+    return _MessageID(partition=id.partition, offset=id.offset)

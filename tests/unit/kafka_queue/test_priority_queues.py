@@ -1,0 +1,89 @@
+"""The two priority queues against sorted lists, and that what has ended does not stay."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_kafka.queue.lease import Lease, State
+from broker_kafka.queue.priority_queues import DeadlinesQueue, OffsetsQueue
+from broker_kafka.queue.wire import MessageId
+
+
+def lease(number: int, *, deadline: int = 0) -> Lease:
+    return Lease(MessageId("t", 0, number), number, 0, 10, deadline, 1, b"", False, number, 0)
+
+
+def drained(queue: DeadlinesQueue) -> list[Lease]:
+    found: list[Lease] = []
+    while (head := queue.head()) is not None:
+        queue.pop(head)
+        head.state = State.SENDING
+        found.append(head)
+    return found
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 50), st.booleans()), max_size=40))
+def test_deadlines_come_in_order_after_moves_and_ends(histories: list[tuple[int, int | None, bool]]) -> None:
+    queue = DeadlinesQueue()
+    leases = [lease(number, deadline=deadline) for number, (deadline, _, _) in enumerate(histories)]
+    for each in leases:
+        queue.add(each)
+    for each, (_, moved, ended) in zip(leases, histories, strict=True):
+        if moved is not None:
+            each.deadline = moved
+            queue.add(each)
+        if ended:
+            each.state = State.CLOSED
+    found = drained(queue)
+    left = [each for each, (_, _, ended) in zip(leases, histories, strict=True) if not ended]
+    assert [each.deadline for each in found] == sorted(each.deadline for each in left)
+    assert {each.id for each in found} == {each.id for each in left}
+    assert len(found) == len(left)
+
+
+def test_equal_deadlines_come_in_the_order_of_their_starts() -> None:
+    queue = DeadlinesQueue()
+    leases = [lease(number, deadline=5) for number in range(20)]
+    for each in leases:
+        queue.add(each)
+    assert drained(queue) == leases
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_the_lowest_pin_is_that_of_an_open_lease(histories: list[tuple[bool, bool]]) -> None:
+    queue = OffsetsQueue()
+    leases = [lease(number) for number in range(len(histories))]
+    for each in leases:
+        queue.add(each)
+    for each, (moved, ended) in zip(leases, histories, strict=True):
+        if moved:
+            each.pin += len(leases)
+            queue.add(each)
+        if ended:
+            each.state = State.CLOSED
+    left = sorted(each.pin for each in leases if each.state == State.OPEN)
+    assert [each.pin for each in queue] == left
+    head = queue.head()
+    assert (None if head is None else head.pin) == (left[0] if left else None)
+
+
+def test_empty_queues_have_no_head() -> None:
+    assert OffsetsQueue().head() is None
+    assert DeadlinesQueue().head() is None
+
+
+def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
+    offsets, deadlines = OffsetsQueue(), DeadlinesQueue()
+    for number in range(20_000):
+        each = lease(number, deadline=number)
+        offsets.add(each)
+        deadlines.add(each)
+        if number:
+            each.state = State.CLOSED
+    assert len(offsets._entries) < 3_000
+    assert len(deadlines._entries) < 3_000
+    first = offsets.head()
+    assert first is not None
+    assert first.pin == 0
+    assert drained(deadlines) == [first]

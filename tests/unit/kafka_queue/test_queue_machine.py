@@ -1,0 +1,193 @@
+"""Random histories of a queue: workers and trackers die at every step, writes are lost and doubled, and the log is read
+again from any committed offset. The invariants are those of the protocol."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker_kafka.queue.assigned_partition import AssignedPartition
+from broker_kafka.queue.wire import Kind, MessageId, read_marker
+from tests.unit.kafka_queue.simulation import Held, Record, Simulation, naive_open
+
+
+class QueueMachine(RuleBasedStateMachine):
+    @initialize(transactional=st.booleans())
+    def begin(self, transactional: bool) -> None:
+        self.queue = Simulation(transactional=transactional)
+        self.sent = 0
+        self.clock = 0
+        self.committed = 0
+        self.tracker: AssignedPartition | None = None
+        self.attempts: defaultdict[bytes, int] = defaultdict(int)
+        self.doubled: set[bytes] = set()
+
+    # -- applications and workers --------------------------------------------------------------------------
+
+    @rule(commits=st.sampled_from([True, True, True, False]), delay=st.sampled_from([None, None, None, 0, 3000]))
+    def take(self, commits: bool, delay: int | None) -> None:
+        if self.queue.taken == len(self.queue.messages):
+            self.queue.send(f"m{self.sent}")
+            self.sent += 1
+        held = self.queue.take(commits=commits, delay=delay)
+        if held is not None:
+            value = held.sending.value or b""
+            # Of a message that was doubled, one copy may be older than the other.
+            if not commits or not self.queue.transactional:
+                self.doubled.add(value)
+            assert value in self.doubled or held.attempt >= self.attempts[value], "attempts were forgotten"
+            self.attempts[value] = held.attempt
+
+    @precondition(lambda self: self.queue.held)
+    @rule(which=st.integers(0, 9), lost=st.booleans(), twice=st.booleans())
+    def ack(self, which: int, lost: bool, twice: bool) -> None:
+        self.queue.ack(self.pick(which), lost=lost, twice=twice)
+
+    @precondition(lambda self: self.queue.held)
+    @rule(which=st.integers(0, 9))
+    def keep(self, which: int) -> None:
+        self.queue.keep(self.pick(which))
+
+    @precondition(lambda self: self.queue.held)
+    @rule(which=st.integers(0, 9), delay=st.sampled_from([0, 500, 5000]), counts=st.booleans())
+    def release(self, which: int, delay: int, counts: bool) -> None:
+        self.queue.release(self.pick(which), delay, counts=counts)
+
+    @precondition(lambda self: self.queue.held)
+    @rule(which=st.integers(0, 9))
+    def crash(self, which: int) -> None:
+        self.queue.crash(self.pick(which))
+
+    @rule(milliseconds=st.sampled_from([1, 400, 1001, 8000]))
+    def time_goes_on(self, milliseconds: int) -> None:
+        self.queue.now += milliseconds
+
+    @rule(data=st.sampled_from([b"", b"garbage", b"\x08\x07\x1a\x02\x10\x05"]))
+    def somebody_else_writes(self, data: bytes) -> None:
+        self.queue.append(data)
+
+    # -- the tracker ---------------------------------------------------------------------------------------
+
+    @rule(count=st.sampled_from([1, 3, None, None]), milliseconds=st.sampled_from([0, 0, 1001, 4000]))
+    def read(self, count: int | None, milliseconds: int) -> None:
+        self.queue.now += milliseconds
+        self.queue.read(count)
+
+    @rule(limit=st.sampled_from([1, 100]), fails=st.sampled_from([False, False, True]), dies=st.booleans())
+    def redeliver(self, limit: int, fails: bool, dies: bool) -> None:
+        known = self.queue.log[: self.queue.tracker.position]
+        for lease in self.queue.redeliver(limit, fails=fails, dies=dies):
+            assert self.queue.now >= earliest(known, lease.id), "redelivered before its time"
+            if self.queue.transactional:
+                assert self.queue.redelivered.get(lease.id, 0) <= 1, "redelivered twice"
+
+    @rule(more=st.integers(0, 4))
+    def renew(self, more: int) -> None:
+        for _ in range(more):
+            self.somebody_else_writes(b"")
+        self.queue.read()
+        self.queue.renew()
+
+    @precondition(lambda self: self.queue.renewals)
+    @rule(fail=st.sampled_from([False, False, True]))
+    def renewals_arrive(self, fail: bool) -> None:
+        self.queue.renewals_arrive(fail=fail)
+
+    @rule()
+    def commit(self) -> None:
+        self.queue.commit()
+
+    @rule()
+    def tracker_dies(self) -> None:
+        self.queue.restart()
+
+    # -- what always holds ---------------------------------------------------------------------------------
+
+    @invariant()
+    def a_replay_from_the_commit_says_the_same(self) -> None:
+        queue = self.queue
+        replay = AssignedPartition(queue.committed, len(queue.log), queue.now, queue.options)
+        for record in queue.log[queue.committed :]:
+            assert not replay.due(100), "due before the gate"
+            assert replay.to_commit() is None, "committed before the gate"
+            replay.read(record.offset, record.timestamp, record.data, queue.now)
+        assert {lease.id: lease.attempt for lease in replay.markers} == naive_open(queue.log)
+
+    @invariant()
+    def a_tracker_that_read_all_says_the_same(self) -> None:
+        tracker = self.queue.tracker
+        if tracker.position == len(self.queue.log):
+            assert {lease.id: lease.attempt for lease in tracker.markers} == naive_open(self.queue.log)
+
+    @invariant()
+    def commits_only_rise_and_pass_no_open_message(self) -> None:
+        queue = self.queue
+        assert self.committed <= queue.committed <= len(queue.log)
+        self.committed = queue.committed
+        covered = {
+            marker.id
+            for record in queue.log[queue.committed :]
+            if (marker := read_marker(record.data)) is not None and marker.kind == Kind.START
+        }
+        assert set(naive_open(queue.log)) <= covered
+
+    @invariant()
+    def no_message_is_taken_without_a_start(self) -> None:
+        started = {
+            marker.id.offset
+            for record in self.queue.log
+            if (marker := read_marker(record.data)) is not None and marker.kind == Kind.START
+        }
+        assert set(range(self.queue.taken)) <= started
+
+    @invariant()
+    def the_clock_does_not_run_backwards(self) -> None:
+        tracker = self.queue.tracker
+        if tracker is not self.tracker:
+            self.tracker, self.clock = tracker, 0
+        now = tracker.clock.now
+        if now is not None:
+            assert self.clock <= now <= self.queue.now
+            self.clock = now
+
+    @invariant()
+    def what_is_open_takes_what_it_takes(self) -> None:
+        markers = self.queue.tracker.markers
+        assert markers.bytes == sum(len(lease.data) for lease in markers)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        self.queue.settle_all()
+        done = set(self.queue.acked)
+        assert done == {f"m{number}" for number in range(self.sent)}, "lost"
+        assert not naive_open(self.queue.log)
+        assert len(self.queue.tracker.markers) == 0
+        self.queue.commit()
+        assert self.queue.committed == len(self.queue.log)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def pick(self, which: int) -> Held:
+        return self.queue.held[which % len(self.queue.held)]
+
+
+def earliest(log: Sequence[Record], id: MessageId) -> int:
+    """The time from which a message may be sent again, by what the log says of it."""
+    due = 0
+    released = False
+    for record in log:
+        marker = read_marker(record.data)
+        if marker is None or marker.id != id or marker.renews is not None:
+            continue
+        if marker.kind == Kind.START or (marker.kind == Kind.KEEPALIVE and (marker.released or not released)):
+            due, released = record.timestamp + marker.after_ms, marker.released
+    return due
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,164 @@
+"""Markers as bytes: V1 to the byte, V2 so that a V1 tracker can read it, and what is foreign told apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_kafka.queue import markers_pb2
+from broker_kafka.queue.wire import (
+    Content,
+    Kind,
+    Marker,
+    MessageId,
+    Origin,
+    read_content,
+    read_marker,
+    write_marker,
+)
+
+FIRST = MessageId("", 1, 5)
+FAR = MessageId("", 3, 2**40)
+
+# Written by hand from the field numbers and values of kafka-mq-go's kafka_mq_v1.proto.
+GOLDEN = {
+    "START": (
+        Marker(kind=Kind.START, id=FIRST, after_ms=60_000),
+        Content(key=b"q", value=b"hello"),
+        "1a 04 08 01 10 05 20 e0 d4 03 2a 01 71 32 05 68 65 6c 6c 6f",
+    ),
+    "START without a value": (
+        Marker(kind=Kind.START, id=FIRST, after_ms=1),
+        Content(key=b"q", value=b""),
+        "1a 04 08 01 10 05 20 01 2a 01 71",
+    ),
+    "START of the first message": (
+        Marker(kind=Kind.START, id=MessageId("", 0, 0), after_ms=300),
+        Content(key=b"q", value=b"v"),
+        "1a 00 20 ac 02 2a 01 71 32 01 76",
+    ),
+    "END": (Marker(kind=Kind.END, id=FIRST), None, "10 01 1a 04 08 01 10 05"),
+    "END far on": (Marker(kind=Kind.END, id=FAR), None, "10 01 1a 09 08 03 10 80 80 80 80 80 20"),
+    "KEEPALIVE": (
+        Marker(kind=Kind.KEEPALIVE, id=FIRST, after_ms=60_000),
+        None,
+        "10 02 1a 04 08 01 10 05 20 e0 d4 03",
+    ),
+}
+
+texts = st.text(max_size=8)
+ids = st.builds(MessageId, texts, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), texts)
+times = st.integers(0, 2**41)
+markers = st.builds(
+    Marker,
+    kind=st.sampled_from(Kind),
+    id=ids,
+    after_ms=times,
+    attempt=st.none() | st.integers(0, 2**32 - 1),
+    released=st.booleans(),
+    more=st.lists(ids, max_size=3).map(tuple),
+    reason=texts,
+) | st.builds(Marker, kind=st.just(Kind.START), id=ids, renews=times, as_of=times)
+payloads = st.none() | st.binary(max_size=8)
+contents = st.builds(
+    Content,
+    key=payloads,
+    value=payloads,
+    headers=st.lists(st.tuples(texts, payloads), max_size=3).map(tuple),
+    origin=st.none() | st.builds(Origin, texts, st.integers(0, 2**31 - 1), times, times),
+    max_attempts=st.integers(0, 2**32 - 1),
+    dead_letter=texts,
+    holder=texts,
+)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_v1_is_written_to_the_byte(name: str) -> None:
+    marker, content, golden = GOLDEN[name]
+    assert write_marker(marker, content, v1=True).hex(" ") == golden
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_v1_is_read(name: str) -> None:
+    marker, content, golden = GOLDEN[name]
+    data = bytes.fromhex(golden)
+    assert read_marker(data) == marker
+    if content is not None:
+        assert read_content(data) == content
+
+
+def test_v1_has_one_message_for_each_marker() -> None:
+    marker = Marker(kind=Kind.END, id=FIRST, more=(FAR,))
+    with pytest.raises(ValueError, match="this of 2"):
+        write_marker(marker, v1=True)
+
+
+def test_v1_leaves_out_what_it_has_no_field_for() -> None:
+    marker = Marker(kind=Kind.START, id=MessageId("orders", 1, 5), after_ms=60_000, attempt=3, released=True)
+    content = Content(key=b"q", value=b"hello", headers=(("a", b"b"),), max_attempts=5, holder="me")
+    assert write_marker(marker, content, v1=True).hex(" ") == GOLDEN["START"][2]
+
+
+@given(markers, contents)
+def test_v2_comes_back_as_it_was(marker: Marker, content: Content) -> None:
+    data = write_marker(marker, content)
+    assert read_marker(data) == marker
+    assert read_content(data) == content
+
+
+def test_a_v1_tracker_reads_a_release_as_a_keepalive_of_that_delay() -> None:
+    data = write_marker(Marker(kind=Kind.KEEPALIVE, id=FIRST, after_ms=1500, released=True, attempt=2, reason="later"))
+    raw = markers_pb2.Marker.FromString(data)
+    assert raw.type == markers_pb2.KEEPALIVE
+    assert (raw.message_id.partition, raw.message_id.offset, raw.redeliver_after_ms) == (1, 5, 1500)
+
+
+def test_the_fields_of_v1_are_where_they_were() -> None:
+    fields = {field.name: field.number for field in markers_pb2.Marker.DESCRIPTOR.fields}
+    v1 = ["version", "type", "message_id", "redeliver_after_ms", "key", "value"]
+    assert [fields.pop(name) for name in v1] == [1, 2, 3, 4, 5, 6]
+    assert min(fields.values()) == 7
+    assert markers_pb2.Version.items() == [("V1", 0), ("V2", 1)]
+    assert markers_pb2.Type.items() == [("START", 0), ("END", 1), ("KEEPALIVE", 2)]
+
+
+def test_the_generated_code_is_that_of_the_committed_format() -> None:
+    text = Path(markers_pb2.__file__).with_name("markers.proto").read_text()
+    for name, body in re.findall(r"^(?:message|enum) (\w+) \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
+        written = {(field, int(number)) for field, number in re.findall(r"(\w+) = (\d+);", body)}
+        generated = getattr(markers_pb2, name)
+        fields = generated.DESCRIPTOR.fields if hasattr(generated.DESCRIPTOR, "fields") else generated.DESCRIPTOR.values
+        assert {(field.name, field.number) for field in fields} == written
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        b"",
+        b"\xff\xff\xff",
+        b"hello",
+        bytes.fromhex("10 01"),
+        bytes.fromhex("10 07 1a 04 08 01 10 05"),
+        bytes.fromhex("08 09 1a 04 08 01 10 05"),
+    ],
+    ids=["none", "empty", "garbage", "text", "no id", "another kind", "another version"],
+)
+def test_what_is_not_known_is_no_marker(data: bytes | None) -> None:
+    assert read_marker(data) is None
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
+    marker = read_marker(data)
+    assert marker is None or marker.kind in Kind
+
+
+def test_a_marker_that_asks_for_ten_thousand_years_asks_for_a_hundred() -> None:
+    marker = read_marker(write_marker(Marker(kind=Kind.START, id=FIRST, after_ms=2**64 - 1)))
+    assert marker is not None
+    assert marker.after_ms < 2**42
