@@ -38,8 +38,8 @@ setup: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "anybroker needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Python's venv module does not work here; on Debian it is the package python3-venv"; exit 1; }
-	@# One package comes as source, and what builds it has to be there first, by its hash too.
-	@awk '/^[^ #]/ { keep = /^setuptools==/ } keep' constraints.txt > $(VENV)/first.txt
+	@# Two packages come as source, and what builds them has to be there first, by its hash too.
+	@awk '/^[^ #]/ { keep = /^(cffi|pycparser|setuptools)==/ } keep' constraints.txt > $(VENV)/first.txt
 	$(PIP) install --quiet --require-hashes --no-deps --requirement $(VENV)/first.txt
 	$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement constraints.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
