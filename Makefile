@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock clean
+.PHONY: help setup demo demo-kafka demo-pubsub demo-sdk kafka test lint format bench bench-spark docs conformance lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,7 @@ WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
+PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -22,6 +23,7 @@ help:
 	@echo "make setup        install everything into .venv, from constraints.txt"
 	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
+	@echo "make demo-pubsub  run the flights through the plain library on Google's Pub/Sub emulator, started for it; needs Java 17"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
@@ -50,6 +52,9 @@ demo: $(STAMP)
 
 demo-kafka: $(STAMP)
 	$(KAFKA) $(BIN)/python -m examples.flights_pipeline
+
+demo-pubsub: $(STAMP)
+	$(PUBSUB) $(BIN)/python -m examples.flights
 
 demo-sdk: $(STAMP)
 	$(BIN)/python -m examples.flights

@@ -37,7 +37,7 @@ class Connection:
     def __init__(self, settings: PubSubSettings, hooks: Hooks) -> None:
         self.settings = settings
         self.hooks = hooks
-        self.names = Names(settings.project)
+        self.names = Names(settings.project_id)
         self._channel: Any = None
         self._calls: dict[Method, Callable[..., Any]] = {}
         self._watcher: asyncio.Task[None] | None = None

@@ -1,7 +1,8 @@
 """Two ways to get messages: a call for so many, or a stream that the server fills. One loop, no threads.
 
 `ask` may be called at any time and returns at once; what comes goes to `arrived`, what fails to `failed`, once. `park`
-takes back what was asked for: a call that the server has answered by then is still delivered.
+takes back what was asked for: a call that the server has answered by then is still delivered. An emulator does not hear
+that a call was cancelled and would give messages to nobody, so its calls are short, and are waited for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _FIRST_PAUSE: Final = 0.01
 _LONGEST_PAUSE: Final = 0.25
 
 _EOF: Final[Any] = vars(grpc.aio)["EOF"]
+
+EMULATOR_TIMEOUT: Final = 1.15
+"""Seconds; the emulator answers with nothing a second before the end of a call."""
 
 Arrived = Callable[[Sequence[Any]], None]
 Failed = Callable[[BrokerError], None]
@@ -60,6 +64,9 @@ class UnaryPuller:
         self._arrived = arrived
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
+        emulated = connection.settings.emulator is not None
+        self._cancels = not emulated
+        self._timeout = EMULATOR_TIMEOUT if emulated else connection.settings.pull_timeout
         self._call: Any = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -81,7 +88,7 @@ class UnaryPuller:
         # The call is cancelled and not who awaits it: so it ends when gRPC is through with it.
         if call is None:
             task.cancel()
-        else:
+        elif self._cancels:
             call.cancel()
 
     async def parked(self) -> None:
@@ -100,7 +107,7 @@ class UnaryPuller:
         while not messages and error is None:
             begin = monotonic()
             try:
-                call = self._connection.start(Methods.PULL, request, self._connection.settings.pull_timeout)
+                call = self._connection.start(Methods.PULL, request, self._timeout)
                 self._call = call
                 response = await call
                 messages = response.received_messages

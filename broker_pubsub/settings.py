@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from broker.errors import InvalidSetting
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
 
 __all__ = ["PubSubSettings"]
 
+PROJECT_VARIABLE: Final = "GOOGLE_CLOUD_PROJECT"
 EMULATOR_VARIABLE: Final = "PUBSUB_EMULATOR_HOST"
 SHORTEST_LEASE: Final = 10.0
 """Seconds; the service takes no ack deadline below it, the emulators do."""
@@ -28,8 +30,10 @@ class PubSubSettings(BackendSettings):
 
     schemes: ClassVar[tuple[str, ...]] = ("pubsub",)
 
-    project: str = Field(
-        pattern=r"^[a-z][a-z0-9.:-]{4,61}[a-z0-9]$", description="Id of the Google Cloud project; the host of the URL"
+    project: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9.:-]{4,61}[a-z0-9]$",
+        description="Id of the Google Cloud project; the host of the URL, else GOOGLE_CLOUD_PROJECT",
     )
     emulator_host: str | None = Field(
         default=None,
@@ -122,6 +126,20 @@ class PubSubSettings(BackendSettings):
         if self.emulator_host is not None and (self.credentials_file is not None or self.impersonate is not None):
             raise ValueError("emulator_host and credentials are given; an emulator takes none")
         return self
+
+    @property
+    def project_id(self) -> str:
+        """The project to use.
+
+        :raises InvalidSetting: none is named.
+        """
+        found = self.project or os.environ.get(PROJECT_VARIABLE)
+        if not found:
+            raise InvalidSetting(
+                "Setting 'project' of PubSubSettings is not given",
+                advice=f"Give it in the URL, pubsub://my-project, or as {PROJECT_VARIABLE}",
+            )
+        return found
 
     @property
     def emulator(self) -> str | None:
