@@ -188,7 +188,7 @@ class PubSubAdmin:
         if kind not in _SCHEMA_TYPES:
             raise InvalidSetting(f"kind is {kind!r}", advice="It takes 'avro' or 'protobuf'")
         request = request_of(Methods.CREATE_SCHEMA, parent=self._names.project, schema_id=name)
-        request.schema.type = _SCHEMA_TYPES[kind]
+        request.schema.type_ = _SCHEMA_TYPES[kind]
         request.schema.definition = definition
         try:
             await self._call(Methods.CREATE_SCHEMA, request, f"Schema {name!r}")

@@ -6,11 +6,15 @@ is used with an emulator.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Final
 
 import google.auth
 import google.auth.exceptions
 import google.auth.impersonated_credentials
+import google.oauth2.credentials
+import google.oauth2.service_account
 import grpc
 from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
@@ -22,6 +26,8 @@ __all__ = ["call_credentials", "channel_credentials", "load"]
 
 SCOPES: Final = ("https://www.googleapis.com/auth/pubsub", "https://www.googleapis.com/auth/cloud-platform")
 _TOKEN_SECONDS: Final = 3600
+_user: Any = google.oauth2.credentials
+_account: Any = google.oauth2.service_account
 
 
 def load(settings: PubSubSettings) -> Any:
@@ -33,14 +39,7 @@ def load(settings: PubSubSettings) -> Any:
     adc: Any = google.auth
     found: Any
     if settings.credentials_file is not None:
-        try:
-            found = adc.load_credentials_from_file(str(settings.credentials_file), scopes=SCOPES)[0]
-        except (OSError, ValueError, google.auth.exceptions.GoogleAuthError) as error:
-            raise InvalidSetting(
-                f"Setting 'credentials_file' {str(settings.credentials_file)!r} cannot be used: {error}",
-                native=error,
-                advice="Name a JSON file of a service account, of an external account or of gcloud",
-            ) from None
+        found = _read(settings.credentials_file)
     else:
         try:
             found = adc.default(scopes=SCOPES)[0]
@@ -61,6 +60,26 @@ def load(settings: PubSubSettings) -> Any:
     if settings.quota_project is not None and hasattr(found, "with_quota_project"):
         found = found.with_quota_project(settings.quota_project)
     return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("type")
+        if kind == "service_account":
+            return _account.Credentials.from_service_account_file(str(path), scopes=SCOPES)
+        if kind == "authorized_user":
+            return _user.Credentials.from_authorized_user_file(str(path), scopes=SCOPES)
+    except (OSError, ValueError, AttributeError, google.auth.exceptions.GoogleAuthError) as error:
+        raise InvalidSetting(
+            f"Setting 'credentials_file' {str(path)!r} cannot be used: {error}",
+            native=error,
+            advice="Name a JSON file of a service account, or of gcloud's application-default login",
+        ) from None
+    raise InvalidSetting(
+        f"Setting 'credentials_file' {str(path)!r} holds credentials of type {kind!r}",
+        advice="It takes service_account and authorized_user; others are default credentials, by "
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    )
 
 
 def call_credentials(credentials: Any) -> Any:

@@ -50,7 +50,7 @@ class PubSubSettings(BackendSettings):
     )
     credentials_file: Path | None = Field(
         default=None,
-        description="JSON file of a service account or of other Google credentials; else the default credentials",
+        description="JSON file of a service account, or of gcloud's login; else the default credentials",
     )
     impersonate: str | None = Field(
         default=None,
