@@ -22,6 +22,7 @@ from benchmarks.jetstream_speed import measure_jetstream
 from benchmarks.kafka_groups import measure_kafka_groups
 from benchmarks.kafka_handling import measure_kafka_handling
 from benchmarks.kafka_speed import measure_kafka
+from benchmarks.pubsub_speed import measure_pubsub
 from benchmarks.report import Section
 from benchmarks.steadiness import measure_steadiness
 
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "kafka": measure_kafka,
     "kafka-handling": measure_kafka_handling,
     "kafka-groups": measure_kafka_groups,
+    "pubsub": measure_pubsub,
     "steadiness": measure_steadiness,
 }
 

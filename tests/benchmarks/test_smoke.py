@@ -24,6 +24,7 @@ EXPECTED = {
         "aiokafka, send",
     ),
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
+    "pubsub": ("raw protobuf, Pull + Acknowledge", "SubscriberClient.subscribe", "publish_batch / raw protobuf"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 
