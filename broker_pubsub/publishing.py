@@ -18,7 +18,7 @@ from broker.errors import BackendError, BrokerError, Closed, NotFound
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_pubsub.attributes import encode
-from broker_pubsub.batching import chunks, runs
+from broker_pubsub.batching import MAX_MESSAGES, MAX_REQUEST, chunks, runs
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PublishRequest
@@ -51,10 +51,12 @@ class PubSubTarget:
         outcomes: Outcomes = [None] * len(messages)
         keyed = [index for index, message in enumerate(messages) if message.key is not None] if ordering else []
         if not keyed:
-            pieces = chunks(encoded, range(len(messages)))
-            if len(pieces) == 1:
-                await self._send(messages, encoded, pieces[0], outcomes)
+            # Nearly every batch is one request, whose size is told quicker than those of its messages.
+            whole = PublishRequest(topic=self._path, messages=encoded) if len(encoded) <= MAX_MESSAGES else None
+            if whole is not None and whole.ByteSize() <= MAX_REQUEST:
+                await self._send(messages, encoded, range(len(encoded)), outcomes, request=whole)
             else:
+                pieces = chunks(encoded, range(len(messages)))
                 await asyncio.gather(*(self._send(messages, encoded, piece, outcomes) for piece in pieces))
         else:
             await self._publish_keyed(messages, encoded, outcomes)
@@ -123,11 +125,13 @@ class PubSubTarget:
         outcomes: Outcomes,
         *,
         in_order: bool = False,
+        request: Any = None,
     ) -> bool:
         """One request; a refused one is split until the bad message is alone. Whether all are on the server."""
         if not piece:
             return True
-        request = PublishRequest(topic=self._path, messages=[encoded[index] for index in piece])
+        if request is None:
+            request = PublishRequest(topic=self._path, messages=[encoded[index] for index in piece])
         try:
             async with self._slots:
                 response = await self._connection.start(

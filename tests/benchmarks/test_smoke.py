@@ -37,7 +37,7 @@ def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     for what in EXPECTED[name]:
         assert what in page
     plotted = tmp_path / "performance.png"
-    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka"))
+    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka", "pubsub"))
     assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
 
 
