@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-pubsub demo-sdk kafka test lint format bench bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,6 +14,7 @@ WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
+PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -24,6 +25,7 @@ help:
 	@echo "make setup        install everything into .venv, from constraints.txt"
 	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
+	@echo "make demo-pubsub  run the flights through the plain library on Google's Pub/Sub emulator, started for it; needs Java 17"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
@@ -41,8 +43,8 @@ setup: $(STAMP)
 $(STAMP): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "anybroker needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Python's venv module does not work here; on Debian it is the package python3-venv"; exit 1; }
-	@# One package comes as source, and what builds it has to be there first, by its hash too.
-	@awk '/^[^ #]/ { keep = /^setuptools==/ } keep' constraints.txt > $(VENV)/first.txt
+	@# Two packages come as source, and what builds them has to be there first, by its hash too.
+	@awk '/^[^ #]/ { keep = /^(cffi|pycparser|setuptools)==/ } keep' constraints.txt > $(VENV)/first.txt
 	$(PIP) install --quiet --require-hashes --no-deps --requirement $(VENV)/first.txt
 	$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement constraints.txt
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
@@ -53,6 +55,9 @@ demo: $(STAMP)
 
 demo-kafka: $(STAMP)
 	$(KAFKA) $(BIN)/python -m examples.flights_pipeline
+
+demo-pubsub: $(STAMP)
+	$(PUBSUB) $(BIN)/python -m examples.flights
 
 demo-sdk: $(STAMP)
 	$(BIN)/python -m examples.flights

@@ -23,6 +23,7 @@ from benchmarks.kafka_groups import measure_kafka_groups
 from benchmarks.kafka_handling import measure_kafka_handling
 from benchmarks.kafka_markers import measure_markers
 from benchmarks.kafka_speed import measure_kafka
+from benchmarks.pubsub_speed import measure_pubsub
 from benchmarks.report import Section
 from benchmarks.steadiness import measure_steadiness
 
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "kafka-handling": measure_kafka_handling,
     "kafka-groups": measure_kafka_groups,
     "kafka-markers": measure_markers,
+    "pubsub": measure_pubsub,
     "steadiness": measure_steadiness,
 }
 

@@ -25,6 +25,7 @@ EXPECTED = {
     ),
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
     "kafka-markers": ("markers read", "memory of an open lease"),
+    "pubsub": ("raw protobuf, Pull + Acknowledge", "SubscriberClient.subscribe", "publish_batch / raw protobuf"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 
@@ -37,7 +38,7 @@ def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     for what in EXPECTED[name]:
         assert what in page
     plotted = tmp_path / "performance.png"
-    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka"))
+    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka", "pubsub"))
     assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
 
 

@@ -44,6 +44,7 @@ from broker.cli import main
 from broker.errors import BrokerError
 from broker_spark.testing import QUICK
 from tests.holding import holding
+from tests.servers import pubsub
 from tests.servers.kafka import shared_server
 from tests.servers.spark_python import quick_python
 
@@ -61,6 +62,8 @@ MARKERS = {"notest", "forever", "pytest", "raises"}
 FOREVER_SECONDS = 2.0
 KAFKA = "kafka://localhost:9092"
 """What a page calls the Kafka broker of the tests."""
+PUBSUB = "pubsub://my-project?emulator_host=localhost:8085"
+"""What a page calls the Pub/Sub emulator of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
     found = blocks(page)
     if any(KAFKA in block.code for block in found):
         environment[KAFKA] = f"kafka://{shared_server().bootstrap}"
+    if any(PUBSUB in block.code for block in found):
+        environment[PUBSUB] = pubsub.shared_server().url
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -302,7 +307,11 @@ CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.
 
 
 async def capabilities_table(url: str) -> str:
-    async with connect(url.replace(KAFKA, f"kafka://{shared_server().bootstrap}") if KAFKA in url else url) as bus:
+    if KAFKA in url:
+        url = url.replace(KAFKA, f"kafka://{shared_server().bootstrap}")
+    elif PUBSUB in url:
+        url = url.replace(PUBSUB, pubsub.shared_server().url)
+    async with connect(url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-__all__ = ["Distribution", "distribution", "jars_of"]
+__all__ = ["Distribution", "cache_root", "distribution", "find_java", "jars_of", "locked"]
 
 POM = Path(__file__).with_name("pom.xml")
 FETCH_SECONDS = 600.0
@@ -75,13 +75,13 @@ def distribution() -> Distribution:
 
     :raises RuntimeError: Java or Maven is missing, or Maven cannot fetch.
     """
-    java, version = _java()
+    java, version = find_java("Kafka")
     key = hashlib.sha256(POM.read_bytes() + f"{_LOGGING}{version}{_CONTENT}".encode()).hexdigest()[:12]
-    place = _cache_root() / f"kafka-{key}"
+    place = cache_root() / f"kafka-{key}"
     found = Distribution(java, place, place / "bootstrap.checkpoint")
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock")):
             if not place.exists():
                 _fill(found)
     return found
@@ -92,10 +92,10 @@ def jars_of(pom: Path, name: str) -> list[Path]:
 
     :raises RuntimeError: Maven is missing, or cannot fetch.
     """
-    place = _cache_root() / f"{name}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
+    place = cache_root() / f"{name}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.with_suffix(".lock")):
+        with locked(place.with_suffix(".lock")):
             if not place.exists():
                 partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
                 try:
@@ -117,17 +117,23 @@ def _fetch(pom: Path, directory: Path) -> None:
     _run([maven, "-B", "-q", "-f", str(pom), *goals], f"Maven cannot fetch what {pom.name} names")
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
+    """Where what was fetched is kept."""
     root = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "anybroker"
 
 
-def _java() -> tuple[str, str]:
+def find_java(whom: str) -> tuple[str, str]:
+    """Java's path and what it says of its version.
+
+    :param whom: the server that needs it.
+    :raises RuntimeError: it is missing or too old.
+    """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if java is None:
         raise RuntimeError(
-            f"The tests against Kafka need Java {_JAVA_MAJOR} or newer, which is not "
+            f"The tests against {whom} need Java {_JAVA_MAJOR} or newer, which is not "
             + (f"in JAVA_HOME={home!r}" if home else "on the PATH")
             + "; on Debian: apt install openjdk-17-jre-headless maven"
         )
@@ -137,12 +143,13 @@ def _java() -> tuple[str, str]:
     number = told.partition('version "')[2].partition('"')[0]
     major = number.partition(".")[0].partition("-")[0]
     if not major.isdecimal() or int(major) < _JAVA_MAJOR:
-        raise RuntimeError(f"The tests against Kafka need Java {_JAVA_MAJOR} or newer; {java} says {told.strip()!r}")
+        raise RuntimeError(f"The tests against {whom} need Java {_JAVA_MAJOR} or newer; {java} says {told.strip()!r}")
     return java, told
 
 
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
+def locked(path: Path) -> Generator[None]:
+    """Only one process of the machine at a time."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,157 @@
+"""How a message of `broker` is a message of Pub/Sub, and back. Pure functions, safe from any thread.
+
+The key is the ordering key where that can carry it and keys are to be kept in order, else an attribute. What has no
+field of its own is an attribute that begins with `anybroker-`; names that Google keeps for itself are escaped
+under that prefix. An empty message gets an attribute, because Pub/Sub refuses one without body and attributes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final
+
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.outbound import OutboundMessage
+from broker_pubsub.protocol import PubsubMessage
+
+__all__ = [
+    "MAX_ATTRIBUTES",
+    "MAX_KEY",
+    "MAX_NAME",
+    "MAX_VALUE",
+    "NULL",
+    "RESERVED_ATTRIBUTES",
+    "PubSubView",
+    "encode",
+    "ordering_key_of",
+]
+
+MAX_VALUE: Final = 1024
+MAX_ATTRIBUTES: Final = 100
+RESERVED_ATTRIBUTES: Final = 5
+"""Key, id, time, null and room for one more."""
+KEY: Final = "anybroker-key"
+KEY_64: Final = "anybroker-key-64"
+ID: Final = "anybroker-id"
+TIME: Final = "anybroker-time"
+NULL: Final = "anybroker-null"
+EMPTY: Final = "anybroker-empty"
+ESCAPE: Final = "anybroker-name-"
+MAX_NAME: Final = 256 - len(ESCAPE)
+MAX_KEY: Final = 768
+"""In base64 it is as long as an attribute may be."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def ordering_key_of(key: bytes) -> str:
+    """What stands for a key where its order is kept; the key itself if it is text, and for two keys two things."""
+    if key:
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            pass
+    # No text of a key is as long, but for one that says so on purpose: then two keys share their order.
+    return f"anybroker:{hashlib.sha256(key).hexdigest()}"
+
+
+def encode(message: OutboundMessage, *, ordering: bool) -> Any:
+    """The message as Pub/Sub's."""
+    key, data = message.key, message.data
+    if message.plain and key is None and data:
+        return PubsubMessage(data=data)
+    attributes: dict[str, str] = {}
+    for name, value in message.attributes.items():
+        attributes[f"{ESCAPE}{name}" if name.startswith("goog") else name] = value
+    encoded = PubsubMessage(data=data)
+    if key is not None:
+        if ordering:
+            encoded.ordering_key = ordering_key_of(key)
+        if not ordering or encoded.ordering_key.startswith("anybroker:"):
+            try:
+                attributes[KEY] = key.decode()
+            except UnicodeDecodeError:
+                attributes[KEY_64] = b64encode(key).decode()
+    if message.id is not None:
+        attributes[ID] = message.id
+    if message.publish_time is not None:
+        attributes[TIME] = str((message.publish_time - _EPOCH) // _MICROSECOND)
+    if data is None:
+        attributes[NULL] = "1"
+    elif not data and not attributes:
+        attributes[EMPTY] = "1"
+    if attributes:
+        encoded.attributes.update(attributes)
+    return encoded
+
+
+class PubSubView:
+    """How a message that a subscription delivered is shown; `raw` is its ReceivedMessage."""
+
+    __slots__ = ()
+
+    def id(self, raw: Any, /) -> str:
+        message = raw.message
+        return message.attributes.get(ID) or message.message_id
+
+    def key(self, raw: Any, /) -> bytes | None:
+        message = raw.message
+        if attributes := message.attributes:
+            if (key := attributes.get(KEY)) is not None:
+                return key.encode()
+            if (key := attributes.get(KEY_64)) is not None:
+                try:
+                    return b64decode(key, validate=True)
+                except ValueError:
+                    pass
+        return message.ordering_key.encode() or None
+
+    def attributes(self, raw: Any, /) -> Mapping[str, str]:
+        held = raw.message.attributes
+        if not held:
+            return NO_ATTRIBUTES
+        shown = {
+            name.removeprefix(ESCAPE): value
+            for name, value in held.items()
+            if name.startswith(ESCAPE) or not name.startswith(RESERVED_PREFIX)
+        }
+        return MappingProxyType(shown)
+
+    def publish_time(self, raw: Any, /) -> datetime | None:
+        message = raw.message
+        if (time := message.attributes.get(TIME)) is not None:
+            try:
+                return _EPOCH + timedelta(microseconds=int(time))
+            except (ValueError, OverflowError):
+                return None
+        # Without one of its own: when the service took the message, which is when it was published.
+        return self.broker_time(raw)
+
+    def broker_time(self, raw: Any, /) -> datetime | None:
+        stamp = raw.message.publish_time
+        return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return raw.delivery_attempt or None
+
+    def native(self, raw: Any, /) -> Any:
+        return raw
+
+    def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
+        """The server's id and time, in microseconds since 1970, of each: no other message of the topic has both."""
+        return (
+            [_number(raw.message.message_id) for raw in raws],
+            [raw.message.publish_time.seconds * 1_000_000 + raw.message.publish_time.nanos // 1000 for raw in raws],
+        )
+
+
+def _number(message_id: str) -> int:
+    """The service's ids are numbers; others become one of as many bits."""
+    if message_id.isdecimal() and len(message_id) < 19:
+        return int(message_id)
+    return int.from_bytes(hashlib.sha256(message_id.encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,205 @@
+"""The Pub/Sub backend: one channel, and what is opened over it.
+
+Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The
+channel comes back by itself; closing gives back what sources still hold, then disconnects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar, Final
+
+from broker.capabilities import (
+    Capabilities,
+    ConfirmedAck,
+    LeaseMode,
+    Limits,
+    MessageCapabilities,
+    PublishCapabilities,
+)
+from broker.errors import Unsupported
+from broker.hooks import Hooks, Warned
+from broker.names import Ephemeral
+from broker.settings import BackendSettings
+from broker.spi import (
+    AdminSpi,
+    LogReaderSpi,
+    MessageSource,
+    MessageSubscription,
+    PublishTarget,
+    RecordListener,
+    RecordSource,
+    RecordSubscription,
+    SourceListener,
+    TransactionSpi,
+)
+from broker_pubsub import subscriptions
+from broker_pubsub.admin import PubSubAdmin
+from broker_pubsub.attributes import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES
+from broker_pubsub.batching import MAX_REQUEST
+from broker_pubsub.connection import Connection
+from broker_pubsub.messages import PubSubMessageSource
+from broker_pubsub.publishing import PubSubTarget
+from broker_pubsub.settings import PubSubSettings
+
+__all__ = ["PubSubBackend"]
+
+LETTER_TEXT: Final = 4096
+LETTER_ATTRIBUTES: Final = 8
+HEADROOM: Final = 12_288
+"""Bytes of a request that its topic, the id, our own attributes and what a dead letter tells may take."""
+LONGEST_DELAY: Final = 600.0
+
+
+class PubSubBackend:
+    """Google Cloud Pub/Sub behind the SPI."""
+
+    settings_type: ClassVar[type[BackendSettings]] = PubSubSettings
+
+    def __init__(self, settings: PubSubSettings, hooks: Hooks) -> None:
+        self._settings = settings
+        self._connection = Connection(settings, hooks)
+        self._sources: list[PubSubMessageSource] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        settings = self._settings
+        return Capabilities(
+            backend="pubsub",
+            publish=PublishCapabilities(
+                limits=Limits(
+                    body=MAX_REQUEST - HEADROOM,
+                    key=MAX_KEY,
+                    id=MAX_VALUE,
+                    attribute_key=MAX_NAME,
+                    attribute_value=MAX_VALUE,
+                    attributes=MAX_ATTRIBUTES - RESERVED_ATTRIBUTES - LETTER_ATTRIBUTES,
+                    message=MAX_REQUEST - HEADROOM,
+                    letter_bytes=LETTER_TEXT,
+                    letter_attributes=LETTER_ATTRIBUTES,
+                ),
+                tombstones=True,
+            ),
+            messages=MessageCapabilities(
+                lease=LeaseMode.RENEW,
+                lease_seconds=settings.lease_seconds,
+                confirmed_ack=ConfirmedAck.OPTIONAL,
+                native_delay=LONGEST_DELAY,
+                ordered_delivery=settings.orders_subscriptions,
+                key_affinity=settings.orders_subscriptions,
+                start_time=True,
+            ),
+            durable=settings.emulator is None,
+        )
+
+    @property
+    def channel(self) -> Any:
+        """gRPC's channel, for what this library has no call for. Do not close it: it is the backend's.
+
+        :raises Closed: the backend is not open.
+        """
+        return self._connection.channel
+
+    async def open(self) -> None:
+        try:
+            await self._connection.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    def publish_target(self, topic: str) -> PublishTarget:
+        return PubSubTarget(topic, self._connection)
+
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
+        ephemeral = isinstance(subscription.subscription, Ephemeral)
+        made, shown = await self._subscription(subscription)
+        try:
+            _check(
+                made,
+                subscription,
+                shown,
+                emulated=self._settings.emulator is not None and self._settings.ordering != "on",
+            )
+        except Unsupported:
+            if ephemeral:
+                await subscriptions.delete(self._connection, made.name, shown)
+            raise
+        most = made.dead_letter_policy.max_delivery_attempts
+        if most and subscription.max_deliveries is not None and most < subscription.max_deliveries:
+            listener.event(
+                Warned(
+                    text=f"Subscription {shown!r} of topic {subscription.topic!r} moves a message to "
+                    f"{made.dead_letter_policy.dead_letter_topic} after {most} deliveries, before this consumer "
+                    f"would give it up, after {subscription.max_deliveries}"
+                )
+            )
+        source = PubSubMessageSource(
+            self._connection,
+            subscription.topic,
+            shown,
+            made,
+            listener,
+            max_outstanding=subscription.max_outstanding,
+            ephemeral=ephemeral,
+        )
+        self._sources = [each for each in self._sources if not each.closed]
+        self._sources.append(source)
+        return source
+
+    async def _subscription(self, wanted: MessageSubscription) -> tuple[Any, str]:
+        """The subscription as the service has it, and how it is shown."""
+        connection, topic, name = self._connection, wanted.topic, wanted.subscription
+        if isinstance(name, Ephemeral):
+            made = subscriptions.temporary(connection, topic)
+            made.enable_exactly_once_delivery = wanted.confirm_acks or self._settings.exactly_once
+            await subscriptions.create(connection, topic, made, wanted.start)
+            return made, "ephemeral()"
+        if not wanted.create:
+            await subscriptions.check_topic(connection, topic)
+            return await subscriptions.find(connection, topic, name), name
+        options = {"exactly_once": True} if wanted.confirm_acks else {}
+        if wanted.ordered_by_key and self._settings.orders_subscriptions:
+            options["ordering"] = True
+        return await subscriptions.ensure(connection, topic, name, wanted.start, options), name
+
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
+        raise Unsupported("Pub/Sub has no log to read records from", advice="Use bus.messages(...)")
+
+    async def transaction(self, transactional_id: str) -> TransactionSpi:
+        raise Unsupported(
+            "Pub/Sub has no transactions over consuming and publishing",
+            advice="Ack after publishing, with ids that make a repetition harmless",
+        )
+
+    def log_reader(self) -> LogReaderSpi:
+        raise Unsupported("Pub/Sub has no log to read", advice="Seek a subscription, or keep a topic elsewhere")
+
+    def admin(self) -> AdminSpi:
+        return PubSubAdmin(self._connection)
+
+    async def check_health(self) -> float:
+        return await self._connection.ask()
+
+    async def close(self) -> None:
+        sources, self._sources = self._sources, []
+        await asyncio.gather(*(source.close() for source in sources))
+        await self._connection.close()
+
+
+def _check(made: Any, wanted: MessageSubscription, shown: str, *, emulated: bool) -> None:
+    """Whether the subscription is of the kind that is asked for, which it keeps for its life.
+
+    :param emulated: an emulator sends in the order of publishing, and its ordered subscriptions do not work well.
+    :raises Unsupported: it is not.
+    """
+    name = f"Subscription {shown!r} of topic {wanted.topic!r}"
+    if wanted.ordered_by_key and not (made.enable_message_ordering or emulated):
+        raise Unsupported(
+            f"{name} was made without message ordering, so ordered_by_key=True cannot be kept",
+            advice="Delete it, or use another, and make it with ensure_subscription(…, ordering=True)",
+        )
+    if wanted.confirm_acks and not made.enable_exactly_once_delivery:
+        raise Unsupported(
+            f"{name} was made without exactly-once delivery, so its acks are not confirmed",
+            advice="Leave confirm_acks out, or make another with ensure_subscription(…, exactly_once=True)",
+        )

@@ -1,0 +1,189 @@
+"""One gRPC channel to Pub/Sub, used from the loop of `open`. It restores itself; breaks and returns are events.
+
+A call that finds no connection fails at once and may be repeated; one whose connection breaks has an unknown outcome.
+Cancelling a call tells the server. `close` may be called twice and ends every call that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+
+import grpc
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, NotAuthorized
+from broker.hooks import Connected, Disconnected, Hooks
+from broker_pubsub import credentials
+from broker_pubsub.errors import Kind, classify, is_status
+from broker_pubsub.names import Names
+from broker_pubsub.protocol import Method, Methods, request_of
+from broker_pubsub.settings import PubSubSettings
+
+__all__ = ["Connection"]
+
+_Connectivity = grpc.ChannelConnectivity
+_REPEATED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL)
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+_KEEPALIVE_MS: Final = 30_000
+
+
+class Connection:
+    """The channel, and calls over it."""
+
+    def __init__(self, settings: PubSubSettings, hooks: Hooks) -> None:
+        self.settings = settings
+        self.hooks = hooks
+        self.names = Names(settings.project_id)
+        self._channel: Any = None
+        self._calls: dict[Method, Callable[..., Any]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def server(self) -> str:
+        return self.settings.server
+
+    @property
+    def channel(self) -> Any:
+        """gRPC's channel, for what this library has no call for. Do not close it.
+
+        :raises Closed: the backend is not open.
+        """
+        if self._channel is None or self._closed:
+            raise Closed(f"The connection to {self.server} is closed")
+        return self._channel
+
+    async def open(self) -> None:
+        """Connect and ask for something.
+
+        :raises ConnectionFailed, AuthenticationFailed: after one honest try.
+        """
+        self._closed = False
+        self._channel = await self._make_channel()
+        try:
+            async with asyncio.timeout(self.settings.connect_timeout):
+                await self._ready()
+        except TimeoutError:
+            raise ConnectionFailed(f"Connecting to {self.server}: no answer in time") from None
+        await self.ask()
+        if self.hooks.listening:
+            self.hooks.emit(Connected(server=self.server))
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="broker-pubsub-watcher")
+
+    async def _make_channel(self) -> Any:
+        wait = round(self.settings.reconnect_wait * 1000)
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", wait),
+            ("grpc.min_reconnect_backoff_ms", max(wait, 1000)),
+            ("grpc.max_reconnect_backoff_ms", 10 * wait),
+            # Backends do not share a connection, so that one can break alone.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if self.settings.emulator is not None:
+            return grpc.aio.insecure_channel(self.settings.emulator, options=options)
+        loaded = await asyncio.to_thread(credentials.load, self.settings)
+        tls = credentials.channel_credentials(self.settings, credentials.call_credentials(loaded))
+        # A dead connection is found by pings, which the service allows and the emulators do not.
+        options += [("grpc.keepalive_time_ms", _KEEPALIVE_MS), ("grpc.keepalive_timeout_ms", 10_000)]
+        return grpc.aio.secure_channel(self.settings.endpoint, tls, options=options)
+
+    async def _ready(self) -> None:
+        channel = self.channel
+        state = channel.get_state(try_to_connect=True)
+        while state is not _Connectivity.READY:
+            if state is _Connectivity.TRANSIENT_FAILURE:
+                raise ConnectionFailed(f"Connecting to {self.server} failed")
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
+
+    async def ask(self) -> float:
+        """One round trip to the server; its seconds. What this account may not list is an answer too."""
+        begin = monotonic()
+        request = request_of(Methods.LIST_TOPICS, project=self.names.project, page_size=1)
+        with suppress(NotAuthorized):
+            await self.call(Methods.LIST_TOPICS, request, f"Asking {self.server}")
+        return monotonic() - begin
+
+    def start(self, method: Method, request: Any, timeout: float | None) -> Any:
+        """Begin a call; awaiting it gives the response or gRPC's error."""
+        call = self._calls.get(method)
+        if call is None:
+            call = self._calls[method] = self.channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return call(request, timeout=timeout, metadata=_routing(method, request))
+
+    def stream(self, method: Method, subscription: str) -> Any:
+        """Begin a call with streams both ways, to be written to and read from."""
+        return self.channel.stream_stream(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )(metadata=(("x-goog-request-params", f"subscription={subscription}"),))
+
+    async def call(self, method: Method, request: Any, what: str, kind: Kind = "other", repeat: float = 0.0) -> Any:
+        """The response.
+
+        :param what: what is asked for, for the error.
+        :param repeat: seconds for which a call that failed on the way is made again; for what may be repeated.
+        :raises BrokerError: what the server or gRPC said.
+        """
+        pause = _FIRST_PAUSE
+        until = monotonic() + repeat
+        while True:
+            if self._closed:
+                raise Closed(f"{what}: the connection is closed")
+            try:
+                return await self.start(method, request, self.settings.request_timeout)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+                if not is_status(error, *_REPEATED) or monotonic() + pause > until:
+                    told = classify(error, what, kind)
+                else:
+                    told = None
+            if told is not None:
+                raise told
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _watch(self) -> None:
+        """Tell of breaks and returns."""
+        channel, down = self.channel, False
+        state = channel.get_state(try_to_connect=True)
+        while state is not _Connectivity.SHUTDOWN:
+            if state is _Connectivity.READY:
+                if down:
+                    down = False
+                    self.hooks.emit(Connected(server=self.server, again=True))
+            elif not down:
+                down = True
+                self.hooks.emit(Disconnected(server=self.server))
+            await channel.wait_for_state_change(state)
+            # Idle after a break: it connects only if somebody asks.
+            state = channel.get_state(try_to_connect=True)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._calls.clear()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError, BrokerError):
+                await watcher
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+
+def _routing(method: Method, request: Any) -> tuple[tuple[str, str], ...]:
+    value = request
+    for part in method.routing.split("."):
+        value = getattr(value, part)
+    return (("x-goog-request-params", f"{method.routing}={value}"),)

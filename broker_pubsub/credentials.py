@@ -1,0 +1,105 @@
+"""How calls prove who we are: default credentials, a file of them, or acting as a service account.
+
+Reading credentials is blocking file or network I/O, so it runs in a thread; refreshing a token does too. Nothing here
+is used with an emulator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import google.auth
+import google.auth.exceptions
+import google.auth.impersonated_credentials
+import google.oauth2.credentials
+import google.oauth2.service_account
+import grpc
+from google.auth.transport.grpc import AuthMetadataPlugin
+from google.auth.transport.requests import Request
+
+from broker.errors import AuthenticationFailed, InvalidSetting
+from broker_pubsub.settings import PubSubSettings
+
+__all__ = ["call_credentials", "channel_credentials", "load"]
+
+SCOPES: Final = ("https://www.googleapis.com/auth/pubsub", "https://www.googleapis.com/auth/cloud-platform")
+_TOKEN_SECONDS: Final = 3600
+_user: Any = google.oauth2.credentials
+_account: Any = google.oauth2.service_account
+
+
+def load(settings: PubSubSettings) -> Any:
+    """The credentials that the settings ask for; blocking.
+
+    :raises InvalidSetting: `credentials_file` cannot be read or holds no credentials.
+    :raises AuthenticationFailed: there are no default credentials.
+    """
+    adc: Any = google.auth
+    found: Any
+    if settings.credentials_file is not None:
+        found = _read(settings.credentials_file)
+    else:
+        try:
+            found = adc.default(scopes=SCOPES)[0]
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise AuthenticationFailed(
+                f"There are no default credentials of Google: {error}",
+                native=error,
+                advice="Set credentials_file, run `gcloud auth application-default login`, or set emulator_host for an "
+                "emulator",
+            ) from None
+    if settings.impersonate is not None:
+        found = google.auth.impersonated_credentials.Credentials(
+            source_credentials=found,
+            target_principal=settings.impersonate,
+            target_scopes=list(SCOPES),
+            lifetime=_TOKEN_SECONDS,
+        )
+    if settings.quota_project is not None and hasattr(found, "with_quota_project"):
+        found = found.with_quota_project(settings.quota_project)
+    return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        kind = json.loads(path.read_text(encoding="utf-8")).get("type")
+        if kind == "service_account":
+            return _account.Credentials.from_service_account_file(str(path), scopes=SCOPES)
+        if kind == "authorized_user":
+            return _user.Credentials.from_authorized_user_file(str(path), scopes=SCOPES)
+    except (OSError, ValueError, AttributeError, google.auth.exceptions.GoogleAuthError) as error:
+        raise InvalidSetting(
+            f"Setting 'credentials_file' {str(path)!r} cannot be used: {error}",
+            native=error,
+            advice="Name a JSON file of a service account, or of gcloud's application-default login",
+        ) from None
+    raise InvalidSetting(
+        f"Setting 'credentials_file' {str(path)!r} holds credentials of type {kind!r}",
+        advice="It takes service_account and authorized_user; others are default credentials, by "
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    )
+
+
+def call_credentials(credentials: Any) -> Any:
+    """What puts a fresh token on every call; the token is fetched in gRPC's own thread."""
+    return grpc.metadata_call_credentials(AuthMetadataPlugin(credentials, Request()), name="google-auth")
+
+
+def channel_credentials(settings: PubSubSettings, calls: Any) -> Any:
+    """TLS to the service, with those of the calls.
+
+    :raises InvalidSetting: `tls_ca` cannot be read.
+    """
+    roots = None
+    if settings.tls_ca is not None:
+        try:
+            roots = settings.tls_ca.read_bytes()
+        except OSError as error:
+            raise InvalidSetting(
+                f"Setting 'tls_ca' {str(settings.tls_ca)!r} cannot be read: {error}",
+                native=error,
+                advice="Name a PEM file of certificates",
+            ) from None
+    return grpc.composite_channel_credentials(grpc.ssl_channel_credentials(roots), calls)

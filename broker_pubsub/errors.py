@@ -1,0 +1,119 @@
+"""What gRPC and Pub/Sub say, as errors of `broker`. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BrokerError,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    NotAuthorized,
+    OperationTimeout,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unsupported,
+)
+
+__all__ = ["Kind", "classify", "failed_ack_ids", "is_status"]
+
+Kind = Literal["topic", "subscription", "other"]
+"""What a request was about, for NOT_FOUND."""
+
+_Code = grpc.StatusCode
+_RETRIABLE: Final = frozenset({_Code.ABORTED, _Code.INTERNAL, _Code.UNKNOWN, _Code.CANCELLED})
+_NEVER_SENT: Final = ("failed to connect", "connection refused", "name resolution", "dns resolution")
+_TOO_LARGE: Final = ("too large", "larger than", "exceeds", "maximum size")
+_CREDENTIALS: Final = ("credential", "metadata plugin", "oauth")
+_DETAILS: Final = "grpc-status-details-bin"
+
+
+def is_status(error: BaseException, *codes: grpc.StatusCode) -> bool:
+    """Whether a call ended with one of these."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in codes
+
+
+def classify(error: BaseException, what: str, kind: Kind = "other") -> BrokerError:
+    """The error of `broker` for one of gRPC.
+
+    :param what: what was asked for: "Publishing to topic 'orders'".
+    """
+    if isinstance(error, BrokerError):
+        return error
+    # The traceback holds frames, and these the call, whose end would take a second.
+    native = error.with_traceback(None)
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return _of_credentials(native, what)
+    code, text = error.code(), error.details() or error.code().name
+    told = f"{what}: {text} ({code.name})"
+    if code is _Code.NOT_FOUND:
+        return _missing(told, text, native, kind)
+    if code is _Code.UNAVAILABLE:
+        return _unavailable(told, text.lower(), native)
+    if code is _Code.INVALID_ARGUMENT or code is _Code.RESOURCE_EXHAUSTED:
+        return _refused(told, text.lower(), native, code, kind)
+    if code is _Code.DEADLINE_EXCEEDED:
+        return OperationTimeout(f"{what}: no answer in time", native=native)
+    if code is _Code.UNAUTHENTICATED:
+        return AuthenticationFailed(told, native=native)
+    if code is _Code.PERMISSION_DENIED:
+        return NotAuthorized(told, native=native, advice="Grant this account the role on the topic or subscription")
+    if code is _Code.UNIMPLEMENTED:
+        return Unsupported(told, native=native, advice="The emulators lack what the service has")
+    return BackendError(told, native=native, retriable=code in _RETRIABLE)
+
+
+def _missing(told: str, text: str, native: BaseException, kind: Kind) -> BrokerError:
+    if kind == "topic" or (kind == "subscription" and "opic" in text and "ubscription" not in text):
+        return TopicNotFound(told, native=native)
+    if kind == "subscription":
+        return SubscriptionNotFound(told, native=native)
+    return BackendError(told, native=native)
+
+
+def _unavailable(told: str, text: str, native: BaseException) -> BrokerError:
+    if any(sign in text for sign in _NEVER_SENT):
+        return ConnectionFailed(told, native=native)
+    if any(sign in text for sign in _CREDENTIALS):
+        return AuthenticationFailed(told, native=native)
+    return OperationTimeout(told, native=native, advice="The connection broke; whether it took effect is unknown")
+
+
+def _refused(told: str, text: str, native: BaseException, code: grpc.StatusCode, kind: Kind) -> BrokerError:
+    if any(sign in text for sign in _TOO_LARGE):
+        return MessageTooLarge(told, native=native)
+    if code is _Code.RESOURCE_EXHAUSTED:
+        return BackendError(told, native=native, retriable=True, advice="Ask for more quota, or send less")
+    return InvalidMessage(told, native=native) if kind == "topic" else BackendError(told, native=native)
+
+
+def _of_credentials(error: BaseException, what: str) -> BrokerError:
+    if type(error).__module__.startswith("google.auth"):
+        return AuthenticationFailed(f"{what}: {error}", native=error)
+    return BackendError(f"{what}: {error!r}", native=error)
+
+
+def failed_ack_ids(error: grpc.aio.AioRpcError) -> Mapping[str, str]:
+    """What an exactly-once subscription says of single ack ids: PERMANENT_FAILURE_… or TRANSIENT_FAILURE_…."""
+    found: dict[str, str] = {}
+    for name, value in error.trailing_metadata() or ():
+        if name != _DETAILS:
+            continue
+        status: Any = Status.FromString(value if isinstance(value, bytes) else value.encode())
+        for detail in status.details:
+            info = ErrorInfo()
+            if detail.Unpack(info):
+                found.update(
+                    (ack_id, reason)
+                    for ack_id, reason in info.metadata.items()
+                    if reason.startswith(("PERMANENT_FAILURE", "TRANSIENT_FAILURE"))
+                )
+    return found

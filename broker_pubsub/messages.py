@@ -1,0 +1,251 @@
+"""The Message family on subscriptions.
+
+By unary pulls, only as much comes as `fetch` has room for; a pull that no fetch stands behind for a moment is taken
+back. What comes beyond that, by bytes or from a stream, waits here with its lease renewed and is the next fetch's, or
+is given back at close. The lease clock is ours: a message held longer than its ack deadline is reported lost and not
+settled, because a subscription without exactly-once delivery takes every ack alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final
+
+from broker.errors import BrokerError, Closed
+from broker.messages import Message
+from broker.spi import Settlement, SourceListener
+from broker_pubsub import subscriptions
+from broker_pubsub.attributes import NULL, PubSubView
+from broker_pubsub.connection import Connection
+from broker_pubsub.pulling import Puller, StreamPuller, UnaryPuller
+from broker_pubsub.settling import CERTAIN, Settler
+
+__all__ = ["PubSubMessageSource"]
+
+logger = logging.getLogger("broker")
+VIEW: Final = PubSubView()
+PARK_SECONDS: Final = 0.1
+CLOSE_SECONDS: Final = 2.0
+
+
+class PubSubMessageSource:
+    """The messages of one subscription of one topic.
+
+    :param made: the subscription as the service has it.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        name: str,
+        made: Any,
+        listener: SourceListener,
+        *,
+        max_outstanding: int,
+        ephemeral: bool,
+    ) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._path: str = made.name
+        self._listener = listener
+        self._ephemeral = ephemeral
+        self._name = f"Subscription {name!r} of topic {topic!r}"
+        self._lease = int(connection.settings.lease_seconds)
+        # What comes has the subscription's own lease until it was given ours.
+        self._sets_lease = made.ack_deadline_seconds != self._lease
+        self._first_lease = CERTAIN * min(self._lease, made.ack_deadline_seconds)
+        self._settler = Settler(connection, self._path, self._name, self._lease)
+        self._puller = self._make_puller(max_outstanding)
+        self._buffer: list[Message[Any]] = []
+        self._mean = 1.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = False
+        self._fetching = False
+        self._failure: BrokerError | None = None
+        self._parking: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    def _make_puller(self, max_outstanding: int) -> Puller:
+        where = (self._connection, self._path, self._name, self._arrived, self._fail)
+        if self._connection.settings.pull_mode == "unary":
+            return UnaryPuller(*where)
+        return StreamPuller(*where, lease=self._lease, max_outstanding=max_outstanding)
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        self._fetching = True
+        deadline = 0.0
+        try:
+            while True:
+                if self._buffer and (taken := self._take(max_messages, max_bytes)):
+                    return taken
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                if self._interrupted:
+                    await self._puller.parked()
+                    return self._take(max_messages, max_bytes) if self._buffer else []
+                now = monotonic()
+                if not deadline:
+                    deadline = now + wait
+                if now >= deadline:
+                    return []
+                # Bytes cannot be asked for: the mean of what came tells how many messages they are.
+                self._puller.ask(max(1, min(max_messages, int(max_bytes / self._mean))))
+                await self._wait(deadline - now)
+                self._check_open()
+        finally:
+            self._fetching = False
+            self._interrupted = False
+            if not self._closed:
+                self._idle()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def interrupt(self) -> None:
+        # Before anything is given back: what is released while a pull is open comes to that pull.
+        self._puller.park()
+        self._interrupted = self._fetching
+        self._wake()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        return await self._settler.settle(settlements)
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        return await self._settler.extend(messages)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for timer in (self._parking, self._renewing):
+            if timer is not None:
+                timer.cancel()
+        self._wake()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._puller.close()
+                await self._settler.close()
+                if self._ephemeral:
+                    await subscriptions.delete(self._connection, self._path, self._name)
+                else:
+                    held = [message.raw.ack_id for message in self._buffer]
+                    await self._settler.give_back(held)
+        except (BrokerError, TimeoutError) as error:
+            logger.debug("Closing %s: %s", self._name, error)
+        finally:
+            self._buffer.clear()
+            for task in self._tasks:
+                task.cancel()
+
+    def _arrived(self, received: Sequence[Any]) -> None:
+        # The hot path: called for every answer of the server.
+        until = monotonic() + self._first_lease
+        topic, view, total = self._topic, VIEW, 0
+        append = self._buffer.append
+        for raw in received:
+            message = raw.message
+            data = message.data
+            if not data and NULL in message.attributes:
+                data = None
+            size = message.ByteSize()
+            total += size
+            append(Message(topic, data, raw, view, until, size))
+        if total:
+            self._mean = total / len(received)
+            if self._sets_lease:
+                self._spawn(self._set_lease(self._buffer[-len(received) :]))
+        if self._waiter is not None:
+            self._wake()
+        elif self._buffer:
+            self._idle()
+
+    async def _set_lease(self, messages: list[Message[Any]]) -> None:
+        until = monotonic() + CERTAIN * self._lease
+        await self._settler.set_lease([message.raw.ack_id for message in messages])
+        for message in messages:
+            message.lease = max(message.lease, until) if self._lease > self._first_lease else message.lease
+
+    def _fail(self, error: BrokerError) -> None:
+        self._failure = error
+        self._wake()
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        buffer = self._buffer
+        now = monotonic()
+        if buffer[0].lease < now:
+            # The process stood still for longer than the lease: these come again, to whoever asks.
+            self._buffer = buffer = [message for message in buffer if message.lease >= now]
+            if not buffer:
+                return []
+        size = sum([message.size for message in buffer])
+        if len(buffer) <= max_messages and size <= max_bytes:
+            self._buffer = []
+            return buffer
+        number = size = 0
+        for message in buffer[:max_messages]:
+            size += message.size
+            if size > max_bytes and number:
+                break
+            number += 1
+        taken = buffer[:number]
+        del buffer[:number]
+        return taken
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _idle(self) -> None:
+        """Between fetches: take back what nobody waits for, and keep what is held."""
+        loop = asyncio.get_running_loop()
+        if self._puller.asking and self._parking is None:
+            self._parking = loop.call_later(PARK_SECONDS, self._park)
+        if self._buffer and self._renewing is None:
+            self._renewing = loop.call_later(self._lease / 3, self._renew)
+
+    def _park(self) -> None:
+        self._parking = None
+        if not self._fetching and not self._closed:
+            self._puller.park()
+
+    def _renew(self) -> None:
+        self._renewing = None
+        if self._buffer and not self._closed:
+            self._spawn(self._renew_buffer())
+
+    async def _renew_buffer(self) -> None:
+        await self._settler.extend(self._buffer[:])
+        if not self._closed:
+            self._idle()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._name} was closed")

@@ -1,0 +1,206 @@
+"""Two ways to get messages: a call for so many, or a stream that the server fills. One loop, no threads.
+
+`ask` may be called at any time and returns at once; what comes goes to `arrived`, what fails to `failed`, once. `park`
+takes back what was asked for: a call that the server has answered by then is still delivered. An emulator does not hear
+that a call was cancelled and would give messages to nobody, so its calls are short, and are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import grpc
+
+from broker.errors import BrokerError
+from broker_pubsub.connection import Connection
+from broker_pubsub.errors import classify, is_status
+from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest
+
+__all__ = ["MAX_PULL", "Puller", "StreamPuller", "UnaryPuller"]
+
+MAX_PULL: Final = 1000
+_QUICK: Final = 0.02
+"""An empty answer that came sooner is followed by a pause."""
+_FIRST_PAUSE: Final = 0.01
+_LONGEST_PAUSE: Final = 0.25
+
+_EOF: Final[Any] = vars(grpc.aio)["EOF"]
+
+EMULATOR_TIMEOUT: Final = 1.15
+"""Seconds; the emulator answers with nothing a second before the end of a call."""
+
+Arrived = Callable[[Sequence[Any]], None]
+Failed = Callable[[BrokerError], None]
+
+
+class Puller(Protocol):
+    """What a source asks of either."""
+
+    @property
+    def asking(self) -> bool:
+        """Whether messages may come."""
+        ...
+
+    def ask(self, number: int) -> None: ...
+    def park(self) -> None: ...
+    async def parked(self) -> None:
+        """Return when what was taken back has ended."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class UnaryPuller:
+    """Asks for as many as there is room for, one call at a time: nothing comes that was not asked for."""
+
+    def __init__(self, connection: Connection, path: str, name: str, arrived: Arrived, failed: Failed) -> None:
+        self._connection = connection
+        self._path = path
+        self._name = name
+        self._arrived = arrived
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+        emulated = connection.settings.emulator is not None
+        self._cancels = not emulated
+        self._timeout = EMULATOR_TIMEOUT if emulated else connection.settings.pull_timeout
+        self._call: Any = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def asking(self) -> bool:
+        return self._task is not None
+
+    def ask(self, number: int) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._pull(min(number, MAX_PULL)))
+
+    def park(self) -> None:
+        task, self._task = self._task, None
+        call, self._call = self._call, None
+        if task is None:
+            return
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        # The call is cancelled and not who awaits it: so it ends when gRPC is through with it.
+        if call is None:
+            task.cancel()
+        elif self._cancels:
+            call.cancel()
+
+    async def parked(self) -> None:
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    async def close(self) -> None:
+        self.park()
+        await self.parked()
+
+    async def _pull(self, number: int) -> None:
+        request = PullRequest(subscription=self._path, max_messages=number)
+        me, pause = asyncio.current_task(), _FIRST_PAUSE
+        messages: Sequence[Any] = ()
+        error: BrokerError | None = None
+        while not messages and error is None:
+            begin = monotonic()
+            try:
+                call = self._connection.start(Methods.PULL, request, self._timeout)
+                self._call = call
+                response = await call
+                messages = response.received_messages
+            except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as failure:
+                if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    error = classify(failure, self._name, "subscription")
+            finally:
+                call = None
+            if self._task is not me:
+                break
+            self._call = None
+            if not messages and error is None and monotonic() - begin < _QUICK:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        if self._task is me:
+            self._task = None
+        elif error is not None:
+            return
+        if error is not None:
+            self._failed(error)
+        else:
+            self._arrived(messages)
+
+
+class StreamPuller:
+    """Keeps one stream open; the server sends as it likes, within the bounds that it was told and may not heed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        path: str,
+        name: str,
+        arrived: Arrived,
+        failed: Failed,
+        *,
+        lease: int,
+        max_outstanding: int,
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._name = name
+        self._arrived = arrived
+        self._failed = failed
+        self._lease = max(10, lease)
+        self._max_outstanding = max_outstanding
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def asking(self) -> bool:
+        return self._task is not None
+
+    def ask(self, number: int) -> None:
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._read(), name="broker-pubsub-stream")
+
+    def park(self) -> None:
+        # What is on the stream is ours already; it stays open and the source holds what comes.
+        pass
+
+    async def parked(self) -> None:
+        return
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _read(self) -> None:
+        error: BrokerError | None = None
+        stream: Any = None
+        try:
+            stream = self._connection.stream(Methods.STREAMING_PULL, self._path)
+            await stream.write(
+                StreamingPullRequest(
+                    subscription=self._path,
+                    stream_ack_deadline_seconds=self._lease,
+                    max_outstanding_messages=self._max_outstanding,
+                )
+            )
+            while (response := await stream.read()) is not _EOF:
+                if response.received_messages:
+                    self._arrived(response.received_messages)
+        except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as failure:
+            # The server ends a stream now and then; the next `ask` opens another.
+            if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
+                error = classify(failure, self._name, "subscription")
+        finally:
+            if stream is not None:
+                stream.cancel()
+        self._task = None
+        if error is not None:
+            self._failed(error)
+        else:
+            self._arrived(())

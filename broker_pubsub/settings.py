@@ -1,0 +1,157 @@
+"""Settings of the Pub/Sub backend, from a URL, the environment or keyword arguments.
+
+Immutable once made; making one does no I/O, so that a key file that does not exist shows when the backend opens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from broker.errors import InvalidSetting
+from broker.settings import BackendSettings
+from broker.urls import UrlParts
+
+__all__ = ["PubSubSettings"]
+
+PROJECT_VARIABLE: Final = "GOOGLE_CLOUD_PROJECT"
+EMULATOR_VARIABLE: Final = "PUBSUB_EMULATOR_HOST"
+SHORTEST_LEASE: Final = 10.0
+"""Seconds; the service takes no ack deadline below it, the emulators do."""
+_MONTH: Final = 31 * 86_400.0
+
+
+class PubSubSettings(BackendSettings):
+    """How to reach Pub/Sub, and what this backend asks of it."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("pubsub",)
+
+    project: str | None = Field(
+        default=None,
+        pattern=r"^[a-z][a-z0-9.:-]{4,61}[a-z0-9]$",
+        description="Id of the Google Cloud project; the host of the URL, else GOOGLE_CLOUD_PROJECT",
+    )
+    emulator_host: str | None = Field(
+        default=None,
+        pattern=r"^[^\s:/]+:\d+$",
+        description="host:port of an emulator, reached without TLS and credentials; else PUBSUB_EMULATOR_HOST",
+    )
+    endpoint: str = Field(
+        default="pubsub.googleapis.com:443",
+        pattern=r"^[^\s/]+:\d+$",
+        description="host:port of the service; a regional one keeps the order of keys over publishers of a region",
+    )
+    tls_ca: Path | None = Field(
+        default=None, description="PEM file of the authorities that the service's certificate is checked against"
+    )
+    credentials_file: Path | None = Field(
+        default=None,
+        description="JSON file of a service account, or of gcloud's login; else the default credentials",
+    )
+    impersonate: str | None = Field(
+        default=None,
+        pattern=r"^[^@\s]+@[^@\s]+$",
+        description="E-mail of the service account to act as, which the credentials may impersonate",
+    )
+    quota_project: str | None = Field(default=None, description="Project that is billed, where it is another one")
+
+    connect_timeout: float = Field(default=10.0, gt=0, description="Seconds for the first connection")
+    request_timeout: float = Field(default=10.0, gt=0, description="Seconds to wait for the answer of one request")
+    publish_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds until a publish fails with OperationTimeout"
+    )
+    settle_timeout: float = Field(
+        default=10.0, gt=0, description="Seconds for which acks that the service could not take are repeated"
+    )
+    reconnect_wait: float = Field(
+        default=0.2,
+        ge=0.1,
+        le=60,
+        description="Seconds before the connection is tried again; at most ten times that",
+    )
+    max_requests: int = Field(
+        default=16, ge=1, le=1000, description="Most publish requests on the way at once, per topic"
+    )
+    ordering: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Publish keys as ordering keys, one request at a time per key, and make new subscriptions ordered; "
+        "auto makes no ordered ones on an emulator",
+    )
+
+    pull_mode: Literal["unary", "stream"] = Field(
+        default="unary", description="Ask for as much as there is room for, or keep a stream open and hold the surplus"
+    )
+    pull_timeout: float = Field(
+        default=30.0, ge=2.0, le=600.0, description="Seconds after which an unanswered pull is made again"
+    )
+    lease_seconds: float = Field(
+        default=30.0, ge=1.0, le=600.0, description="Ack deadline: how long a message is ours without renewal; whole"
+    )
+    exactly_once: bool = Field(
+        default=False, description="Make new subscriptions with exactly-once delivery, whose acks are confirmed"
+    )
+    topic_retention: float = Field(
+        default=86_400.0,
+        ge=0,
+        le=_MONTH,
+        description="Seconds for which new topics keep messages for subscriptions made later; 0 is not at all, else "
+        "600 or more",
+    )
+    retention: float = Field(
+        default=7 * 86_400.0,
+        ge=600,
+        le=_MONTH,
+        description="Seconds for which new subscriptions keep what was not acked",
+    )
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        cls.refuse_parts(parts, "user", "password", "path")
+        if len(parts.hosts) > 1 or (parts.hosts and parts.hosts[0].port is not None):
+            cls.refuse_parts(parts, "hosts")
+        return {"project": parts.hosts[0].name} if parts.hosts else {}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.lease_seconds != int(self.lease_seconds):
+            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, and Pub/Sub counts whole seconds")
+        if self.emulator is None and self.lease_seconds < SHORTEST_LEASE:
+            raise ValueError(f"lease_seconds is {self.lease_seconds:g}, and the service takes 10 to 600")
+        if 0 < self.topic_retention < 600:
+            raise ValueError(f"topic_retention is {self.topic_retention:g}, and the service takes 600 or more, or 0")
+        if self.emulator_host is not None and (self.credentials_file is not None or self.impersonate is not None):
+            raise ValueError("emulator_host and credentials are given; an emulator takes none")
+        return self
+
+    @property
+    def project_id(self) -> str:
+        """The project to use.
+
+        :raises InvalidSetting: none is named.
+        """
+        found = self.project or os.environ.get(PROJECT_VARIABLE)
+        if not found:
+            raise InvalidSetting(
+                "Setting 'project' of PubSubSettings is not given",
+                advice=f"Give it in the URL, pubsub://my-project, or as {PROJECT_VARIABLE}",
+            )
+        return found
+
+    @property
+    def emulator(self) -> str | None:
+        """host:port of the emulator to use, or None for the service."""
+        return self.emulator_host or os.environ.get(EMULATOR_VARIABLE) or None
+
+    @property
+    def orders_subscriptions(self) -> bool:
+        """Whether new subscriptions are ordered. The emulator cannot seek those, and is late with what they nack."""
+        return self.ordering == "on" or (self.ordering == "auto" and self.emulator is None)
+
+    @property
+    def server(self) -> str:
+        """host:port that connections go to."""
+        return self.emulator or self.endpoint

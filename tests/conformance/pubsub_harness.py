@@ -1,0 +1,56 @@
+"""The harness of the Pub/Sub backend: Google's emulator, with clients behind proxies of their own.
+
+The emulator keeps nothing over a restart, so the harness offers none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.bus import Bus
+from broker.settings import BackendSettings
+from broker.spi import Backend
+from broker.testing import Harness
+from tests.conformance.server_harness import ServerHarness
+from tests.servers.proxy import Proxy
+from tests.servers.pubsub import PubSubServer, shared_server
+
+
+class PubSubHarness(ServerHarness[PubSubServer]):
+    """One emulator for all tests of a process; topics have unique names."""
+
+    name = "pubsub"
+    patience = 10.0
+    quiet = 0.3
+    lease_seconds = 2.0
+    options = ""
+
+    restart = Harness.restart
+    kill = Harness.kill
+    age = Harness.age
+
+    def __init__(self) -> None:
+        super().__init__(shared_server())
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{self.server.url}{self.options}{'&lease_seconds=2' if short_lease else ''}"
+
+    def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
+        if not isinstance(url, str) or "lease_seconds" not in url:
+            return super().open_bus(url, wrap)
+        # Each of these has a wire of its own, so that one can be made to die alone.
+        proxy = Proxy(self.server.port)
+        proxy.__enter__()
+        bus = super().open_bus(url.replace(self.server.host, f"127.0.0.1:{proxy.port}"), wrap)
+        self.behind[bus] = proxy
+        return bus
+
+    def unreachable_url(self) -> str:
+        return "pubsub://anybroker-tests?emulator_host=127.0.0.1:1"
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            for proxy in self.behind.values():
+                proxy.__exit__()

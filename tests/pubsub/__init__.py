@@ -1,0 +1,1 @@
+"""Tests of the Pub/Sub backend, on Google's emulator."""

@@ -1,0 +1,200 @@
+"""What is Pub/Sub's alone: exactly-once, policies, seek, snapshots, schemas, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import broker
+from broker.errors import (
+    InvalidSetting,
+    LeaseLost,
+    PublishError,
+    SubscriptionNotFound,
+    TopicNotFound,
+    UnknownSetting,
+    Unsupported,
+)
+from broker.hooks import Event, Warned
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.spi import MessageSubscription, Settlement
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+from tests.pubsub.conftest import Connect
+
+PATIENCE = 10.0
+
+
+class Listener:
+    """What a source tells."""
+
+    def lost(self, messages: object) -> None:
+        raise AssertionError("nothing is lost here")
+
+    def event(self, event: Event) -> None:
+        pass
+
+
+async def test_a_refused_ack_is_told_of_its_message_alone(bus: broker.Bus, topic: str):
+    await bus.admin.ensure_subscription(topic, "readers", exactly_once=True)
+    await bus.topic(topic).publish_batch(numbered(6))
+    source = await bus.backend.subscribe(
+        MessageSubscription(topic=topic, subscription="readers", confirm_acks=True), Listener()
+    )
+    got: list[broker.Message[bytes]] = []
+    while len(got) < 6:
+        got += await source.fetch(6 - len(got), 1_000_000, 5.0)
+    assert await source.settle([Settlement(got[0], Outcome.ACK)]) == [None]
+    results = await source.settle([Settlement(message, Outcome.ACK) for message in got])
+    assert isinstance(results[0], LeaseLost)
+    assert results[1:] == [None] * 5
+    assert "PERMANENT_FAILURE" in str(results[0])
+    await source.close()
+    assert (await bus.admin.lag(topic, "readers")).waiting == 0
+
+
+async def test_confirmed_acks_need_a_subscription_that_confirms(bus: broker.Bus, topic: str):
+    await bus.admin.ensure_subscription(topic, "readers")
+    with pytest.raises(Unsupported, match="exactly_once=True"):
+        async with bus.messages(topic, subscription="readers", confirm_acks=True):
+            pass
+
+
+async def test_ordered_consumers_need_an_ordered_subscription(connect: Connect, topic: str):
+    bus = await connect("ordering=on")
+    await bus.admin.ensure_subscription(topic, "readers", ordering=False)
+    with pytest.raises(Unsupported, match="ordering=True"):
+        async with bus.messages(topic, subscription="readers", ordered_by_key=True):
+            pass
+
+
+async def test_a_dead_letter_policy_counts_and_moves(bus: broker.Bus, topic: str):
+    dead = f"{topic}.dead"
+    await bus.admin.ensure_topic(dead)
+    await bus.admin.ensure_subscription(dead, "readers")
+    await bus.admin.ensure_subscription(topic, "readers", dead_letter_topic=dead, max_delivery_attempts=5)
+    events: list[Event] = []
+    bus.hooks.listen(events.append)
+    await bus.topic(topic).publish(b"x", key="k", attributes={"a": "b"})
+    async with bus.messages(topic, subscription="readers") as inbox:
+        assert any(isinstance(event, Warned) and "after 5 deliveries" in event.text for event in events)
+        for attempt in range(1, 6):
+            (message,) = await take(inbox, 1, PATIENCE)
+            assert message.delivery_attempt == attempt
+            await message.nack(delay=0)
+        async with bus.messages(dead, subscription="readers") as letters:
+            (letter,) = await take(letters, 1, 2 * PATIENCE)
+    assert (letter.data, letter.key, letter.attributes["a"]) == (b"x", b"k", "b")
+
+
+async def test_options_are_kept_and_checked(bus: broker.Bus, topic: str):
+    made = await bus.admin.ensure_subscription(
+        topic, "readers", filter='attributes.kind = "a"', min_backoff=11, max_backoff=22, retention=3600
+    )
+    assert made.native["filter"] == 'attributes.kind = "a"'
+    assert made.native["retry_policy"] == {"minimum_backoff": "11s", "maximum_backoff": "22s"}
+    assert made.native["message_retention_duration"] == "3600s"
+    with pytest.raises(UnknownSetting, match="min_backoff"):
+        await bus.admin.ensure_subscription(topic, "others", backoff=3)
+    wrong: dict[str, Any] = {"retention": 5, "min_backoff": 601, "exactly_once": "yes", "filter": 1}
+    wrong["max_delivery_attempts"] = 5
+    for option, value in wrong.items():
+        with pytest.raises(InvalidSetting, match=option):
+            await bus.admin.ensure_subscription(topic, "others", **{option: value})
+    assert await bus.admin.subscriptions(topic) == ["readers"]
+
+
+async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
+    admin = bus.backend.admin()
+    await bus.admin.ensure_subscription(topic, "readers", retain_acked=True)
+    await bus.topic(topic).publish_batch(numbered(3, "old"))
+    async with bus.messages(topic, subscription="readers") as inbox:
+        await until_seen(inbox, numbered(3, "old"), PATIENCE)
+        await asyncio.sleep(0.01)
+        before = datetime.now(UTC)
+        await admin.snapshot(topic, "readers", f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
+        await bus.topic(topic).publish_batch(numbered(3, "new"))
+        await until_seen(inbox, numbered(3, "new"), PATIENCE)
+        for target in (before, f"{topic}.mark"):
+            await admin.seek(topic, "readers", target)  # pyright: ignore[reportAttributeAccessIssue]
+            assert bodies(await until_seen(inbox, numbered(3, "new"), PATIENCE)) == once(numbered(3, "new"))
+    await admin.delete_snapshot(f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_message_that_its_schema_refuses_takes_no_other_along(bus: broker.Bus, topic: str):
+    admin = bus.backend.admin()
+    schema = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "number", "type": "int"}]})
+    await admin.ensure_schema(f"{topic}.schema", schema)  # pyright: ignore[reportAttributeAccessIssue]
+    strict = f"{topic}.strict"
+    await bus.admin.ensure_topic(strict, schema=f"{topic}.schema", encoding="json")
+    await bus.admin.ensure_subscription(strict, "readers")
+    good = [b'{"number": %d}' % number for number in range(20)]
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(strict).publish_batch([*good[:13], b'{"number": "x"}', *good[13:]])
+    fates = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
+    assert fates == [True] * 13 + [False] + [True] * 7
+    async with bus.messages(strict, subscription="readers") as inbox:
+        assert bodies(await until_seen(inbox, good, PATIENCE)) == once(good)
+        await nothing_more(inbox, 0.3)
+    # Of a key, what waits behind the bad one is not tried, and goes out with the next call.
+    keyed = [OutboundMessage(body, "k") for body in (*good[:3], b"bad", *good[3:6])]
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(strict).publish_batch(keyed)
+    fates = [isinstance(outcome, Receipt) for outcome in raised.value.outcomes]
+    assert fates == [True] * 3 + [False] * 4
+    assert "Not attempted" in str(raised.value.outcomes[4])
+    await bus.topic(strict).publish_batch(keyed[4:])
+    await admin.delete_schema(f"{topic}.schema")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_stream_carries_all_and_is_bounded_here(connect: Connect, topic: str):
+    bus = await connect("pull_mode=stream")
+    await bus.admin.ensure_subscription(topic, "readers")
+    await bus.topic(topic).publish_batch(numbered(300))
+    async with bus.messages(topic, subscription="readers", max_outstanding=10) as inbox:
+        held = await take(inbox, 10, PATIENCE)
+        await nothing_more(inbox, 0.3)
+        for message in held:
+            await message.ack()
+        rest = await until_seen(inbox, [m for m in numbered(300) if m not in set(bodies(held))], PATIENCE)
+    assert bodies([*held, *rest]) == once(numbered(300))
+
+
+async def test_entities_that_go_while_consuming_are_told(bus: broker.Bus, topic: str):
+    async with bus.messages(topic, subscription="readers") as inbox:
+        await bus.admin.delete_subscription(topic, "readers")
+        with pytest.raises(SubscriptionNotFound):
+            await inbox.next_message(timeout=PATIENCE)
+    await bus.admin.delete_topic(topic)
+    with pytest.raises(TopicNotFound):
+        await bus.topic(topic).publish(b"x")
+
+
+async def test_what_was_purged_stays_away_from_later_subscriptions(bus: broker.Bus, topic: str):
+    await bus.admin.ensure_subscription(topic, "before")
+    await bus.topic(topic).publish_batch(numbered(3, "old"))
+    for _ in range(2):
+        await bus.admin.purge(topic)
+    await bus.topic(topic).publish(b"new")
+    for name in ("before", "after"):
+        async with bus.messages(topic, subscription=name) as inbox:
+            assert bodies(await until_seen(inbox, [b"new"], PATIENCE)) == once([b"new"])
+            await nothing_more(inbox, 0.3)
+
+
+async def test_closing_leaves_no_subscription_of_a_moment(bus: broker.Bus, topic: str):
+    async with bus.messages(topic, subscription=broker.ephemeral()) as inbox:
+        await bus.topic(topic).publish(b"x")
+        await take(inbox, 1, PATIENCE)
+    await bus.admin.lag(topic, (await bus.admin.ensure_subscription(topic, "readers")).name)
+
+    async def only_ours() -> bool:
+        native = await bus.backend.admin().list_subscriptions(topic)
+        return native == ["readers"]
+
+    await eventually(only_ours, PATIENCE, "the end of what was temporary")

@@ -1,0 +1,70 @@
+"""Settings come from the URL, fit together, and name what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import broker
+from broker.errors import AuthenticationFailed, InvalidSetting, UnknownSetting
+from broker_pubsub import PubSubSettings
+
+
+def test_the_host_is_the_project(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    settings = PubSubSettings.from_url("pubsub://my-project?emulator_host=localhost:8085&lease_seconds=5")
+    assert (settings.project_id, settings.server) == ("my-project", "localhost:8085")
+    assert PubSubSettings.from_url("pubsub://my-project").server == "pubsub.googleapis.com:443"
+
+
+def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:1234")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "their-project")
+    settings = PubSubSettings.from_url("pubsub:")
+    assert (settings.project_id, settings.server) == ("their-project", "localhost:1234")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("pubsub://my-project?lease_seconds=5", "the service takes 10 to 600"),
+        ("pubsub://my-project?lease_seconds=20.5", "whole seconds"),
+        ("pubsub://my-project?topic_retention=5", "600 or more"),
+        ("pubsub://my-project?emulator_host=localhost", "emulator_host"),
+        ("pubsub://my-project?emulator_host=localhost:1&impersonate=a@b", "an emulator takes none"),
+        ("pubsub://P", "project"),
+        ("pubsub://my-project/path", "takes no path"),
+        ("pubsub://my-project:80", "takes no hosts"),
+    ],
+)
+def test_what_does_not_fit_is_refused(url: str, told: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    with pytest.raises(InvalidSetting, match=told):
+        PubSubSettings.from_url(url)
+
+
+def test_no_project_is_told_before_any_io(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    with pytest.raises(InvalidSetting, match="pubsub://my-project"):
+        broker.connect("pubsub:")
+    with pytest.raises(UnknownSetting, match="emulator_host"):
+        broker.connect("pubsub://my-project?emulator=x")
+
+
+async def test_a_credentials_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    missing = tmp_path / "none.json"
+    with pytest.raises(InvalidSetting, match=r"credentials_file.*none\.json"):
+        async with broker.connect(f"pubsub://my-project?credentials_file={missing}"):
+            pass
+
+
+async def test_no_default_credentials_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("PUBSUB_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(AuthenticationFailed, match="emulator_host"):
+        async with broker.connect("pubsub://my-project"):
+            pass

@@ -1,0 +1,109 @@
+"""Google's Pub/Sub emulator, which is one jar: of an installed Cloud SDK, or of Google's Debian package, by apt.
+
+`emulator()` looks for the SDK's first, and else fetches the package once into `$XDG_CACHE_HOME/anybroker` or
+`~/.cache/anybroker`, without installing it. What fails says what to install; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.servers.kafka_jars import cache_root, find_java, locked
+
+__all__ = ["Emulator", "emulator"]
+
+PACKAGE = "google-cloud-cli-pubsub-emulator"
+FETCH_SECONDS = 600.0
+_JARS = "platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"
+_USUAL_PLACES = ("/usr/lib/google-cloud-sdk", "/usr/share/google-cloud-sdk", "/opt/google-cloud-sdk")
+
+
+class Emulator(NamedTuple):
+    """What is needed to run it."""
+
+    java: str
+    jar: Path
+
+    def command(self, port: int) -> list[str]:
+        return [
+            self.java,
+            "-Xmx256m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-Djava.net.preferIPv4Stack=true",
+            "-jar",
+            str(self.jar),
+            "--host=127.0.0.1",
+            f"--port={port}",
+        ]
+
+
+@cache
+def emulator() -> Emulator:
+    """The emulator, fetched if it is not there.
+
+    :raises RuntimeError: Java is missing, or the package cannot be had.
+    """
+    return Emulator(find_java("Pub/Sub")[0], _installed() or _fetched())
+
+
+def _installed() -> Path | None:
+    gcloud = shutil.which("gcloud")
+    roots = [Path(place) for place in _USUAL_PLACES]
+    if gcloud is not None:
+        roots.insert(0, Path(gcloud).resolve().parent.parent)
+    return next((jar for root in roots for jar in sorted(root.glob(_JARS))), None)
+
+
+def _fetched() -> Path:
+    place = cache_root() / "pubsub-emulator"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with locked(place.with_suffix(".lock")):
+            if not place.exists():
+                _fetch(place)
+    return next(place.glob("*.jar"))
+
+
+def _fetch(place: Path) -> None:
+    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
+    if apt is None or dpkg is None:
+        raise RuntimeError(
+            "The tests against Pub/Sub need Google's emulator, and there is no apt to fetch it with; install it with: "
+            "gcloud components install pubsub-emulator"
+        )
+    with tempfile.TemporaryDirectory(prefix=".pubsub-emulator.", dir=place.parent) as folder:
+        _run([apt, "download", PACKAGE], folder, dict(os.environ))
+        package = next(Path(folder).glob("*.deb"))
+        _run([dpkg, "-x", str(package), "content"], folder, dict(os.environ))
+        partial = Path(folder) / "jars"
+        partial.mkdir()
+        for jar in Path(folder).glob(f"content/usr/*/google-cloud-sdk/{_JARS}"):
+            shutil.move(jar, partial / jar.name)
+        if not any(partial.iterdir()):
+            raise RuntimeError(f"The package {PACKAGE} holds no emulator's jar any more")
+        partial.rename(place)
+
+
+def _run(command: list[str], folder: str, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=FETCH_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}\nThe tests against Pub/Sub need "
+            "Google's emulator: add Google's apt repository, or run: gcloud components install pubsub-emulator"
+        )
