@@ -45,6 +45,7 @@ from broker.errors import BrokerError
 from broker_spark.testing import QUICK
 from tests.holding import holding
 from tests.servers.kafka import shared_server
+from tests.servers.servicebus import missing, shared_double
 from tests.servers.spark_python import quick_python
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,8 @@ MARKERS = {"notest", "forever", "pytest", "raises"}
 FOREVER_SECONDS = 2.0
 KAFKA = "kafka://localhost:9092"
 """What a page calls the Kafka broker of the tests."""
+SERVICEBUS = "servicebus://policy:key@mine.servicebus.windows.net"
+"""What a page calls the double of Service Bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
     found = blocks(page)
     if any(KAFKA in block.code for block in found):
         environment[KAFKA] = f"kafka://{shared_server().bootstrap}"
+    if any(SERVICEBUS in block.code for block in found if block.language == "python"):
+        environment[SERVICEBUS] = double_url()
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -301,8 +306,15 @@ def test_the_tables_of_settings_are_those_of_the_code(monkeypatch: pytest.Monkey
 CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
 
 
+def double_url() -> str:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    return shared_double().url
+
+
 async def capabilities_table(url: str) -> str:
-    async with connect(url.replace(KAFKA, f"kafka://{shared_server().bootstrap}") if KAFKA in url else url) as bus:
+    url = url.replace(KAFKA, f"kafka://{shared_server().bootstrap}") if KAFKA in url else url
+    async with connect(url.replace(SERVICEBUS, double_url()) if SERVICEBUS in url else url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
 
