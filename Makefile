@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-pubsub demo-sdk kafka test lint format bench bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-pubsub demo-sdk kafka servicebus test lint format bench bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -27,6 +27,7 @@ help:
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
 	@echo "make demo-pubsub  run the flights through the plain library on Google's Pub/Sub emulator, started for it; needs Java 17"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
+	@echo "make servicebus   start a test double of Azure Service Bus and show its URL; COMMAND='make demo-sdk' runs that on it"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
@@ -46,7 +47,13 @@ $(STAMP): constraints.txt pyproject.toml
 	@# Two packages come as source, and what builds them has to be there first, by its hash too.
 	@awk '/^[^ #]/ { keep = /^(cffi|pycparser|setuptools)==/ } keep' constraints.txt > $(VENV)/first.txt
 	$(PIP) install --quiet --require-hashes --no-deps --requirement $(VENV)/first.txt
-	$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement constraints.txt
+	@# The double of Service Bus needs python-qpid-proton, which has no wheel: without a C compiler all else still works.
+	@awk '/^[^ #]/ { apart = /^python-qpid-proton==/ } apart' constraints.txt > $(VENV)/proton.txt
+	@awk '/^[^ #]/ { apart = /^python-qpid-proton==/ } !apart' constraints.txt > $(VENV)/rest.txt
+	$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement $(VENV)/rest.txt
+	@$(PIP) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 --requirement $(VENV)/proton.txt \
+		> $(VENV)/proton.log 2>&1 \
+		|| echo "python-qpid-proton was not built ($(VENV)/proton.log says why; it takes a C compiler): tests on the double of Service Bus are skipped"
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -65,6 +72,9 @@ demo-sdk: $(STAMP)
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
 	-@$(KAFKA)
+
+servicebus: $(STAMP)
+	$(BIN)/python -m tests.servers.servicebus.serve $(COMMAND)
 
 test: $(STAMP) kafka
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)

@@ -62,6 +62,8 @@ class PublishCapabilities:
     limits: Limits = Limits()
     deduplication: bool = False
     """A second message of the same id within the broker's window is dropped."""
+    tells_duplicates: bool = True
+    """`Receipt.duplicate` says of a message that it was dropped as a second one of its id."""
     deliver_at: bool = False
     ttl: bool = False
     tombstones: bool = False

@@ -46,6 +46,7 @@ from broker_spark.testing import QUICK
 from tests.holding import holding
 from tests.servers import pubsub
 from tests.servers.kafka import shared_server
+from tests.servers.servicebus import missing, shared_double
 from tests.servers.spark_python import quick_python
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,8 @@ KAFKA = "kafka://localhost:9092"
 """What a page calls the Kafka broker of the tests."""
 PUBSUB = "pubsub://my-project?emulator_host=localhost:8085"
 """What a page calls the Pub/Sub emulator of the tests."""
+SERVICEBUS = "servicebus://policy:key@mine.servicebus.windows.net"
+"""What a page calls the double of Service Bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,8 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
         environment[KAFKA] = f"kafka://{shared_server().bootstrap}"
     if any(PUBSUB in block.code for block in found):
         environment[PUBSUB] = pubsub.shared_server().url
+    if any(SERVICEBUS in block.code for block in found if block.language == "python"):
+        environment[SERVICEBUS] = double_url()
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -306,11 +311,19 @@ def test_the_tables_of_settings_are_those_of_the_code(monkeypatch: pytest.Monkey
 CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.*?)(<!-- end -->)", re.DOTALL)
 
 
+def double_url() -> str:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    return shared_double().url
+
+
 async def capabilities_table(url: str) -> str:
     if KAFKA in url:
         url = url.replace(KAFKA, f"kafka://{shared_server().bootstrap}")
     elif PUBSUB in url:
         url = url.replace(PUBSUB, pubsub.shared_server().url)
+    elif SERVICEBUS in url:
+        url = url.replace(SERVICEBUS, double_url())
     async with connect(url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"

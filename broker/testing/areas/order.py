@@ -162,7 +162,9 @@ class Order(ConformanceCase):
     async def test_survives_a_cut(self, harness: Harness) -> None:
         # The consumer's wire is the one that is cut; what it publishes does not go over it.
         bus, other, topic = await harness.connect(short_lease=True), await harness.bus(), await harness.topic()
-        await other.admin.ensure_subscription(topic, "readers")
+        # A subscription may be made for order by its first consumer, and not without one.
+        async with other.messages(topic, subscription="readers", ordered_by_key=True):
+            pass
         wanted = [body.ljust(8000) for body in numbered(60)]
         for body in wanted:
             await other.topic(topic).publish_batch([OutboundMessage(body, key=f"key-{key}") for key in range(8)])

@@ -1,0 +1,261 @@
+"""The clients of one namespace: for messages and for administration, and whether the namespace is reached.
+
+Made without I/O. Senders and receivers have a connection each, which azure-servicebus gives them; what breaks and comes
+back is told here, once for all of them. Used on the loop of `open`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.servicebus import TransportType
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from broker.errors import (
+    AuthenticationFailed,
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    InvalidSetting,
+    NotAuthorized,
+    NotFound,
+)
+from broker.hooks import Connected, Disconnected, Hooks
+from broker_servicebus import privates
+from broker_servicebus.errors import classify
+from broker_servicebus.settings import ServiceBusSettings
+
+__all__ = ["Connection"]
+
+_AMQPS: Final = 5671
+_AMQP: Final = 5672
+_HTTPS: Final = 443
+_GREETING: Final = b"AMQP\x03\x01\x00\x00"
+
+
+class _PlainTransport(AioHttpTransport):
+    """HTTP without TLS, for an emulator: the client itself always says https."""
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        request.url = request.url.replace("https://", "http://", 1)
+        call: Any = super()
+        return await call.send(request, **options)
+
+
+class Connection:
+    """What sources, targets and the admin share."""
+
+    def __init__(self, settings: ServiceBusSettings, hooks: Hooks) -> None:
+        self.settings = settings
+        self.hooks = hooks
+        self.fast = settings.private_calls and privates.available()
+        self._client: ServiceBusClient | None = None
+        self._admin: ServiceBusAdministrationClient | None = None
+        self._credential: Any = None
+        self._up = False
+        self.closed = False
+        text = settings.connection_string.get_secret_value() if settings.connection_string else ""
+        found = re.search(r"Endpoint=\w+://([^/;]+)", text)
+        self.host = settings.namespace or (found.group(1) if found else "")
+        """Where the namespace is, with a port for an emulator."""
+        if not self.host:
+            raise InvalidSetting(
+                "No namespace is given",
+                advice="Write servicebus://mine.servicebus.windows.net, or set connection_string",
+            )
+
+    @property
+    def client(self) -> ServiceBusClient:
+        """azure-servicebus's own client.
+
+        :raises Closed: the backend is not open.
+        """
+        if self._client is None:
+            raise Closed(f"The connection to {self.host} is not open")
+        return self._client
+
+    @property
+    def admin(self) -> ServiceBusAdministrationClient:
+        """The client for administration.
+
+        :raises Closed: the backend is not open.
+        """
+        if self._admin is None:
+            raise Closed(f"The connection to {self.host} is not open")
+        return self._admin
+
+    async def open(self) -> None:
+        """One honest try.
+
+        :raises ConnectionFailed, AuthenticationFailed: it failed.
+        """
+        self._make()
+        await self._reach()
+        # Who may not administer may still send and receive.
+        with contextlib.suppress(NotAuthorized):
+            await self.request("Connecting", lambda admin: admin.get_namespace_properties())
+        self._up = True
+        if self.hooks.listening:
+            self.hooks.emit(Connected(server=self.host))
+
+    def _make(self) -> None:
+        settings = self.settings
+        options: dict[str, Any] = {
+            "retry_total": 0,
+            "try_timeout": settings.request_timeout,
+            "transport_type": TransportType.AmqpOverWebsocket
+            if settings.transport == "websocket" or settings.proxy
+            else TransportType.Amqp,
+            "user_agent": "anybroker",
+        }
+        admin: dict[str, Any] = {
+            "retry_total": 0,
+            "connection_timeout": settings.connect_timeout,
+            "read_timeout": settings.request_timeout,
+        }
+        if settings.proxy is not None:
+            name, _, port = settings.proxy.rpartition(":")
+            options["http_proxy"] = {"proxy_hostname": name, "proxy_port": int(port)}
+            admin["proxies"] = {"https": f"http://{settings.proxy}"}
+        if settings.custom_endpoint is not None:
+            options["custom_endpoint_address"] = f"sb://{settings.custom_endpoint}"
+        if settings.tls_ca is not None:
+            options["connection_verify"] = admin["connection_verify"] = str(settings.tls_ca)
+        where = self.host
+        if settings.admin_endpoint is not None:
+            split = urlsplit(settings.admin_endpoint)
+            where = split.netloc
+            if split.scheme == "http":
+                admin["transport"] = _PlainTransport(**admin)
+        text = self._connection_string(self.host)
+        if text is not None:
+            self._client = ServiceBusClient.from_connection_string(text, **options)
+            self._admin = ServiceBusAdministrationClient.from_connection_string(
+                self._connection_string(where) or "", **admin
+            )
+            return
+        self._credential = _default_credential()
+        self._client = ServiceBusClient(self.host, self._credential, **options)
+        self._admin = ServiceBusAdministrationClient(where, self._credential, **admin)
+
+    def _connection_string(self, host: str) -> str | None:
+        settings = self.settings
+        if settings.connection_string is not None:
+            text = settings.connection_string.get_secret_value()
+            return re.sub(r"(Endpoint=\w+://)[^/;]+", rf"\g<1>{host}", text, count=1)
+        emulator = "UseDevelopmentEmulator=true;" if settings.emulator else ""
+        if settings.key is not None:
+            key = settings.key.get_secret_value()
+            return f"Endpoint=sb://{host};SharedAccessKeyName={settings.key_name};SharedAccessKey={key};{emulator}"
+        if settings.sas_token is not None:
+            return f"Endpoint=sb://{host};SharedAccessSignature={settings.sas_token.get_secret_value()};{emulator}"
+        return None
+
+    async def _reach(self) -> None:
+        """Exchange the first eight bytes of AMQP, or only connect where WebSockets or a gateway are between.
+
+        :raises ConnectionFailed: nobody answers where messages go.
+        """
+        settings = self.settings
+        name, port, emulated = self._address()
+        plain = settings.transport == "amqp" and settings.proxy is None and settings.custom_endpoint is None
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                ca = str(settings.tls_ca) if settings.tls_ca else None
+                tls = ssl.create_default_context(cafile=ca) if plain and not emulated else None
+                reader, writer = await asyncio.open_connection(name, port, ssl=tls)
+                if plain:
+                    writer.write(_GREETING)
+                    await reader.readexactly(len(_GREETING))
+        except (OSError, EOFError) as error:
+            if isinstance(error, ssl.SSLError):
+                raise classify(error, f"Connecting to {name}:{port}") from None
+            reason = str(error) or "no answer in time"
+            raise ConnectionFailed(f"Connecting to {name}:{port}: {reason}", native=error) from None
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    def _address(self) -> tuple[str, int, bool]:
+        """Host, port, and whether it is an emulator's."""
+        settings = self.settings
+        if settings.proxy is not None:
+            name, _, port = settings.proxy.rpartition(":")
+            return name, int(port), False
+        emulated = settings.emulator or "UseDevelopmentEmulator=true" in (self._connection_string("x") or "")
+        default = _AMQP if emulated else _HTTPS if settings.transport == "websocket" else _AMQPS
+        split = urlsplit(f"//{settings.custom_endpoint or self.host}")
+        port = split.port if emulated or settings.custom_endpoint else None
+        return split.hostname or "", port or default, emulated
+
+    async def request(
+        self,
+        what: str,
+        ask: Callable[[ServiceBusAdministrationClient], Awaitable[Any]],
+        *,
+        missing: type[NotFound] | None = None,
+    ) -> Any:
+        """Ask the administration endpoint.
+
+        :raises BrokerError: what it answered, or that it did not.
+        """
+        try:
+            async with asyncio.timeout(self.settings.request_timeout):
+                return await ask(self.admin)
+        except Exception as error:
+            raise (classify(error, what, missing=missing) if missing else classify(error, what)) from None
+
+    # What breaks and comes back.
+
+    def broke(self, error: BrokerError) -> None:
+        """A link or connection is gone."""
+        if isinstance(error, AuthenticationFailed) or not self._up or self.closed:
+            return
+        self._up = False
+        if self.hooks.listening:
+            self.hooks.emit(Disconnected(server=self.host, error=error))
+
+    def reached(self) -> None:
+        """A link was opened."""
+        if not self._up and not self.closed:
+            self._up = True
+            if self.hooks.listening:
+                self.hooks.emit(Connected(server=self.host, again=True))
+
+    def check_open(self) -> None:
+        """:raises Closed: it is closed."""
+        if self.closed:
+            raise Closed(f"The connection to {self.host} was closed")
+
+    async def check_health(self) -> float:
+        """Seconds of a round trip."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        await self._reach()
+        return loop.time() - begin
+
+    async def close(self) -> None:
+        self.closed = True
+        client, self._client = self._client, None
+        admin, self._admin = self._admin, None
+        credential, self._credential = self._credential, None
+        for each in (client, admin, credential):
+            if each is not None:
+                with contextlib.suppress(Exception):
+                    await each.close()
+
+
+def _default_credential() -> Any:
+    # Imported here, because it is slow and most connections have a key.
+    from azure.identity.aio import DefaultAzureCredential
+
+    return DefaultAzureCredential()

@@ -1,0 +1,117 @@
+"""What azure-servicebus and azure-core say, as errors of `broker`. Pure functions."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from azure.core import exceptions as core
+from azure.servicebus import exceptions as client
+
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BrokerError,
+    ConnectionFailed,
+    LeaseLost,
+    MessageTooLarge,
+    NotAuthorized,
+    NotFound,
+    OperationTimeout,
+    TopicNotFound,
+)
+
+__all__ = ["classify", "is_broken", "is_busy", "management_error"]
+
+_BUSY = "The namespace throttles: it is asked again later; fewer or larger batches, or a larger tier, avoid it"
+
+
+def classify(error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
+    """The error of `broker` for one of the client.
+
+    :param what: what was being done, for the message: "Publishing to topic 'orders'".
+    :param missing: what an entity that is not there is.
+    """
+    if isinstance(error, BrokerError):
+        return error
+    text = _text(error)
+    if isinstance(error, client.ServiceBusAuthenticationError):
+        return AuthenticationFailed(f"{what}: {text}", native=error)
+    if isinstance(error, client.ServiceBusAuthorizationError):
+        return NotAuthorized(f"{what}: {text}", native=error)
+    if isinstance(error, client.MessagingEntityNotFoundError):
+        return missing(f"{what}: the entity does not exist", native=error)
+    if isinstance(error, client.MessagingEntityDisabledError):
+        return BackendError(
+            f"{what}: the entity is disabled", native=error, advice="Enable it: its status is not Active"
+        )
+    if isinstance(error, client.MessageSizeExceededError):
+        return MessageTooLarge(f"{what}: {text}", native=error)
+    if isinstance(error, client.MessageLockLostError | client.SessionLockLostError):
+        return LeaseLost(f"{what}: {text}", native=error)
+    if isinstance(error, client.MessageNotFoundError):
+        return BackendError(f"{what}: {text}", native=error, advice="It was delivered, cancelled, or never there")
+    if isinstance(error, client.ServiceBusServerBusyError):
+        return BackendError(f"{what}: {text}", native=error, retriable=True, advice=_BUSY)
+    if isinstance(error, client.ServiceBusQuotaExceededError):
+        return BackendError(
+            f"{what}: {text}",
+            native=error,
+            retriable=False,
+            advice="The entity is full, or too many connections are open: consume it, raise its size, or close some",
+        )
+    if isinstance(error, client.OperationTimeoutError | TimeoutError | asyncio.TimeoutError):
+        return OperationTimeout(f"{what}: no answer in time", native=error)
+    if isinstance(error, client.ServiceBusConnectionError | client.ServiceBusCommunicationError | OSError):
+        return _unreachable(error, what)
+    if isinstance(error, core.AzureError) and not isinstance(error, client.ServiceBusError):
+        return management_error(error, what, missing=missing)
+    if isinstance(error, client.ServiceBusError):
+        # Whatever else a broken link or connection is told as: trying again finds out.
+        return BackendError(f"{what}: {text}", native=error, retriable=True)
+    return BackendError(f"{what}: {type(error).__name__}: {error}", native=error)
+
+
+def management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
+    """The error for an answer of the administration endpoint."""
+    text = _text(error)
+    if isinstance(error, core.ResourceNotFoundError):
+        return missing(f"{what}: it does not exist", native=error)
+    if isinstance(error, core.ClientAuthenticationError):
+        if "claim" in text.lower():
+            return NotAuthorized(f"{what}: {text}", native=error, advice="Administration needs the Manage claim")
+        return AuthenticationFailed(f"{what}: the namespace refused the credentials", native=error)
+    if isinstance(error, core.ServiceRequestError | core.ServiceResponseError):
+        return ConnectionFailed(f"{what}: {text}", native=error)
+    if isinstance(error, core.HttpResponseError):
+        status = error.status_code or 0
+        if status == 403:
+            return NotAuthorized(f"{what}: {text}", native=error)
+        return BackendError(f"{what}: {text}", native=error, retriable=status in (408, 429) or status >= 500)
+    return BackendError(f"{what}: {text}", native=error)
+
+
+def _unreachable(error: BaseException, what: str) -> BrokerError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionFailed(
+            f"{what}: the server's certificate is not trusted",
+            native=error,
+            retriable=False,
+            advice="Set tls_ca to the authority that signed it",
+        )
+    return ConnectionFailed(f"{what}: {_text(error)}", native=error)
+
+
+def is_broken(error: BrokerError) -> bool:
+    """Whether the link or the connection is to be made anew."""
+    return error.retriable and not is_busy(error)
+
+
+def is_busy(error: BrokerError) -> bool:
+    """Whether the namespace throttles."""
+    return isinstance(error.native, client.ServiceBusServerBusyError)
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

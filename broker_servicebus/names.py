@@ -1,0 +1,84 @@
+"""Portable names as names of Service Bus entities, one to one, and the paths of what is received from. Pure functions.
+
+Service Bus does not tell upper from lower case, and its names end in a letter or digit. A topic that is lower case
+and ends so keeps its name; any other becomes `<name>/_<hex>`, where the hexadecimal digits say which of its letters are
+upper case, and no portable name has a slash. A subscription's name has 50 characters at most: a longer one, one with
+upper case or with another end is `anybroker-` and a digest, and the name itself is in the subscription's user metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from broker.names import NativeName, check_name
+
+__all__ = [
+    "DEAD_LETTERS",
+    "QUEUE",
+    "SUBSCRIPTIONS",
+    "entity_name",
+    "needs_metadata",
+    "split_path",
+    "subscription_name",
+    "topic_of",
+]
+
+QUEUE: Final = "queue"
+"""The subscription that every queue has."""
+DEAD_LETTERS: Final = "/$deadletterqueue"
+SUBSCRIPTIONS: Final = "/subscriptions/"
+
+_SUFFIX: Final = re.compile(r"/_[0-9a-f]+$")
+_DIGEST: Final = "anybroker-"
+_LONGEST_SUBSCRIPTION: Final = 50
+
+
+def entity_name(topic: str) -> str:
+    """The entity that a topic is.
+
+    :raises InvalidName: the name is neither portable nor native.
+    """
+    check_name(topic, "topic")
+    if isinstance(topic, NativeName) or (topic[-1].isalnum() and topic.islower()):
+        return str(topic)
+    upper = sum(1 << index for index, letter in enumerate(topic) if letter.isupper())
+    return f"{topic}/_{upper:x}"
+
+
+def topic_of(entity: str) -> str:
+    """The topic that an entity is."""
+    return _SUFFIX.sub("", entity)
+
+
+def subscription_name(subscription: str) -> str:
+    """The name that a subscription has on the server.
+
+    :raises InvalidName: the name is neither portable nor native.
+    """
+    check_name(subscription, "subscription")
+    if isinstance(subscription, NativeName) or not needs_metadata(subscription):
+        return str(subscription)
+    return _DIGEST + hashlib.blake2s(subscription.encode(), digest_size=20).hexdigest()
+
+
+def needs_metadata(subscription: str) -> bool:
+    """Whether a subscription's name does not fit, so that it is kept beside it."""
+    return (
+        not isinstance(subscription, NativeName)
+        and (len(subscription) > _LONGEST_SUBSCRIPTION or not subscription[-1].isalnum() or not subscription.islower())
+    ) or subscription.startswith(_DIGEST)
+
+
+def split_path(topic: str) -> tuple[str, str | None, bool]:
+    """The entity, the subscription and whether its dead letters are meant, of a native path such as
+    `orders/Subscriptions/billing/$DeadLetterQueue`."""
+    path = entity_name(topic)
+    dead = path.lower().endswith(DEAD_LETTERS)
+    if dead:
+        path = path[: -len(DEAD_LETTERS)]
+    at = path.lower().find(SUBSCRIPTIONS)
+    if at < 0:
+        return path, None, dead
+    return path[:at], path[at + len(SUBSCRIPTIONS) :], dead

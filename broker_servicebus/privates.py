@@ -1,0 +1,190 @@
+"""The private calls of azure-servicebus that are used, in one place: each saves a round trip per message.
+
+`available` looks whether the installed version has them all with the arguments that are given; where it has not, or
+where a setting forbids them, public calls do the same one message at a time. A test tells when they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Sequence
+from functools import cache
+from time import monotonic
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from azure.servicebus import ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
+from azure.servicebus.aio._async_utils import create_authentication  # pyright: ignore[reportUnknownVariableType]
+
+__all__ = [
+    "available",
+    "buffered",
+    "close",
+    "explained",
+    "open_",
+    "receive",
+    "release",
+    "remember",
+    "renew",
+    "settle",
+    "stop",
+]
+
+logger = logging.getLogger("broker.servicebus")
+
+_CALLS: Final = {
+    "_settle_message_via_mgmt_link": ("self", "settlement", "lock_tokens", "dead_letter_details"),
+    "_renew_locks": ("self", "lock_tokens", "timeout"),
+}
+_LATER: Final = 0.001
+"""Seconds to wait for what is on its way behind the first message of a batch."""
+_LONGEST_READ: Final = 1.0
+_STANDARD: Final = 262_144
+_PREMIUM: Final = 1_048_576
+_connections: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+
+
+@cache
+def available() -> bool:
+    """Whether the installed client has all these calls."""
+    for name, parameters in _CALLS.items():
+        call = getattr(ServiceBusReceiver, name, None)
+        if call is None or tuple(inspect.signature(call).parameters)[: len(parameters)] != parameters:
+            return False
+    try:
+        from azure.servicebus._pyamqp.aio import ReceiveClientAsync
+        from azure.servicebus._pyamqp.aio._connection_async import Connection
+    except ImportError:
+        return False
+    needed = (
+        (ReceiveClientAsync, "settle_messages_async"),
+        (ReceiveClientAsync, "client_ready_async"),
+        (Connection, "listen"),
+    )
+    return all(callable(getattr(owner, name, None)) for owner, name in needed)
+
+
+async def open_(owner: Any) -> None:
+    """Open a receiver's or sender's link, as entering it does, without its sleep of 50 ms after every frame.
+
+    The client's task that reads now and then is ended: it would read beside us, and a close would wait for its sleep.
+    """
+    kind: object = owner
+    if isinstance(kind, ServiceBusReceiver):
+        owner._receive_context.set()
+    owner._create_handler(await create_authentication(owner))
+    handler: Any = owner._handler
+    try:
+        await handler.open_async(connection=None)
+    finally:
+        remember(owner)
+    while not await handler.client_ready_async():
+        pass
+    owner._running = True
+    task, handler._keep_alive_thread = handler._keep_alive_thread, None
+    if task is not None:
+        task.cancel()
+    if isinstance(kind, ServiceBusSender):
+        # A link is refused right after it was opened, and the client would tell of the first send only that it failed.
+        await handler._connection.listen(wait=_LATER)
+        handler._link.get_state()
+        told = owner._amqp_transport
+        largest = told.get_remote_max_message_size(handler) or _STANDARD
+        owner._max_message_size_on_link = largest
+        batch = told.get_remote_max_message_batch_size(handler)
+        owner._max_batch_size_on_link = batch or (_PREMIUM if largest >= _PREMIUM else _STANDARD)
+
+
+def remember(owner: Any) -> None:
+    """Note the connection of a receiver or sender that is open: the client forgets it after an error."""
+    connection = getattr(getattr(owner, "_handler", None), "_connection", None)
+    if connection is not None:
+        _connections[owner] = connection
+
+
+async def receive(receiver: Any, most: int, wait: float) -> list[ServiceBusReceivedMessage]:
+    """At most so many messages, as soon as there is one; none after `wait` seconds. Cancelling it loses none."""
+    handler = receiver._handler
+    waiting, link = handler._received_messages, handler._link
+    until = monotonic() + wait
+    wanted = most - waiting.qsize()
+    if wanted > 0:
+        # Told anew each time: of a flow that was cancelled the client believes that it was sent.
+        await link.flow(link_credit=wanted)
+    while waiting.empty():
+        left = until - monotonic()
+        if left <= 0:
+            return []
+        if await handler.client_ready_async():
+            await handler._connection.listen(wait=min(left, _LONGEST_READ))
+    before = -1
+    while before < waiting.qsize() < most:
+        before = waiting.qsize()
+        await handler._connection.listen(wait=_LATER, batch=most - before)
+    return buffered(receiver, most)
+
+
+def buffered(receiver: Any, most: int) -> list[ServiceBusReceivedMessage]:
+    """What has arrived, without waiting."""
+    if receiver._handler is None:
+        return []
+    waiting = receiver._handler._received_messages
+    found: list[ServiceBusReceivedMessage] = []
+    while not waiting.empty() and len(found) < most:
+        found.append(receiver._build_received_message(waiting.get()))
+        waiting.task_done()
+    return found
+
+
+async def stop(receiver: Any) -> None:
+    """Take back the credit, so that nothing more is sent; what is on its way still comes."""
+    await receiver._handler._link.flow(link_credit=0, drain=True)
+
+
+async def settle(
+    receiver: Any, how: str, tokens: Sequence[Any], reason: str | None = None, description: str | None = None
+) -> None:
+    """Settle all of these by one request, which is answered for all of them together."""
+    details = None
+    if reason is not None:
+        details = {"deadletter-reason": reason, "deadletter-description": description or ""}
+    await receiver._settle_message_via_mgmt_link(how, list(tokens), dead_letter_details=details)
+
+
+async def renew(receiver: Any, tokens: Sequence[Any], timeout: float) -> None:
+    """Renew the locks of all of these by one request."""
+    await receiver._renew_locks(*tokens, timeout=timeout)
+
+
+async def release(receiver: Any, message: Any) -> None:
+    """Give it back without counting the delivery; nothing is answered."""
+    await receiver._handler.settle_messages_async(message._delivery_id, message._delivery_tag, "released")
+
+
+def explained(receiver: Any, error: Exception) -> Exception:
+    """The client's own exception for one of its AMQP library."""
+    if type(error).__module__.startswith("azure.servicebus._pyamqp"):
+        return receiver._amqp_transport.create_servicebus_exception(logger, error)
+    return error
+
+
+async def close(owner: Any, seconds: float) -> None:
+    """Close a receiver or sender, and its socket in any case: the client leaves that open after some errors."""
+    remember(owner)
+    connection = _connections.pop(owner, None)
+    try:
+        async with asyncio.timeout(seconds):
+            await owner.close()
+    except Exception as error:
+        logger.debug("Closing %s: %s", type(owner).__name__, error)
+    finally:
+        transport = getattr(connection, "_transport", None)
+        writer = getattr(transport, "writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        web = getattr(transport, "session", None)
+        if web is not None and not web.closed:
+            await web.close()

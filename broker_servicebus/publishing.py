@@ -1,0 +1,213 @@
+"""Publishing to one queue or topic: batches split by size over one sender, which one call at a time uses.
+
+A call goes on when its caller is cancelled. What a broken connection leaves in doubt is sent again, for at most
+`publish_timeout` seconds, under the same id, so that a topic that finds duplicates drops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, Final
+
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusSender
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, MessageTooLarge
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker_servicebus import privates
+from broker_servicebus.connection import Connection
+from broker_servicebus.errors import classify, is_broken, is_busy
+from broker_servicebus.mapping import encode
+from broker_servicebus.names import split_path
+
+__all__ = ["ServiceBusTarget"]
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 2.0
+_LONGEST_BUSY_PAUSE: Final = 10.0
+_CLOSE_SECONDS: Final = 3.0
+
+_Outcome = Receipt | BrokerError | None
+
+
+class ServiceBusTarget:
+    """Where one topic's messages go."""
+
+    def __init__(self, topic: str, connection: Connection) -> None:
+        entity, subscription, dead = split_path(topic)
+        if subscription is not None or dead:
+            raise InvalidMessage(f"{topic!r} is a subscription or a dead-letter queue, which nobody can publish to")
+        self._topic = topic
+        self._entity = entity
+        self._connection = connection
+        self._lock = asyncio.Lock()
+        self._sender: ServiceBusSender | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def publish(
+        self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+    ) -> Sequence[Receipt | BrokerError | None]:
+        self._check_open()
+        # A send that is cut off leaves the client's connection in a state of its own, so none is.
+        task = asyncio.get_running_loop().create_task(self._publish(messages))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def cancel_scheduled(self, numbers: Sequence[int]) -> None:
+        """Drop messages that are not due yet, by the offsets of their receipts.
+
+        :raises BrokerError: one is not there any more; then it may be that none was dropped.
+        """
+        async with self._lock:
+            error = await self._persist(lambda sender: sender.cancel_scheduled_messages(list(numbers)))
+        if error is not None:
+            raise error
+
+    async def _publish(self, messages: Sequence[OutboundMessage]) -> list[_Outcome]:
+        outcomes: list[_Outcome] = [None] * len(messages)
+        plain: list[tuple[int, ServiceBusMessage]] = []
+        due: dict[datetime, list[tuple[int, ServiceBusMessage]]] = {}
+        now = datetime.now(UTC)
+        for index, message in enumerate(messages):
+            try:
+                sent, identity = encode(message)
+            except (ValueError, TypeError) as error:
+                outcomes[index] = InvalidMessage(f"Service Bus cannot carry the message: {error}", native=error)
+                continue
+            outcomes[index] = Receipt(identity)
+            if message.deliver_at is not None and message.deliver_at > now:
+                due.setdefault(message.deliver_at.astimezone(UTC), []).append((index, sent))
+            else:
+                plain.append((index, sent))
+        async with self._lock:
+            await self._send_all(plain, outcomes)
+            for moment, scheduled in due.items():
+                await self._schedule(moment, scheduled, outcomes)
+        return outcomes
+
+    async def _send_all(self, pairs: Sequence[tuple[int, ServiceBusMessage]], outcomes: list[_Outcome]) -> None:
+        at = 0
+        while at < len(pairs):
+            # Batches are filled with a sender's own limit, so that one has to be open.
+            indexes: list[int] = []
+
+            async def send(sender: ServiceBusSender, start: int = at, indexes: list[int] = indexes) -> None:
+                batch = await sender.create_message_batch()
+                indexes.clear()
+                for index, message in pairs[start:]:
+                    try:
+                        batch.add_message(message)
+                    except MessageSizeExceededError:
+                        break
+                    indexes.append(index)
+                if indexes:
+                    await sender.send_messages(batch, timeout=self._connection.settings.publish_timeout)
+                else:
+                    # Alone it may be larger than a batch.
+                    index, message = pairs[start]
+                    await sender.send_messages(message, timeout=self._connection.settings.publish_timeout)
+                    indexes.append(index)
+
+            error = await self._persist(send)
+            if error is not None and not indexes:
+                indexes.append(pairs[at][0])
+            if (
+                error is not None
+                and len(indexes) > 1
+                and not error.retriable
+                and isinstance(error, BackendError | MessageTooLarge)
+            ):
+                # One bad message refuses its batch: each is told its own fate.
+                for pair in pairs[at : at + len(indexes)]:
+                    await self._send_all([pair], outcomes)
+            elif error is not None:
+                for index in indexes:
+                    outcomes[index] = error
+                if error.retriable:
+                    # The others would wait as long, and fail.
+                    for index, _ in pairs[at + len(indexes) :]:
+                        outcomes[index] = error
+                    return
+            at += len(indexes)
+
+    async def _schedule(
+        self, moment: datetime, pairs: Sequence[tuple[int, ServiceBusMessage]], outcomes: list[_Outcome]
+    ) -> None:
+        numbers: list[int] = []
+
+        async def schedule(sender: ServiceBusSender) -> None:
+            found = await sender.schedule_messages([message for _, message in pairs], moment)
+            numbers[:] = [int(number) for number in found]
+
+        error = await self._persist(schedule)
+        for place, (index, _) in enumerate(pairs):
+            receipt = outcomes[index]
+            if error is not None:
+                outcomes[index] = error
+            elif isinstance(receipt, Receipt):
+                outcomes[index] = Receipt(receipt.id, offset=numbers[place])
+
+    async def _persist(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
+        deadline = monotonic() + self._connection.settings.publish_timeout
+        pause = _FIRST_PAUSE
+        while True:
+            error = await self._try(call)
+            if error is None or not error.retriable or self._closed or self._connection.closed:
+                return error
+            if monotonic() + pause > deadline:
+                return error
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_BUSY_PAUSE if is_busy(error) else _LONGEST_PAUSE, 2 * pause)
+
+    async def _try(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
+        what = f"Publishing to topic {self._topic!r}"
+        try:
+            await call(await self._open())
+        except Exception as error:
+            explained = classify(error if self._sender is None else privates.explained(self._sender, error), what)
+            if is_broken(explained):
+                self._connection.broke(explained)
+            if not is_busy(explained):
+                await self._drop()
+            return explained
+        return None
+
+    async def _open(self) -> ServiceBusSender:
+        if self._sender is None:
+            sender = self._connection.client.get_queue_sender(
+                self._entity, socket_timeout=self._connection.settings.socket_timeout
+            )
+            self._sender = sender
+            async with asyncio.timeout(self._connection.settings.connect_timeout):
+                await (privates.open_(sender) if self._connection.fast else sender.__aenter__())
+            privates.remember(sender)
+            self._connection.reached()
+        return self._sender
+
+    async def _drop(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            await privates.close(sender, _CLOSE_SECONDS)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+        async with self._lock:
+            await self._drop()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"The publisher of topic {self._topic!r} was closed")
+        self._connection.check_open()

@@ -1,0 +1,334 @@
+"""The messages of an entity with sessions: several sessions at once, each in order and with one consumer in the world.
+
+A slot accepts the next session that is free, hands its messages over, and lets it go when it has been empty for
+`session_idle` seconds and all that came of it is settled; then it accepts another. There is one slot more than sessions
+are held, up to `max_sessions`, each with a connection of its own. A session's lock covers all of its messages: where
+it is lost, they all are, and whoever gets the session next has them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from azure.servicebus import NEXT_AVAILABLE_SESSION
+from azure.servicebus.aio import ServiceBusReceiver
+
+from broker.errors import BrokerError, Closed, LeaseLost, NotFound, OperationTimeout
+from broker.messages import Message, Outcome
+from broker.spi import Settlement, SourceListener
+from broker_servicebus import privates
+from broker_servicebus.connection import Connection
+from broker_servicebus.messages import received
+from broker_servicebus.receiving import Wire
+from broker_servicebus.settling import Settler
+
+__all__ = ["SessionSource"]
+
+logger = logging.getLogger("broker.servicebus")
+
+_ACCEPT_SECONDS: Final = 5.0
+_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
+_MOST_OF_ONE: Final = 64
+_CERTAIN: Final = 0.98
+_AGAIN: Final = frozenset({Outcome.NACK, Outcome.RELEASE})
+
+
+class _Slot:
+    """One session that is held; it is the lease handle of its messages."""
+
+    def __init__(self, source: SessionSource, wire: Wire, lock_seconds: float, name: str) -> None:
+        self.wire = wire
+        self.settler = Settler(source.connection, wire, name, lock_seconds)
+        self.lock_seconds = lock_seconds
+        self.until = monotonic() + _CERTAIN * lock_seconds
+        self.held: dict[int, Message[Any]] = {}
+        """What came and is not settled, by its raw message: a retry is handed over as another object."""
+        self.lost = False
+        self.changed = asyncio.Event()
+
+    async def renew(self) -> BrokerError | None:
+        """Renew the lock if it is not fresh."""
+        begin = monotonic()
+        if self.lost:
+            return LeaseLost("The session is lost")
+        if self.until - begin > 0.7 * self.lock_seconds:
+            return None
+
+        async def ask(receiver: ServiceBusReceiver) -> None:
+            await receiver.session.renew_lock()
+
+        try:
+            await self.wire.run(ask)
+        except BrokerError as error:
+            return error
+        self.until = begin + _CERTAIN * self.lock_seconds
+        for message in self.held.values():
+            message.raw.until = self.until
+        return None
+
+
+class SessionSource:
+    """A MessageSource over the sessions of one entity."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        make: Callable[..., ServiceBusReceiver],
+        topic: str,
+        name: str,
+        lock_seconds: float,
+        missing: type[NotFound],
+        listener: SourceListener,
+        *,
+        max_outstanding: int,
+        at_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.connection = connection
+        self._make = make
+        self._topic = topic
+        self._name = name
+        self._lock_seconds = lock_seconds
+        self._missing = missing
+        self._listener = listener
+        self._at_close = at_close
+        sessions = connection.settings.max_sessions
+        self._each = max(1, min(_MOST_OF_ONE, max_outstanding // sessions))
+        self._most = sessions
+        self._arrivals: deque[Message[Any]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting = 0
+        self._busy = 0
+        self._wake = asyncio.Event()
+        self._interrupted = False
+        self._failure: BrokerError | None = None
+        self._closed = False
+        self._spawn()
+
+    # Fetching.
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait
+        self._interrupted = False
+        while True:
+            if taken := self._take(max_messages, max_bytes):
+                return taken
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            self._spawn()
+            left = until - loop.time()
+            if left <= 0 or self._interrupted:
+                return []
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            self._check_open()
+
+    def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        size = 0
+        while self._arrivals and len(taken) < max_messages:
+            if taken and size + self._arrivals[0].size > max_bytes:
+                break
+            message = self._arrivals.popleft()
+            size += message.size
+            taken.append(message)
+        return taken
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._wake.set()
+
+    # Sessions.
+
+    def _spawn(self) -> None:
+        """Have one slot that waits for a session, as long as there may be more."""
+        if self._closed or self._accepting or self._busy >= self._most:
+            return
+        self._accepting += 1
+        task = asyncio.get_running_loop().create_task(self._serve())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self) -> None:
+        pause = _PAUSE
+        slot: _Slot | None = None
+        while slot is None and not self._closed:
+            wire = Wire(
+                self.connection,
+                lambda: self._make(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=_ACCEPT_SECONDS),
+                self._name,
+                self._missing,
+                once=True,
+                open_seconds=_ACCEPT_SECONDS,
+            )
+            try:
+                await wire.open()
+                slot = _Slot(self, wire, self._lock_seconds, self._name)
+            except OperationTimeout:
+                pause = _PAUSE  # no session is free
+            except BrokerError as error:
+                self._failure = error
+                self._wake.set()
+                if not error.retriable:
+                    break
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            finally:
+                if slot is None:
+                    await wire.close()
+        self._accepting -= 1
+        if slot is None:
+            return
+        self._busy += 1
+        self._spawn()
+        try:
+            await self._drain(slot)
+        except BrokerError as error:
+            logger.debug("%s: a session ended: %s", self._name, error)
+            if not isinstance(error, LeaseLost):
+                self._failure = error
+        finally:
+            self._lose(slot)
+            await slot.wire.close()
+            self._busy -= 1
+            self._spawn()
+            self._wake.set()
+
+    async def _drain(self, slot: _Slot) -> None:
+        idle = self.connection.settings.session_idle
+        while not self._closed:
+            room = self._each - len(slot.held)
+            if room > 0:
+                natives = await slot.wire.receive(room, min(idle, slot.lock_seconds / 4))
+                messages = received(self._topic, natives, slot.lock_seconds, slot.wire.receiver)
+                for message in messages:
+                    message.lease = slot
+                    message.raw.until = slot.until
+                    slot.held[id(message.raw)] = message
+                if messages:
+                    self._arrivals += messages
+                    self._wake.set()
+                    continue
+                if not slot.held:
+                    return
+            slot.changed.clear()
+            try:
+                async with asyncio.timeout(min(idle, slot.lock_seconds / 4)):
+                    await slot.changed.wait()
+            except TimeoutError:
+                if slot.lost:
+                    return
+            if any(message.lease is slot for message in self._arrivals) and (error := await slot.renew()) is not None:
+                raise error
+
+    def _lose(self, slot: _Slot) -> None:
+        """The session is let go: what is not settled is somebody else's."""
+        slot.lost = True
+        if not slot.held:
+            return
+        waiting = {id(message.raw) for message in self._arrivals if message.lease is slot}
+        self._arrivals = deque(message for message in self._arrivals if message.lease is not slot)
+        gone = [message for key, message in slot.held.items() if key not in waiting]
+        slot.held.clear()
+        for message in gone:
+            message.raw.until = 0.0
+        if gone and not self._closed:
+            self._listener.lost(gone)
+
+    # Settling.
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        groups: dict[int, list[int]] = {}
+        for index, settlement in enumerate(settlements):
+            groups.setdefault(id(settlement.message.lease), []).append(index)
+        results: list[BrokerError | None] = [None] * len(settlements)
+
+        async def settle(indexes: list[int]) -> None:
+            slot: _Slot = settlements[indexes[0]].message.lease
+            errors = await self._settle(slot, [settlements[index] for index in indexes])
+            for index, error in zip(indexes, errors, strict=True):
+                results[index] = error
+
+        await asyncio.gather(*(settle(indexes) for indexes in groups.values()))
+        return results
+
+    async def _settle(self, slot: _Slot, settlements: list[Settlement]) -> Sequence[BrokerError | None]:
+        if slot.lost:
+            return [LeaseLost(f"{self._name}: the session was lost") for _ in settlements]
+        again = any(settlement.outcome in _AGAIN for settlement in settlements)
+        number = len(settlements)
+        if again:
+            settlements = settlements + await self._hold_back(slot)
+        errors = await slot.settler.settle(settlements)
+        if again and self.connection.fast:
+            await self._give_back_arrived(slot)
+        for settlement in settlements:
+            slot.held.pop(id(settlement.message.raw), None)
+        slot.changed.set()
+        return errors[:number]
+
+    async def _hold_back(self, slot: _Slot) -> list[Settlement]:
+        """Take the credit back, so that nothing passes what is given back; what waits here goes back with it."""
+        if self.connection.fast:
+            try:
+                await slot.wire.run(privates.stop)
+            except BrokerError:
+                return []
+        waiting = [message for message in self._arrivals if message.lease is slot]
+        self._arrivals = deque(message for message in self._arrivals if message.lease is not slot)
+        return [Settlement(message, Outcome.RELEASE) for message in waiting]
+
+    async def _give_back_arrived(self, slot: _Slot) -> None:
+        async def give_back(receiver: ServiceBusReceiver) -> None:
+            # The answer comes behind all that was on its way.
+            await receiver.peek_messages(1, timeout=self.connection.settings.request_timeout)
+            for native in privates.buffered(receiver, 1 << 30):
+                await privates.release(receiver, native)
+
+        try:
+            await slot.wire.run(give_back)
+        except BrokerError as error:
+            logger.debug("%s: giving back: %s", self._name, error)
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        slots: dict[int, _Slot] = {id(message.lease): message.lease for message in messages}
+        errors = dict(zip(slots, await asyncio.gather(*(slot.renew() for slot in slots.values())), strict=True))
+        return [errors[id(message.lease)] for message in messages]
+
+    # The end.
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        if not self.connection.closed:
+            waiting = list(self._arrivals)
+            self._arrivals.clear()
+            if waiting:
+                await self.settle([Settlement(message, Outcome.RELEASE) for message in waiting])
+        self._closed = True
+        self._wake.set()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._at_close is not None and not self.connection.closed:
+            await self._at_close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._name} was closed")
+        self.connection.check_open()

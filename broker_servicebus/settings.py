@@ -1,0 +1,151 @@
+"""Settings of the Service Bus backend, from a URL, the environment or keyword arguments.
+
+Immutable once made; making one does no I/O. Every field reaches azure-servicebus, its administration client or the
+code that it names; each is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from broker.settings import BackendSettings
+from broker.urls import UrlParts
+
+__all__ = ["ServiceBusSettings"]
+
+_LONGEST_LOCK: Final = 300.0
+"""Seconds; the service grants no longer lock at once."""
+
+
+class ServiceBusSettings(BackendSettings):
+    """How to reach a Service Bus namespace, and what this backend asks of it."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("servicebus",)
+
+    namespace: str = Field(
+        default="",
+        description="Host of the namespace, such as mine.servicebus.windows.net, with a port for an emulator; "
+        "the host of the URL",
+    )
+    connection_string: SecretStr | None = Field(
+        default=None, description="Connection string of the namespace, instead of host and credentials"
+    )
+    key_name: str | None = Field(default=None, description="Name of a shared access policy; the user of the URL")
+    key: SecretStr | None = Field(default=None, description="Key of that policy; the password of the URL")
+    sas_token: SecretStr | None = Field(default=None, description="A shared access signature that was made elsewhere")
+    emulator: bool = Field(
+        default=False, description="Speak AMQP without TLS, as emulators do; never for a namespace of Azure"
+    )
+    transport: Literal["amqp", "websocket"] = Field(
+        default="amqp", description="AMQP over TLS on port 5671, or over a WebSocket on port 443"
+    )
+    proxy: str | None = Field(default=None, description="HTTP proxy as host:port, which implies transport=websocket")
+    custom_endpoint: str | None = Field(
+        default=None, description="Another address to connect to, such as a gateway, as host or host:port"
+    )
+    tls_ca: Path | None = Field(
+        default=None, description="PEM file of the authorities that the server's certificate is checked against"
+    )
+    admin_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/]+$",
+        description="Where administration is, as http://host:port or https://host:port; the namespace's own otherwise",
+    )
+    connect_timeout: float = Field(default=10.0, gt=0, description="Seconds to open a connection and its link")
+    request_timeout: float = Field(default=10.0, gt=0, description="Seconds to wait for the answer to a request")
+    socket_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that one read or write of a socket may take; the client's own otherwise",
+    )
+    private_calls: bool = Field(
+        default=True,
+        description="Settle, renew and give back by batch through guarded private calls of azure-servicebus; false "
+        "uses its public calls only, one message each",
+    )
+
+    publish_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds for which a publish is tried again over a broken connection"
+    )
+    max_message_bytes: int = Field(
+        default=262_144,
+        ge=65_536,
+        le=104_857_600,
+        description="Largest message of the namespace's tier: 262144 in Standard, up to 104857600 in Premium",
+    )
+    settle_timeout: float = Field(
+        default=10.0, gt=0, description="Seconds for which a settlement is tried again over a broken connection"
+    )
+    receive_and_delete: bool = Field(
+        default=False, description="Have messages deleted as they are delivered: nothing is settled, a crash loses them"
+    )
+    lease_seconds: float | None = Field(
+        default=None,
+        ge=0.2,
+        le=_LONGEST_LOCK,
+        description="Lock duration of the subscriptions that are consumed; none leaves it as it is, and 60 to new ones",
+    )
+    max_sessions: int = Field(
+        default=8, ge=1, le=1000, description="Sessions that one consumer holds at once, each with a connection"
+    )
+    session_idle: float = Field(
+        default=0.3, gt=0, description="Seconds without a message after which a session is let go for another"
+    )
+
+    deduplication_window: float = Field(
+        default=120.0,
+        ge=0,
+        le=604_800,
+        description="Seconds in which a new topic drops a second message of the same id; 0 makes topics without",
+    )
+    max_delivery_count: int = Field(
+        default=2000, ge=1, le=2000, description="Deliveries after which new subscriptions dead-letter by themselves"
+    )
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        cls.refuse_parts(parts, "path")
+        values: dict[str, Any] = {}
+        if len(parts.hosts) > 1:
+            cls.refuse_parts(parts, "hosts")
+        if parts.hosts:
+            values["namespace"] = str(parts.hosts[0])
+        if parts.user is not None:
+            values["key_name"] = parts.user
+        if parts.password is not None:
+            values["key"] = parts.password
+        return values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.key_name is None) != (self.key is None):
+            raise ValueError("key_name and key belong together: servicebus://name:key@host")
+        ways = [
+            name
+            for name, given in {
+                "connection_string": self.connection_string is not None,
+                "key": self.key is not None,
+                "sas_token": self.sas_token is not None,
+            }.items()
+            if given
+        ]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} are given; give one way to authenticate")
+        if self.namespace and self.connection_string is not None:
+            raise ValueError("namespace and connection_string are given; the string names the namespace itself")
+        if self.emulator and self.key is None:
+            raise ValueError("an emulator takes a key: servicebus://name:key@host:port?emulator=true")
+        if self.emulator and (self.transport == "websocket" or self.proxy or self.tls_ca or self.custom_endpoint):
+            raise ValueError("emulator=true is plain AMQP; leave transport, proxy, custom_endpoint and tls_ca out")
+        if self.proxy is not None and ":" not in self.proxy:
+            raise ValueError(f"proxy {self.proxy!r} has no port; write host:port")
+        return self
+
+    @property
+    def lock_seconds(self) -> float:
+        """Lock duration of new subscriptions."""
+        return self.lease_seconds or 60.0

@@ -1,0 +1,81 @@
+"""The harness of the Service Bus backend: the project's own double of it, or a real namespace.
+
+Where `ANYBROKER_SERVICEBUS` holds a connection string, the tests run against that namespace; it cannot be restarted,
+and its locks are five seconds long at least.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.bus import Bus
+from broker.settings import BackendSettings
+from broker.spi import Backend
+from broker.testing import Harness
+from broker_servicebus import ServiceBusSettings
+from tests.conformance.server_harness import ServerHarness
+from tests.servers.proxy import Proxy
+from tests.servers.servicebus import ServiceBusDouble, missing, shared_double
+
+__all__ = ["NAMESPACE", "AzureHarness", "DoubleHarness"]
+
+NAMESPACE = os.environ.get("ANYBROKER_SERVICEBUS", "")
+
+
+class DoubleHarness(ServerHarness[ServiceBusDouble]):
+    """One double for all tests of a process; topics have unique names."""
+
+    name = "servicebus"
+    patience = 10.0
+    quiet = 0.3
+    lease_seconds = 1.5
+
+    def __init__(self) -> None:
+        if (reason := missing()) is not None:
+            pytest.skip(reason)
+        super().__init__(shared_double())
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{self.server.url}&connect_timeout=5{f'&lease_seconds={self.lease_seconds}' if short_lease else ''}"
+
+    def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
+        if not isinstance(url, str) or "lease_seconds" not in url:
+            return super().open_bus(url, wrap)
+        # Each of these has a wire of its own, so that one can be made to die alone.
+        proxy = Proxy(self.server.port)
+        proxy.__enter__()
+        bus = super().open_bus(url.replace(f":{self.server.port}?", f":{proxy.port}?"), wrap)
+        self.behind[bus] = proxy
+        return bus
+
+    def unreachable_url(self) -> str:
+        return "servicebus://name:key@127.0.0.1:1?emulator=true&admin_endpoint=http://127.0.0.1:1"
+
+    def forbidden_url(self) -> str:
+        return self.server.url_at(self.server.port, key="wrong")
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            for proxy in self.behind.values():
+                proxy.__exit__()
+
+
+class AzureHarness(Harness):
+    """A real namespace."""
+
+    name = "servicebus"
+    patience = 60.0
+    quiet = 3.0
+    lease_seconds = 5.0
+
+    def url(self, *, short_lease: bool = False) -> BackendSettings:
+        values: dict[str, Any] = {"connection_string": NAMESPACE}
+        if short_lease:
+            values["lease_seconds"] = self.lease_seconds
+        return ServiceBusSettings(**values)

@@ -1,0 +1,51 @@
+"""Run a command beside a double of Service Bus: `python -m tests.servers.servicebus.serve [COMMAND [ARGUMENT ...]]`.
+
+The command finds the double in BROKER_URL, and its exit status is ours; the double and its messages are gone when it
+ends. Without a command the double runs until it is interrupted, and its URL is printed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from tests.servers.servicebus.double import ServiceBusDouble, missing
+
+__all__ = ["main"]
+
+
+def main(command: Sequence[str]) -> int:
+    if (reason := missing()) is not None:
+        sys.stderr.write(f"{reason}\n")
+        return 1
+    with ServiceBusDouble() as double:
+        if command:
+            return _run(command, double.url)
+        sys.stdout.write(f"A test double of Azure Service Bus, until Ctrl-C:\n{double.url}\n")
+        sys.stdout.flush()
+        _wait()
+    return 0
+
+
+def _wait() -> None:
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
+
+
+def _run(command: Sequence[str], url: str) -> int:
+    with subprocess.Popen(list(command), env={**os.environ, "BROKER_URL": url}) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                continue  # the terminal told the command too, which needs the double to end well
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

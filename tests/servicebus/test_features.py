@@ -1,0 +1,203 @@
+"""What Service Bus has and others have not: schedules that can be cancelled, queues, typed values and more."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+import broker
+from broker.errors import BrokerError, NotFound, SubscriptionNotFound, Unsupported
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import let_pass, nothing_more, numbered, take
+from tests.servicebus.conftest import NAMESPACE, Open
+
+SECONDS = 30.0
+QUIET = 3.0 if NAMESPACE else 0.3
+
+
+async def test_schedules_can_be_cancelled(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        due = datetime.now(UTC) + timedelta(seconds=1)
+        receipts = await bus.topic(topic).publish_batch(
+            [OutboundMessage(body, deliver_at=due) for body in (b"kept", b"cancelled")]
+        )
+        assert all(receipt.offset for receipt in receipts)
+        await bus.backend.cancel_scheduled(topic, [receipts[1].offset])
+        with pytest.raises(BrokerError):
+            await bus.backend.cancel_scheduled(topic, [receipts[1].offset])
+        (message,) = await take(inbox, 1, SECONDS)
+        assert message.data == b"kept"
+        assert message.broker_time is not None
+        assert message.broker_time >= due - timedelta(milliseconds=100)
+        await message.ack()
+        await nothing_more(inbox, QUIET)
+
+
+async def test_a_time_to_live_ends(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    await bus.topic(topic).publish_batch([OutboundMessage(b"short", ttl=0.3), OutboundMessage(b"long", ttl=60)])
+    await let_pass(0.5)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"long"]
+        await nothing_more(inbox, QUIET)
+
+
+async def test_a_queue_is_a_topic_with_one_subscription(open_bus: Open, topic: str):
+    bus = await open_bus()
+    info = await bus.admin.ensure_topic(topic, kind="queue")
+    assert info.native["kind"] == "queue"
+    assert await bus.admin.subscriptions(topic) == ["queue"]
+    await bus.topic(topic).publish_batch(numbered(3))
+    assert (await bus.admin.lag(topic, "queue")).waiting == 3
+    async with bus.messages(topic, subscription="queue") as inbox:
+        for message in await take(inbox, 3, SECONDS):
+            await message.ack()
+    with pytest.raises(SubscriptionNotFound, match="is a queue"):
+        async with bus.messages(topic, subscription="billing"):
+            pass
+    with pytest.raises(Unsupported):
+        await bus.admin.ensure_topic(topic, kind="topic")
+
+
+async def test_deletion_on_receipt(open_bus: Open, topic: str):
+    bus = await open_bus(receive_and_delete=True)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(30))
+        messages = await take(inbox, 30, SECONDS)
+        assert (await bus.admin.lag(topic, "billing")).waiting == 0
+        await messages[0].ack()
+
+
+async def test_typed_values_are_in_native(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    onward = f"{topic}.onward"
+    await bus.admin.ensure_topic(onward)
+    await bus.admin.ensure_subscription(onward, "billing")
+    async with bus.messages(topic, subscription="billing") as inbox:
+        async with bus.backend.client.get_topic_sender(topic) as sender:
+            properties: dict[Any, Any] = {"number": 7, "large": {"TYPE": "LONG", "VALUE": 2**40}, "yes": True}
+            await sender.send_messages(
+                ServiceBusMessage(b"x", subject="made", session_id="foreign", application_properties=properties)
+            )
+            await sender.send_messages(AmqpAnnotatedMessage(value_body={"a": 1}))
+        plain, value = await take(inbox, 2, SECONDS)
+        assert dict(plain.attributes) == {"number": "7", "large": str(2**40), "yes": "True"}
+        assert plain.key == b"foreign"
+        assert plain.native.application_properties[b"large"] == 2**40
+        assert value.native.body_type.value == "value"
+        assert value.native.body == {b"a": 1}
+        await bus.topic(onward).publish(OutboundMessage.from_message(plain))
+        await plain.ack()
+        await value.ack()
+    async with bus.messages(onward, subscription="billing") as inbox:
+        (message,) = await take(inbox, 1, SECONDS)
+        assert message.native.application_properties[b"number"] == 7
+        assert message.native.application_properties[b"large"] == 2**40
+        assert message.native.application_properties[b"yes"] is True
+        assert message.native.subject == "made"
+
+
+async def test_duplicates_are_dropped_within_the_window(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        for body in numbered(3):
+            await bus.topic(topic).publish(OutboundMessage(body, id="same"))
+        assert [message.data for message in await take(inbox, 1, SECONDS)] == numbered(1)
+        await nothing_more(inbox, QUIET)
+    plain = await open_bus(deduplication_window=0)
+    assert not plain.capabilities.publish.deduplication
+
+
+async def test_filters_of_rules(open_bus: Open, topic: str):
+    from azure.servicebus.management import CorrelationRuleFilter, SqlRuleFilter
+
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    rules = {
+        "sql": SqlRuleFilter("kind = 'a' AND (size IS NULL OR size IN ('1', '2')) AND NOT name LIKE 'x%'"),
+        "same": CorrelationRuleFilter(properties={"kind": "b"}),
+    }
+    admin = bus.backend._connection.admin
+    for name, rule in rules.items():
+        await bus.admin.ensure_subscription(topic, name)
+        await admin.delete_rule(topic, name, "$Default")
+        await admin.create_rule(topic, name, "mine", filter=rule)
+        assert [each.name async for each in admin.list_rules(topic, name)] == ["mine"]
+    for kind, size, name in (("a", "1", "y"), ("a", "3", "y"), ("a", "1", "xx"), ("b", "1", "y")):
+        await bus.topic(topic).publish(
+            f"{kind}{size}{name}".encode(), attributes={"kind": kind, "size": size, "name": name}
+        )
+    for subscription, wanted in (("sql", b"a1y"), ("same", b"b1y")):
+        async with bus.messages(topic, subscription=subscription) as inbox:
+            (message,) = await take(inbox, 1, SECONDS)
+            assert message.data == wanted
+            await message.ack()
+            await nothing_more(inbox, QUIET)
+
+
+async def test_forwarding(open_bus: Open, topic: str):
+    bus = await open_bus()
+    target = f"{topic}.target"
+    await bus.admin.ensure_topic(target, kind="queue")
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "onward", forward_to=target)
+    await bus.topic(topic).publish(b"x", key="k")
+    async with bus.messages(target, subscription="queue") as inbox:
+        (message,) = await take(inbox, 1, SECONDS)
+        assert (message.data, message.key) == (b"x", b"k")
+        await message.ack()
+
+
+async def test_deferred_messages_by_the_client(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic, kind="queue")
+    await bus.topic(topic).publish(b"x")
+    async with bus.backend.client.get_queue_receiver(topic) as receiver:
+        (native,) = await receiver.receive_messages(1, max_wait_time=SECONDS)
+        await receiver.defer_message(native)
+        (again,) = await receiver.receive_deferred_messages([native.sequence_number])
+        assert b"".join(again.body) == b"x"
+        await receiver.complete_message(again)
+    assert (await bus.admin.lag(topic, "queue")).waiting == 0
+
+
+async def test_purge(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    await bus.topic(topic).publish_batch(numbered(20))
+    assert await bus.admin.purge(topic) == 20
+    assert (await bus.admin.lag(topic, "billing")).waiting == 0
+
+
+async def test_ephemeral_subscriptions_go(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription=broker.ephemeral()) as inbox:
+        assert len(await bus.admin.subscriptions(topic)) == 1
+        await bus.topic(topic).publish(b"x")
+        await take(inbox, 1, SECONDS)
+    assert await bus.admin.subscriptions(topic) == []
+
+
+async def test_what_is_missing_is_told(open_bus: Open, topic: str):
+    bus = await open_bus()
+    with pytest.raises(NotFound):
+        await bus.topic(topic).publish(b"x")
+    await bus.admin.ensure_topic(topic)
+    with pytest.raises(SubscriptionNotFound):
+        async with bus.messages(topic, subscription="billing", create=False):
+            pass
+    with pytest.raises(broker.ConfigurationError, match="max_size_in_megabytes"):
+        await bus.admin.ensure_topic(topic, retentions=1)

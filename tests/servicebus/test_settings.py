@@ -1,0 +1,119 @@
+"""Settings: what URLs mean, what is refused, and that each setting reaches the client. Needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from azure.servicebus import TransportType
+
+import broker
+from broker.errors import ConfigurationError, InvalidSetting
+from broker.hooks import Hooks
+from broker_servicebus import ServiceBusSettings, privates
+from broker_servicebus.connection import Connection
+
+HOST = "mine.servicebus.windows.net"
+
+
+async def client_of(url: str) -> tuple[Any, Any]:
+    """The client's and the administration client's own settings."""
+    connection = Connection(ServiceBusSettings.from_url(url), Hooks())
+    connection._make()
+    try:
+        return connection.client, connection.admin
+    finally:
+        await connection.close()
+
+
+def test_the_url_names_host_and_key():
+    settings = ServiceBusSettings.from_url(f"servicebus://policy:s%2Fe@{HOST}?max_sessions=3")
+    assert (settings.namespace, settings.key_name, settings.max_sessions) == (HOST, "policy", 3)
+    assert settings.key is not None
+    assert settings.key.get_secret_value() == "s/e"
+    assert "s/e" not in repr(settings)
+    assert "s%2Fe" not in settings.url
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"servicebus://policy@{HOST}", "belong together"),
+        (f"servicebus://{HOST}/path", "takes no path"),
+        (f"servicebus://p:k@{HOST}?sas_token=x", "one way to authenticate"),
+        (f"servicebus://{HOST}?connection_string=x", "names the namespace itself"),
+        (f"servicebus://{HOST}?emulator=true", "takes a key"),
+        ("servicebus://p:k@127.0.0.1?emulator=true&transport=websocket", "plain AMQP"),
+        (f"servicebus://p:k@{HOST}?proxy=host", "has no port"),
+        (f"servicebus://p:k@{HOST}?admin_endpoint=mine", "admin_endpoint"),
+        (f"servicebus://p:k@{HOST}?lease_seconds=301", "lease_seconds"),
+        (f"servicebus://p:k@{HOST}?max_delivery_count=2001", "max_delivery_count"),
+    ],
+)
+def test_what_does_not_fit_is_refused(url: str, told: str):
+    with pytest.raises(ConfigurationError, match=told):
+        ServiceBusSettings.from_url(url)
+
+
+@pytest.mark.parametrize("url", ["servicebus:", "servicebus:?connection_string=SharedAccessKey%3Dk"])
+def test_a_namespace_is_needed(url: str):
+    with pytest.raises(InvalidSetting, match="No namespace is given"):
+        broker.connect(url)
+
+
+def test_a_secret_is_not_in_an_error():
+    with pytest.raises(InvalidSetting) as raised:
+        ServiceBusSettings.from_url(f"servicebus://policy:verysecret@{HOST}?max_sessions=0")
+    assert "verysecret" not in str(raised.value)
+
+
+async def test_transport_and_endpoints_reach_the_client(tmp_path: Path):
+    authority = tmp_path / "authority.pem"
+    trustme.CA().cert_pem.write_to_path(str(authority))
+    client, _ = await client_of(f"servicebus://p:k@{HOST}?transport=websocket&tls_ca={authority}&request_timeout=3")
+    assert client._config.transport_type is TransportType.AmqpOverWebsocket
+    assert client._connection_verify == str(authority)
+    assert client._config.try_timeout == 3.0
+    client, _ = await client_of(f"servicebus://p:k@{HOST}?proxy=gate:8080")
+    assert client._config.http_proxy == {"proxy_hostname": "gate", "proxy_port": 8080}
+    assert client._config.transport_type is TransportType.AmqpOverWebsocket
+    client, admin = await client_of(f"servicebus://p:k@{HOST}?custom_endpoint=gate:5000&admin_endpoint=https://there")
+    assert client._config.custom_endpoint_hostname == "gate"
+    assert admin.fully_qualified_namespace == "there"
+    client, _ = await client_of("servicebus://p:k@127.0.0.1:5000?emulator=true")
+    assert client._config.use_tls is False
+
+
+async def test_credentials_reach_the_client():
+    client, _ = await client_of(f"servicebus://p:k@{HOST}")
+    assert (client._credential.policy, client._credential.key) == ("p", "k")
+    signature = "SharedAccessSignature%20sr%3Dx%26sig%3Dy%26se%3D1%26skn%3Dz"
+    client, _ = await client_of(f"servicebus://{HOST}?sas_token={signature}")
+    assert client._credential.token.startswith("SharedAccessSignature sr=x")
+    settings = ServiceBusSettings(
+        connection_string=f"Endpoint=sb://{HOST}/;SharedAccessKeyName=p;SharedAccessKey=k"  # pyright: ignore[reportArgumentType]
+    )
+    connection = Connection(settings, Hooks())
+    assert connection.host == HOST
+
+
+async def test_without_a_key_the_default_credential_is_asked():
+    from azure.identity.aio import DefaultAzureCredential
+
+    client, admin = await client_of(f"servicebus://{HOST}")
+    assert isinstance(client._credential, DefaultAzureCredential)
+    assert admin._credential is client._credential
+
+
+def test_the_private_calls_are_those_of_the_installed_client(monkeypatch: pytest.MonkeyPatch):
+    assert privates.available()
+    privates.available.cache_clear()
+    try:
+        monkeypatch.setitem(privates._CALLS, "_renew_locks", ("self", "other"))
+        assert not privates.available()
+        settings = ServiceBusSettings.from_url(f"servicebus://p:k@{HOST}")
+        assert not Connection(settings, Hooks()).fast
+    finally:
+        privates.available.cache_clear()

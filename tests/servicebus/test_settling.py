@@ -1,0 +1,237 @@
+"""Settling by batch and one by one, and what becomes of it when locks, links and connections are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from broker.bus import Bus
+from broker.consuming.retry import DROP, Retry
+from broker.errors import LeaseLost, SettleError
+from broker.hooks import Connected, Disconnected, Event
+from broker.names import native_name
+from broker.testing.waiting import eventually, numbered, take
+from tests.servers.proxy import Proxy
+from tests.servers.servicebus import ServiceBusDouble
+from tests.servicebus.conftest import Open
+
+SECONDS = 30.0
+
+
+async def empty(bus: Bus, topic: str, subscription: str = "billing") -> bool:
+    return (await bus.admin.lag(topic, subscription)).waiting == 0
+
+
+async def test_a_batch_is_settled(both_ways: Bus, topic: str):
+    bus = both_ways
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(60))
+        seen: list[bytes | None] = []
+        while len(seen) < 60:
+            batch = await inbox.next_batch(60, timeout=SECONDS)
+            seen += [message.data for message in batch]
+            await batch.ack()
+        assert seen == numbered(60)
+        assert await empty(bus, topic)
+
+
+async def test_one_request_settles_a_batch(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(300))
+        messages = await take(inbox, 300, SECONDS)
+        double.fault()
+        await asyncio.gather(*(message.ack() for message in messages))
+        asked = double.requests()
+        assert asked["update-disposition"] < 10
+        assert await empty(bus, topic)
+
+
+async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str):
+    bus = both_ways
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", dead_letter=DROP, retry=Retry(initial=0.01)) as inbox:
+        await bus.topic(topic).publish(b"x", key="k", attributes={"a": "b"})
+        for attempt in (1, 2):
+            (message,) = await take(inbox, 1, SECONDS)
+            assert message.delivery_attempt == attempt
+            await message.nack(delay=0)
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.reject("worthless")
+    dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
+    assert (await bus.admin.lag(dead, "queue")).waiting == 1
+    async with bus.messages(dead, subscription="queue") as letters:
+        (letter,) = await take(letters, 1, SECONDS)
+        assert (letter.data, letter.key, letter.attributes["a"]) == (b"x", b"k", "b")
+        assert letter.attributes["dead-letter-reason"] == "worthless"
+        assert letter.attributes["dead-letter-topic"] == topic
+        assert letter.native.dead_letter_reason == "worthless"
+
+
+async def test_native_dead_letters_are_listed_and_redriven(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", dead_letter=DROP) as inbox:
+        await bus.topic(topic).publish_batch(numbered(5))
+        for message in await take(inbox, 5, SECONDS):
+            await message.reject("worthless")
+        dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
+        letters = await bus.admin.list_dead(dead, limit=10)
+        assert [(letter.data, letter.reason, letter.topic) for letter in letters] == [
+            (body, "worthless", topic) for body in numbered(5)
+        ]
+        report = await bus.admin.redrive(dead)
+        assert (report.moved, report.skipped, report.failed) == (5, 0, 0)
+        assert sorted(message.data or b"" for message in await take(inbox, 5, SECONDS)) == numbered(5)
+
+
+async def test_one_lost_lock_of_many_costs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(200))
+        messages = await take(inbox, 200, SECONDS)
+        receiver = bus.backend.client.get_subscription_receiver(topic, "billing")
+        async with receiver:
+            # Somebody else settles one of them behind our back.
+            await receiver._settle_message_via_mgmt_link("completed", [messages[77].native.lock_token])
+        double.fault()
+        results = await asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
+        failed = [number for number, result in enumerate(results) if result is not None]
+        assert failed == [77]
+        assert isinstance(results[77], LeaseLost)
+        assert double.requests()["update-disposition"] < 30
+        assert await empty(bus, topic)
+
+
+async def test_all_locks_lost_costs_few_requests(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(200))
+        messages = await take(inbox, 200, SECONDS)
+        await asyncio.to_thread(double.restart)  # the double keeps no locks over a restart
+        double.fault()
+        results = await asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
+        assert all(isinstance(result, LeaseLost | SettleError) for result in results)
+        assert double.requests().get("update-disposition", 0) < 60
+
+
+async def test_link_dropped_before_an_ack(both_ways: Bus, topic: str, double: ServiceBusDouble):
+    bus = both_ways
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish_batch(numbered(20))
+        messages = await take(inbox, 20, SECONDS)
+        double.fault(drop="links", address=f"{topic}/Subscriptions/billing")
+        results = await asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
+        assert [result for result in results if result is not None] == []
+        assert await empty(bus, topic)
+
+
+async def test_answer_to_an_ack_is_lost(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus(request_timeout=1, settle_timeout=5)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish(b"x")
+        (message,) = await take(inbox, 1, SECONDS)
+        double.fault(swallow="com.microsoft:update-disposition")
+        # It was carried out, and nobody can know.
+        with pytest.raises(SettleError):
+            await message.ack()
+        assert await empty(bus, topic)
+
+
+async def test_connection_cut_in_the_middle_of_acks(open_bus: Open, topic: str, double: ServiceBusDouble):
+    with Proxy(double.port) as proxy:
+        bus = await open_bus(double.url_at(proxy.port), lease_seconds=2, deduplication_window=0)
+        events: list[Event] = []
+        bus.hooks.listen(events.append)
+        await bus.admin.ensure_topic(topic)
+        seen: Counter[bytes | None] = Counter()
+        async with bus.messages(topic, subscription="billing") as inbox:
+            await bus.topic(topic).publish_batch(numbered(200))
+            while len(seen) < 200 or not await empty(bus, topic):
+                batch = await inbox.next_batch(40, timeout=1.0)
+                seen.update(message.data for message in batch)
+                acking = asyncio.ensure_future(batch.ack())
+                if len(seen) in range(40, 160):
+                    await asyncio.sleep(0)
+                    proxy.cut(after_bytes=50)
+                await asyncio.gather(acking, return_exceptions=True)
+        assert sorted(body or b"" for body in seen) == numbered(200)
+        assert proxy.cuts
+        assert any(isinstance(event, Disconnected) for event in events)
+        assert any(isinstance(event, Connected) and event.again for event in events)
+
+
+async def test_throttling_is_waited_out(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    busy = {"condition": "com.microsoft:server-busy", "text": "The request was terminated because it is throttled."}
+    async with bus.messages(topic, subscription="billing") as inbox:
+        double.fault(refuse="send", times=3, address=topic, **busy)
+        await bus.topic(topic).publish(b"x")
+        (message,) = await take(inbox, 1, SECONDS)
+        double.fault(refuse="update-disposition", times=2, code=503, **busy)
+        await message.ack()
+        asked = double.requests()
+        assert asked["send"] >= 4
+        assert await empty(bus, topic)
+
+
+async def test_entity_deleted_while_consuming(open_bus: Open, topic: str):
+    from broker.errors import NotFound
+
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        waiting = asyncio.ensure_future(inbox.next_message())
+        await asyncio.wait({waiting}, timeout=0.2)
+        await bus.admin.delete_topic(topic)
+        with pytest.raises(NotFound):
+            async with asyncio.timeout(SECONDS):
+                await waiting
+
+
+async def test_credentials_refused_while_running(open_bus: Open, topic: str, double: ServiceBusDouble):
+    from broker.errors import AuthenticationFailed, BrokerError
+
+    bus = await open_bus(publish_timeout=2)
+    await bus.admin.ensure_topic(topic)
+    double.fault(refuse="put-token", times=50, condition="amqp:unauthorized-access", text="ExpiredToken", code=401)
+    with pytest.raises(BrokerError) as raised:
+        await bus.topic(topic).publish(b"x")
+    assert isinstance(raised.value, AuthenticationFailed)
+    double.fault()
+    await bus.topic(topic).publish(b"x")
+
+
+async def test_surplus_comes_back(open_bus: Open, topic: str):
+    """What a closed consumer had fetched and not handed over comes at once, as the first delivery."""
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    await bus.topic(topic).publish_batch(numbered(50))
+    async with bus.messages(topic, subscription="billing", prefetch=50) as inbox:
+        await take(inbox, 1, SECONDS)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        messages = await take(inbox, 50, SECONDS)
+        assert {message.delivery_attempt for message in messages} == {1}
+        assert sorted(message.data or b"" for message in messages) == numbered(50)
+
+
+async def test_idle_events(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    events: list[Event] = []
+    bus.hooks.listen(events.append)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing"):
+        double.fault(drop="connections")
+        await eventually(
+            lambda: any(isinstance(event, Connected) and event.again for event in events), SECONDS, "the return"
+        )
