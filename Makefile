@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-sdk kafka test lint format bench bench-spark docs conformance lock clean
+.PHONY: help setup demo demo-kafka demo-sdk demo-pulsar kafka pulsar test lint format bench bench-spark docs conformance lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,7 @@ WORKERS ?= 3
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
+PULSAR := $(BIN)/python -m tests.servers.run_pulsar
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -23,6 +24,7 @@ help:
 	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
+	@echo "make demo-pulsar  the same on a Pulsar standalone, started for it; needs Java 17 and Maven"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
@@ -54,11 +56,17 @@ demo-kafka: $(STAMP)
 demo-sdk: $(STAMP)
 	$(BIN)/python -m examples.flights
 
+demo-pulsar: $(STAMP)
+	$(PULSAR) $(BIN)/python -m examples.flights
+
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
 	-@$(KAFKA)
 
-test: $(STAMP) kafka
+pulsar: $(STAMP)
+	-@$(PULSAR)
+
+test: $(STAMP) kafka pulsar
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
@@ -71,7 +79,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-conformance: $(STAMP) kafka
+conformance: $(STAMP) kafka pulsar
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
@@ -82,7 +90,7 @@ bench: $(STAMP) kafka
 bench-spark: $(STAMP) kafka
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
-docs: $(STAMP) kafka
+docs: $(STAMP) kafka pulsar
 	$(PYTEST) tests/docs $(ARGS)
 
 lock:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-__all__ = ["Distribution", "distribution", "jars_of"]
+__all__ = ["Distribution", "distribution", "jars_of", "java_program"]
 
 POM = Path(__file__).with_name("pom.xml")
 FETCH_SECONDS = 600.0
@@ -105,6 +105,14 @@ def jars_of(pom: Path, name: str) -> list[Path]:
                     shutil.rmtree(partial, ignore_errors=True)
                     raise
     return sorted(place.glob("*.jar"))
+
+
+def java_program() -> str:
+    """The Java that servers run on.
+
+    :raises RuntimeError: there is none, or it is too old.
+    """
+    return _java()[0]
 
 
 def _fetch(pom: Path, directory: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_jars import distribution
 
-__all__ = ["main"]
+__all__ = ["main", "run_beside"]
 
 
 def main(command: Sequence[str]) -> int:
@@ -27,12 +27,13 @@ def main(command: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     try:
-        return _run(command, server.url)
+        return run_beside(command, server.url)
     finally:
         server.close()
 
 
-def _run(command: Sequence[str], url: str) -> int:
+def run_beside(command: Sequence[str], url: str) -> int:
+    """Run the command with BROKER_URL; its exit status."""
     with subprocess.Popen(list(command), env={**os.environ, "BROKER_URL": url}) as child:
         while True:
             try:
