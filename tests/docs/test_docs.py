@@ -44,6 +44,7 @@ from broker.cli import main
 from broker.errors import BrokerError
 from broker_spark.testing import QUICK
 from tests.holding import holding
+from tests.servers import pulsar
 from tests.servers.kafka import shared_server
 from tests.servers.spark_python import quick_python
 
@@ -61,6 +62,8 @@ MARKERS = {"notest", "forever", "pytest", "raises"}
 FOREVER_SECONDS = 2.0
 KAFKA = "kafka://localhost:9092"
 """What a page calls the Kafka broker of the tests."""
+PULSAR = "pulsar://localhost:6650"
+"""What a page calls the Pulsar broker of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,9 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
     found = blocks(page)
     if any(KAFKA in block.code for block in found):
         environment[KAFKA] = f"kafka://{shared_server().bootstrap}"
+    if any(PULSAR in block.code for block in found):
+        environment[PULSAR] = pulsar.shared_server().service_url
+        monkeypatch.setenv("BROKER_PULSAR_ADMIN_URL", pulsar.shared_server().admin_url)
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -302,7 +308,11 @@ CAPABILITIES = re.compile(r"(<!-- capabilities of (?P<url>\S+) -->\n)(?P<table>.
 
 
 async def capabilities_table(url: str) -> str:
-    async with connect(url.replace(KAFKA, f"kafka://{shared_server().bootstrap}") if KAFKA in url else url) as bus:
+    if KAFKA in url:
+        url = url.replace(KAFKA, f"kafka://{shared_server().bootstrap}")
+    if PULSAR in url:
+        url = url.replace(PULSAR, pulsar.shared_server().url)
+    async with connect(url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
 

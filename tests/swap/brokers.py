@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import uuid4
 
-from tests.servers import kafka, nats
+from tests.servers import kafka, nats, pulsar
 
 __all__ = ["URLS"]
 
@@ -14,5 +14,6 @@ URLS: Final[Mapping[str, Callable[[], str]]] = {
     "inmem": lambda: f"inmem://swap-{uuid4().hex[:12]}",
     "jetstream": lambda: nats.shared_server().url,
     "kafka": lambda: kafka.shared_server().url,
+    "pulsar": lambda: pulsar.shared_server().url,
 }
 """Starts the server of this process, if need be, and gives its URL."""
