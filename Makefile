@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-pubsub demo-sdk kafka servicebus test lint format bench bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-pubsub demo-pulsar demo-sdk kafka pulsar servicebus test lint format bench bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,6 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
 PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
+PULSAR := $(BIN)/python -m tests.servers.run_pulsar
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -28,6 +29,7 @@ help:
 	@echo "make demo-pubsub  run the flights through the plain library on Google's Pub/Sub emulator, started for it; needs Java 17"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
 	@echo "make servicebus   start a test double of Azure Service Bus and show its URL; COMMAND='make demo-sdk' runs that on it"
+	@echo "make demo-pulsar  the same on a Pulsar standalone, started for it; needs Java 17 and Maven"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
@@ -69,6 +71,9 @@ demo-pubsub: $(STAMP)
 demo-sdk: $(STAMP)
 	$(BIN)/python -m examples.flights
 
+demo-pulsar: $(STAMP)
+	$(PULSAR) $(BIN)/python -m examples.flights
+
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
 	-@$(KAFKA)
@@ -76,7 +81,10 @@ kafka: $(STAMP)
 servicebus: $(STAMP)
 	$(BIN)/python -m tests.servers.servicebus.serve $(COMMAND)
 
-test: $(STAMP) kafka
+pulsar: $(STAMP)
+	-@$(PULSAR)
+
+test: $(STAMP) kafka pulsar
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
@@ -89,7 +97,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-conformance: $(STAMP) kafka
+conformance: $(STAMP) kafka pulsar
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
@@ -100,7 +108,7 @@ bench: $(STAMP) kafka
 bench-spark: $(STAMP) kafka
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
-docs: $(STAMP) kafka
+docs: $(STAMP) kafka pulsar
 	$(PYTEST) tests/docs $(ARGS)
 
 lock:

@@ -109,7 +109,7 @@ def schemes() -> list[str]:
 def load_backend(scheme: str) -> BackendType:
     """Import the backend class of a scheme.
 
-    :raises UnknownScheme: nobody answers to it, or its backend is not part of this version; tells the nearest.
+    :raises UnknownScheme: nobody answers to it; tells the nearest.
     :raises MissingClient: the backend is there, its client library is not; the advice is the pip line.
     """
     built_in = _BUILT_IN.get(scheme)
@@ -182,12 +182,6 @@ def _load_built_in(scheme: str, built_in: _BuiltIn) -> BackendType:
         module = (error.name or "").partition(".")[0]
         if module in built_in.clients:
             raise missing_client(built_in.extra, module, error) from error
-        if module == built_in.target.partition(".")[0]:
-            raise UnknownScheme(
-                f"The {built_in.extra} backend is not part of this version of anybroker",
-                native=error,
-                advice=f"See whether a newer version has it: pip install --upgrade 'anybroker[{built_in.extra}]'",
-            ) from error
         raise
 
 

@@ -44,7 +44,7 @@ from broker.cli import main
 from broker.errors import BrokerError
 from broker_spark.testing import QUICK
 from tests.holding import holding
-from tests.servers import pubsub
+from tests.servers import pubsub, pulsar
 from tests.servers.kafka import shared_server
 from tests.servers.servicebus import missing, shared_double
 from tests.servers.spark_python import quick_python
@@ -67,6 +67,8 @@ PUBSUB = "pubsub://my-project?emulator_host=localhost:8085"
 """What a page calls the Pub/Sub emulator of the tests."""
 SERVICEBUS = "servicebus://policy:key@mine.servicebus.windows.net"
 """What a page calls the double of Service Bus."""
+PULSAR = "pulsar://localhost:6650"
+"""What a page calls the Pulsar broker of the tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,9 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
         environment[PUBSUB] = pubsub.shared_server().url
     if any(SERVICEBUS in block.code for block in found if block.language == "python"):
         environment[SERVICEBUS] = double_url()
+    if any(PULSAR in block.code for block in found):
+        environment[PULSAR] = pulsar.shared_server().service_url
+        monkeypatch.setenv("BROKER_PULSAR_ADMIN_URL", pulsar.shared_server().admin_url)
     for block in found:
         assert block.markers <= MARKERS, f"{block.place}: unknown marker in {sorted(block.markers)}"
 
@@ -324,6 +329,8 @@ async def capabilities_table(url: str) -> str:
         url = url.replace(PUBSUB, pubsub.shared_server().url)
     elif SERVICEBUS in url:
         url = url.replace(SERVICEBUS, double_url())
+    elif PULSAR in url:
+        url = url.replace(PULSAR, pulsar.shared_server().url)
     async with connect(url) as bus:
         lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"

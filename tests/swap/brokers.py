@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import uuid4
 
-from tests.servers import kafka, nats, pubsub
+from tests.servers import kafka, nats, pubsub, pulsar
 
 __all__ = ["URLS"]
 
@@ -15,5 +15,6 @@ URLS: Final[Mapping[str, Callable[[], str]]] = {
     "jetstream": lambda: nats.shared_server().url,
     "kafka": lambda: kafka.shared_server().url,
     "pubsub": lambda: pubsub.shared_server().url,
+    "pulsar": lambda: pulsar.shared_server().url,
 }
 """Starts the server of this process, if need be, and gives its URL."""

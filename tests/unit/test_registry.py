@@ -86,12 +86,6 @@ def test_an_unknown_scheme_near_nothing_lists_the_known():
         load_backend("zzzzzz")
 
 
-@pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
-def test_a_backend_of_a_later_version_says_so(scheme: str):
-    with pytest.raises(UnknownScheme, match="not part of this version of anybroker"):
-        load_backend(scheme)
-
-
 def test_an_object_that_is_no_settings_is_refused():
     with pytest.raises(ConfigurationError, match="A int names no broker"):
         created(5)

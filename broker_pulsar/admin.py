@@ -1,0 +1,239 @@
+"""Provisioning over the HTTP API: topics with partitions and policies of their own, subscriptions, lag.
+
+Each call is one or a few requests; every `ensure` and `delete` may be repeated and may run in several processes at
+once. A subscription's name is that of a message subscription or of a record group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+from broker.errors import (
+    BackendError,
+    ConnectionFailed,
+    InvalidSetting,
+    SubscriptionNotFound,
+    TopicNotFound,
+    UnknownSetting,
+    Unsupported,
+)
+from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker_pulsar import subscribing
+from broker_pulsar.connection import Connection
+from broker_pulsar.membership import subscription_stats
+from broker_pulsar.names import TopicPath
+from broker_pulsar.positions import unpack
+
+__all__ = ["PulsarAdmin"]
+
+_MOST_PARTITIONS: Final = 1024
+_OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
+_POLICY_TRIES: Final = 50
+_POLICY_PAUSE: Final = 0.1
+
+
+class PulsarAdmin:
+    """Implements `broker.spi.AdminSpi`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    async def ensure_topic(
+        self, name: str, *, partitions: int | None, retention: timedelta | None, options: Mapping[str, Any]
+    ) -> TopicInfo:
+        """Create a topic, or bring it to these values; what is not given stays as it is.
+
+        Options: `retention_mb` (int, how much of what all subscriptions have acked is kept; -1 is all), `message_ttl`
+        (seconds after which a subscription forgets what it has not acked), `deduplication` (by producer and sequence).
+
+        :raises UnknownSetting, InvalidSetting: an option that topics do not have.
+        :raises Unsupported: fewer partitions than there are.
+        """
+        policies = _policies(retention, options)
+        path, what = self._connection.topic(name), f"Topic {name!r}"
+        wanted = _checked_partitions(self._connection.settings.partitions if partitions is None else partitions)
+        answer = await self._connection.http.request("PUT", f"{path.path}/partitions", what, wanted, allow=(409,))
+        if answer.status == 409:
+            await self._grow(name, path, partitions)
+        for policy, value in policies.items():
+            await self._set_policy(path, policy, value, what)
+        return await self.describe_topic(name)
+
+    async def _grow(self, name: str, path: TopicPath, partitions: int | None) -> None:
+        found = await self._connection.partitions(name)
+        if partitions is None or partitions == max(found, 1):
+            return
+        if partitions < found or not found:
+            raise Unsupported(
+                f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
+                advice="Partitions can be added to topics that were made with some, and not removed",
+            )
+        await self._connection.http.request("POST", f"{path.path}/partitions", f"Topic {name!r}", partitions)
+
+    async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
+        """Set a policy of a topic; the broker loads its policies when they are first asked for, and says so."""
+        place = f"{path.path}/{policy}"
+        for attempt in range(_POLICY_TRIES):
+            try:
+                if policy == "messageTTL":
+                    await self._connection.http.request("POST", f"{place}?messageTTL={value}", what)
+                else:
+                    await self._connection.http.request("POST", place, what, value)
+            except (ConnectionFailed, BackendError):
+                if attempt == _POLICY_TRIES - 1:
+                    raise
+                await asyncio.sleep(_POLICY_PAUSE)
+            else:
+                return
+
+    async def delete_topic(self, name: str) -> None:
+        self._connection.topic_deleted(name)
+        path, what = self._connection.topic(name), f"Topic {name!r}"
+        try:
+            partitions = await self._connection.partitions(name)
+            kind = "/partitions" if partitions else ""
+            await self._connection.http.request("DELETE", f"{path.path}{kind}?force=true", what)
+        except TopicNotFound:
+            return
+
+    async def list_topics(self) -> Sequence[str]:
+        settings = self._connection.settings
+        base = f"/persistent/{quote(settings.tenant)}/{quote(settings.namespace)}"
+        partitioned, plain = await asyncio.gather(
+            self._connection.http.get(f"{base}/partitioned", "Topics"), self._connection.http.get(base, "Topics")
+        )
+        names = {_local(url) for url in partitioned or ()}
+        names |= {
+            local for local in map(_local, plain or ()) if "-partition-" not in local and not local.startswith("__")
+        }
+        return sorted(names)
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        stats = await self._connection.stats(name)
+        return TopicInfo(
+            name=name,
+            partitions=len(stats),
+            bytes=sum(int(each.get("storageSize") or 0) for each in stats.values()),
+            native={"partitions": dict(stats)},
+        )
+
+    async def purge(self, topic: str) -> int | None:
+        """Remove all messages. The topic is unloaded for it, so that its clients reconnect once."""
+        what = f"Topic {topic!r}"
+        for log in await self._connection.logs(topic):
+            # Only a ledger that is closed can be removed, and an unloaded topic has no open one.
+            await self._connection.http.request("PUT", f"{log.path}/unload", what)
+            await self._connection.http.request("DELETE", f"{log.path}/truncate", what)
+        return None
+
+    # -- subscriptions -------------------------------------------------------------------------------------
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        if options:
+            raise UnknownSetting(
+                f"A Pulsar subscription has no option {min(options)!r}",
+                advice="How it is shared is decided by the consumers that open it",
+            )
+        await subscribing.create(self._connection, topic, name, start)
+        return SubscriptionInfo(topic=topic, name=name)
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        await subscribing.delete(self._connection, topic, name)
+
+    async def list_subscriptions(self, topic: str) -> Sequence[str]:
+        return await subscribing.listed(self._connection, topic)
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        await subscribing.require(self._connection, topic, name)
+        stats = await self._connection.stats(topic)
+        found = {number: subscription_stats(each, name) or {} for number, each in stats.items()}
+        return SubscriptionInfo(topic=topic, name=name, native={"partitions": found})
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """Counted by the broker, which looks into at most some ten thousand batches of each partition.
+
+        What is delivered and not acked counts as waiting, and so does the acked part of a batch, unless a group of
+        this connection committed it.
+        """
+        stats = await self._connection.stats(topic)
+        found = {number: subscription_stats(each, subscription) for number, each in stats.items()}
+        if not any(each is not None for each in found.values()):
+            raise SubscriptionNotFound(f"Subscription {subscription!r} of topic {topic!r} does not exist")
+        logs = await self._connection.logs(topic)
+        waiting = await asyncio.gather(
+            *(self._waiting(topic, number, logs[number], subscription, each or {}) for number, each in found.items())
+        )
+        return Lag(waiting=sum(waiting), unsettled=None, partitions=dict(enumerate(waiting)))
+
+    async def _waiting(
+        self, topic: str, number: int, log: TopicPath, subscription: str, stats: Mapping[str, Any]
+    ) -> int:
+        entries = int(stats.get("msgBacklog") or 0)
+        if not entries:
+            return 0
+        path = f"{log.path}/subscription/{quote(subscription, safe='')}/analyzeBacklog"
+        what = f"Subscription {subscription!r} of topic {topic!r}"
+        counted = (await self._connection.http.request("POST", path, what)).body
+        messages, looked = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
+        if counted.get("aborted") and looked:
+            # It gave up counting: what it did not see is taken to be like what it saw.
+            messages = math.ceil(messages * entries / looked)
+        return max(0, messages - self._committed_part(topic, number, subscription, counted))
+
+    def _committed_part(self, topic: str, number: int, group: str, counted: Mapping[str, Any]) -> int:
+        """How many messages of the first batch in the backlog are committed, as far as this connection knows."""
+        position = self._connection.committed.get((topic, number, group))
+        first = str(counted.get("firstMessageId") or "")
+        if position is None or not first:
+            return 0
+        ledger, entry, slot = unpack(position)
+        # The slots of a batch begin at 1, and this is the one after the last that is committed.
+        return max(0, slot - 1) if first == f"{ledger}:{entry}" else 0
+
+
+def _local(url: Any) -> str:
+    return str(url).rpartition("/")[2]
+
+
+def _checked_partitions(number: int) -> int:
+    if not 1 <= number <= _MOST_PARTITIONS:
+        raise InvalidSetting(f"partitions is {number}", advice=f"It takes 1 to {_MOST_PARTITIONS}")
+    return number
+
+
+def _policies(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, object]:
+    for option in options:
+        if option not in _OPTIONS:
+            raise UnknownSetting(f"A Pulsar topic has no option {option!r}", advice=f"It has {', '.join(_OPTIONS)}")
+    found: dict[str, object] = {}
+    size = options.get("retention_mb")
+    if retention is not None or size is not None:
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < -1):
+            raise InvalidSetting(
+                f"Option 'retention_mb' is {size!r}", advice="It takes a whole number, -1 for no limit"
+            )
+        # Pulsar counts minutes, and removes whole ledgers.
+        minutes = -1 if retention is None else max(1, math.ceil(retention.total_seconds() / 60))
+        found["retention"] = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1 if size is None else size}
+    ttl = options.get("message_ttl")
+    if ttl is not None:
+        if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl < 1:
+            raise InvalidSetting(
+                f"Option 'message_ttl' is {ttl!r}", advice="It takes a whole number of seconds above 0"
+            )
+        found["messageTTL"] = ttl
+    deduplication = options.get("deduplication")
+    if deduplication is not None:
+        if not isinstance(deduplication, bool):
+            raise InvalidSetting(f"Option 'deduplication' is {deduplication!r}", advice="It takes True or False")
+        found["deduplicationEnabled"] = deduplication
+    return found

@@ -1,0 +1,154 @@
+"""The Pulsar backend: one connection, and what is opened over it.
+
+Made without I/O from settings; `open` connects once and fails honestly. All calls run on the loop of `open`. The client
+reconnects by itself; closing gives back what sources still hold, then disconnects. Nothing is ever unsubscribed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, Final, Protocol
+
+from broker.capabilities import (
+    Capabilities,
+    LeaseMode,
+    Limits,
+    MessageCapabilities,
+    PublishCapabilities,
+    RecordCapabilities,
+)
+from broker.errors import Unsupported
+from broker.hooks import Hooks
+from broker.settings import BackendSettings
+from broker.spi import (
+    AdminSpi,
+    LogReaderSpi,
+    MessageSource,
+    MessageSubscription,
+    PublishTarget,
+    RecordListener,
+    RecordSource,
+    RecordSubscription,
+    SourceListener,
+    TransactionSpi,
+)
+from broker_pulsar.admin import PulsarAdmin
+from broker_pulsar.client import Client
+from broker_pulsar.connection import Connection
+from broker_pulsar.log_reader import PulsarLogReader
+from broker_pulsar.messages import subscribe
+from broker_pulsar.publishing import PulsarTarget
+from broker_pulsar.records import PulsarRecordSource
+from broker_pulsar.settings import PulsarSettings
+
+__all__ = ["PulsarBackend"]
+
+_HEADROOM: Final = 8_192
+"""Bytes of a message that the id, the client's own fields and what a dead letter tells may take."""
+_LETTER: Final = 4_096
+
+
+class Closing(Protocol):
+    """What uses the connection and ends before it."""
+
+    async def close(self) -> None: ...
+
+
+class PulsarBackend:
+    """Apache Pulsar behind the SPI."""
+
+    settings_type: ClassVar[type[BackendSettings]] = PulsarSettings
+
+    def __init__(self, settings: PulsarSettings, hooks: Hooks) -> None:
+        self.connection: Final = Connection(settings, hooks)
+        self._open: set[Closing] = set()
+        largest = settings.max_message_bytes - _HEADROOM
+        self._capabilities = Capabilities(
+            backend="pulsar",
+            publish=PublishCapabilities(
+                limits=Limits(
+                    body=largest,
+                    key=65_536,
+                    id=1024,
+                    attributes=512,
+                    message=largest,
+                    letter_bytes=_LETTER,
+                    letter_attributes=8,
+                ),
+                deliver_at=True,
+                tombstones=True,
+                partitions=True,
+                ordered_calls=True,
+            ),
+            messages=MessageCapabilities(
+                lease=LeaseMode.NONE,
+                delivery_attempt=True,
+                key_affinity=True,
+                # A batch goes to one consumer, whole, as it was published.
+                shared_by_message=False,
+                ordered_delivery=True,
+                start_time=True,
+            ),
+            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True),
+            durable=True,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def client(self) -> Client:
+        """pulsar-client's own client, for what this library has no call for; do not close it.
+
+        :raises Closed: the backend is not open.
+        """
+        return self.connection.client
+
+    async def open(self) -> None:
+        try:
+            await self.connection.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    def publish_target(self, topic: str) -> PublishTarget:
+        return PulsarTarget(topic, self.connection)
+
+    async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
+        source = await subscribe(self.connection, subscription, self._detach)
+        self._open.add(source)
+        return source
+
+    async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
+        source = PulsarRecordSource(self.connection, subscription, listener, on_close=self._detach)
+        self._open.add(source)
+        try:
+            await source.open()
+        except BaseException:
+            await source.close()
+            raise
+        return source
+
+    async def transaction(self, transactional_id: str) -> TransactionSpi:
+        raise Unsupported(
+            "pulsar-client has no transactions",
+            advice="Commit after publishing, with ids that make a repetition harmless",
+        )
+
+    def log_reader(self) -> LogReaderSpi:
+        return PulsarLogReader(self.connection)
+
+    def admin(self) -> AdminSpi:
+        return PulsarAdmin(self.connection)
+
+    async def check_health(self) -> float:
+        return await self.connection.check_health()
+
+    async def close(self) -> None:
+        opened, self._open = self._open, set()
+        await asyncio.gather(*(each.close() for each in opened))
+        await self.connection.close()
+
+    def _detach(self, closed: Closing) -> None:
+        self._open.discard(closed)

@@ -1,0 +1,267 @@
+"""One connection to one cluster: the client, its HTTP API, and what both are asked for.
+
+*Concurrency.* Calls of the client that wait run in threads of this connection; the rest is used from the event loop
+that opened it. *Failure.* `open` makes one honest try of both doors, so that a wrong credential is told as one: the
+client itself would try until a time-out. Afterwards the client reconnects by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, TopicNotFound
+from broker.hooks import Connected, Hooks
+from broker_pulsar.client import Client, exceptions, pulsar
+from broker_pulsar.errors import translate
+from broker_pulsar.http_api import HttpApi
+from broker_pulsar.names import TopicPath, topic_path
+from broker_pulsar.security import Credentials, ssl_context
+from broker_pulsar.settings import PulsarSettings
+from broker_pulsar.watching import Watch
+
+__all__ = ["Connection"]
+
+T = TypeVar("T")
+_THREADS: Final = 16
+
+
+class Connection:
+    """The client and the HTTP API of one cluster."""
+
+    def __init__(self, settings: PulsarSettings, hooks: Hooks) -> None:
+        self.settings: Final = settings
+        self.hooks: Final = hooks
+        self._credentials = Credentials(settings)
+        self.http: Final = HttpApi(settings, self._credentials)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="broker-pulsar")
+        self._client: Client | None = None
+        self._closed = False
+        self.watch: Final = Watch(hooks, settings.service_url)
+        self.committed: Final[dict[tuple[str, int, str], int]] = {}
+        """What groups committed over this connection, by topic, partition and group."""
+        self._forgetting: set[Callable[[str], None]] = set()
+
+    @property
+    def client(self) -> Client:
+        """pulsar-client's own client, for what this library has no call for.
+
+        :raises Closed: the backend is not open.
+        """
+        if self._client is None:
+            raise Closed("The Pulsar connection is not open")
+        return self._client
+
+    async def open(self) -> None:
+        """Try both doors, and make the client.
+
+        :raises ConnectionFailed, AuthenticationFailed: after one honest try.
+        """
+        settings = self.settings
+        await self._knock()
+        await self._ask_who_we_are()
+        log = settings.client_log
+        logger = (
+            pulsar.FileLogger(pulsar.LoggerLevel.Info, str(log))
+            if log is not None
+            else pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        )
+        options: dict[str, Any] = {}
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            options.update(
+                tls_certificate_file_path=str(settings.tls_cert), tls_private_key_file_path=str(settings.tls_key)
+            )
+        try:
+            self._client = await self.call(
+                lambda: pulsar.Client(
+                    settings.service_url,
+                    authentication=self._credentials.authentication(),
+                    operation_timeout_seconds=max(1, round(settings.request_timeout)),
+                    connection_timeout_ms=round(settings.connect_timeout * 1000),
+                    io_threads=settings.io_threads,
+                    stats_interval_in_seconds=0,
+                    tls_trust_certs_file_path=str(settings.tls_ca) if settings.tls_ca is not None else None,
+                    tls_validate_hostname=settings.tls_validate_hostname,
+                    listener_name=settings.listener_name,
+                    logger=logger,
+                    **options,
+                )
+            )
+        except Exception as error:
+            raise translate(error, f"Connecting to {settings.service_url}") from error
+        if self.hooks.listening:
+            self.hooks.emit(Connected(server=settings.service_url))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run a call of the client that waits, in a thread; it ends even if the caller is cancelled."""
+        if self._closed:
+            raise Closed("The Pulsar connection was closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def later(self, function: Callable[[], object]) -> None:
+        """Run it in a thread, for nobody who waits."""
+        if not self._closed:
+            self._threads.submit(function)
+
+    def topic(self, name: str) -> TopicPath:
+        """Where a topic of this name lives."""
+        return topic_path(name, self.settings.tenant, self.settings.namespace)
+
+    async def partitions(self, name: str) -> int:
+        """How many partitions a topic has; 0 for one without any, which is a log of its own.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        what = f"Topic {name!r}"
+        answer = await self.http.get(f"{self.topic(name).path}/partitions?checkAllowAutoCreation=false", what)
+        return int(answer.get("partitions") or 0) if isinstance(answer, Mapping) else 0  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+    async def logs(self, name: str) -> Sequence[TopicPath]:
+        """The log of each partition of a topic, or its only one.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        path, count = self.topic(name), await self.partitions(name)
+        return [path.partition(number) for number in range(count)] if count else [path]
+
+    async def stats(self, name: str) -> Mapping[int, Mapping[str, Any]]:
+        """What the broker counts for each partition of a topic.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        path, what = self.topic(name), f"Topic {name!r}"
+        count = await self.partitions(name)
+        query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
+        if not count:
+            return {0: await self.http.get(f"{path.path}/stats?{query}", what)}
+        found = await self.http.get(f"{path.path}/partitioned-stats?perPartition=true&{query}", what)
+        each: Mapping[str, Any] = found.get("partitions") or {}
+        return {number: each.get(path.partition(number).url) or {} for number in range(count)}
+
+    async def cursor_mark(self, log: TopicPath, group: str) -> str:
+        """Where a group's cursor stands in one log, `ledger:entry`; nothing before it is delivered again."""
+        cursors: Mapping[str, Any] = (await self.internal_stats(log)).get("cursors") or {}
+        cursor: Mapping[str, Any] = cursors.get(group) or {}
+        return str(cursor.get("markDeletePosition") or "0:-1")
+
+    async def internal_stats(self, log: TopicPath) -> Mapping[str, Any]:
+        """The ledgers and cursors of one log."""
+        return await self.http.get(f"{log.path}/internalStats", f"Topic {log.url!r}")
+
+    async def check_health(self) -> float:
+        """A round trip of the client to the broker; its seconds.
+
+        :raises ConnectionFailed: no answer came.
+        """
+        client, began = self.client, monotonic()
+        settings = self.settings
+        # No answer keeps anything: a topic in memory that nobody uses has no partitions.
+        topic = f"non-persistent://{settings.tenant}/{settings.namespace}/anybroker-health"
+        asking = asyncio.ensure_future(self.call(lambda: client.get_topic_partitions(topic)))
+        done, _ = await asyncio.wait({asking}, timeout=settings.connect_timeout)
+        if not done:
+            asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            raise ConnectionFailed(
+                f"No broker at {settings.service_url} answered within {settings.connect_timeout:g} seconds"
+            )
+        try:
+            asking.result()
+        except (exceptions.TopicNotFound, exceptions.AuthorizationError):
+            pass  # That is an answer.
+        except Exception as error:
+            raise translate(error, f"Asking {settings.service_url}") from error
+        return monotonic() - began
+
+    def on_topic_deleted(self, forget: Callable[[str], None]) -> Callable[[], None]:
+        """Call `forget(name)` for topics that are deleted over this connection; returns the function that undoes it."""
+        self._forgetting.add(forget)
+        return lambda: self._forgetting.discard(forget)
+
+    def topic_deleted(self, name: str) -> None:
+        """Tell those who hold something of it."""
+        for forget in tuple(self._forgetting):
+            forget(name)
+
+    async def missing(self, name: str) -> TopicNotFound | None:
+        """The error that says so, if this topic is known not to exist."""
+        try:
+            await self.partitions(name)
+        except TopicNotFound as error:
+            return error
+        except BrokerError:
+            return None
+        return None
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self.watch.close()
+        client, self._client = self._client, None
+        if client is not None:
+            # An orderly close waits for the broker, which may be gone; a shutdown does not.
+            closing = asyncio.get_running_loop().run_in_executor(self._threads, _close, client)
+            done, _ = await asyncio.wait({closing}, timeout=self.settings.connect_timeout)
+            if not done:
+                client.shutdown()
+        self._closed = True
+        self.http.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _knock(self) -> None:
+        """Open and close a connection to a broker.
+
+        :raises ConnectionFailed: none of them listens, or TLS does not come about.
+        """
+        settings = self.settings
+        context = ssl_context(settings) if settings.uses_tls else None
+        last: Exception | None = None
+        for host, port in settings.hosts:
+            try:
+                async with asyncio.timeout(settings.connect_timeout):
+                    _, writer = await asyncio.open_connection(host, port, ssl=context)
+                writer.close()
+                with suppress(OSError, ssl.SSLError):
+                    await writer.wait_closed()
+            except ssl.SSLCertVerificationError as error:
+                raise ConnectionFailed(
+                    f"The certificate of {host}:{port} is not accepted: {error.verify_message}",
+                    native=error,
+                    retriable=False,
+                    advice="Name the authority that signed it in tls_ca",
+                ) from error
+            except (OSError, TimeoutError) as error:
+                last = error
+            else:
+                return
+        raise ConnectionFailed(
+            f"No broker at {settings.service_url} can be reached: {last or 'no host is named'}", native=last
+        )
+
+    async def _ask_who_we_are(self) -> None:
+        """Let the HTTP API judge our credentials, which are the client's too.
+
+        :raises AuthenticationFailed: the broker does not accept them.
+        """
+        try:
+            await self.http.get("/clusters", f"Opening {self.settings.service_url}")
+        except NotAuthorized:
+            return  # It knows us; what we may do shows when we do it.
+        except ConnectionFailed as error:
+            if isinstance(error.native, ssl.SSLError) and not isinstance(error.native, ssl.SSLCertVerificationError):
+                raise AuthenticationFailed(
+                    f"The broker at {self.http.url} refuses our TLS certificate: {error.native}",
+                    native=error.native,
+                    advice="Give tls_cert and tls_key of a certificate that the broker trusts",
+                ) from error
+            raise
+
+
+def _close(client: Client) -> None:
+    with suppress(Exception):
+        client.close()

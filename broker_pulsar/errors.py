@@ -1,0 +1,108 @@
+"""The client's exceptions and results, and the HTTP API's statuses, as errors of `broker`. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    NotAuthorized,
+    OperationTimeout,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from broker_pulsar.client import exceptions
+
+__all__ = ["http_error", "result_error", "translate"]
+
+_CLASSES: Final[Mapping[str, type[BrokerError]]] = {
+    "Timeout": OperationTimeout,
+    "ConnectError": ConnectionFailed,
+    "ReadError": ConnectionFailed,
+    "LookupError": ConnectionFailed,
+    "NotConnected": ConnectionFailed,
+    "ServiceUnitNotReady": ConnectionFailed,
+    "BrokerMetadataError": ConnectionFailed,
+    "BrokerPersistenceError": ConnectionFailed,
+    "TooManyLookupRequestException": ConnectionFailed,
+    "Disconnected": ConnectionFailed,
+    "AuthenticationError": AuthenticationFailed,
+    "ErrorGettingAuthenticationData": AuthenticationFailed,
+    "AuthorizationError": NotAuthorized,
+    "TopicNotFound": TopicNotFound,
+    "SubscriptionNotFound": SubscriptionNotFound,
+    "AlreadyClosed": Closed,
+    "MessageTooBig": MessageTooLarge,
+    "InvalidMessage": InvalidMessage,
+}
+_ADVICE: Final[Mapping[str, str]] = {
+    "ConnectError": "Check that the broker runs, that the URL names it, and that tls_ca vouches for it",
+    "ConsumerBusy": "Somebody else reads the subscription in another way: ordered and unordered consumers, messages "
+    "and records each need a subscription of their own",
+    "ProducerBusy": "Another producer uses this producer_name; give each process its own",
+    "ProducerFenced": "Another producer has exclusive access to the topic; see the setting access_mode",
+    "ProducerBlockedQuotaExceededError": "The topic's backlog quota is used up; consume, or raise it",
+    "ProducerBlockedQuotaExceededException": "The topic's backlog quota is used up; consume, or raise it",
+    "ProducerQueueIsFull": "Lower publish_window, or publish less at once",
+    "MemoryBufferIsFull": "Publish less at once",
+    "TopicTerminated": "The topic was terminated and takes no more messages",
+    "IncompatibleSchema": "The topic has a schema that bytes do not fit; publish to a topic without one",
+}
+_RETRIABLE: Final = frozenset(
+    {
+        "ProducerQueueIsFull",
+        "MemoryBufferIsFull",
+        "ProducerBlockedQuotaExceededError",
+        "ProducerBlockedQuotaExceededException",
+    }
+)
+
+
+def translate(error: Exception, what: str) -> BrokerError:
+    """The error of a call of the client; `what` was asked for, as 'Publishing to topic ...'."""
+    if isinstance(error, BrokerError):
+        return error
+    name = type(error).__name__
+    if not isinstance(error, exceptions.PulsarException):
+        return BackendError(f"{what}: {name}: {error}", native=error)
+    return _make(name, what, error)
+
+
+def result_error(result: Any, what: str) -> BrokerError:
+    """The error of a result that a callback of the client got."""
+    return _make(result.name, what, None)
+
+
+def _make(name: str, what: str, native: Exception | None) -> BrokerError:
+    kind = _CLASSES.get(name, BackendError)
+    return kind(
+        f"{what}: Pulsar says {name}",
+        native=native,
+        advice=_ADVICE.get(name),
+        retriable=True if name in _RETRIABLE else None,
+    )
+
+
+def http_error(status: int, reason: str, what: str) -> BrokerError:
+    """The error that an answer of the HTTP API stands for."""
+    told = f"{what}: the broker answers {status}{f': {reason}' if reason else ''}"
+    if status == 401 and not reason:
+        return AuthenticationFailed(told)
+    if status in (401, 403):
+        return NotAuthorized(told)
+    if status == 412 and "does not exist" in reason:
+        return TopicNotFound(told)
+    if status == 404:
+        return SubscriptionNotFound(told) if "ubscription" in reason else TopicNotFound(told)
+    if status in (408, 504):
+        return OperationTimeout(told)
+    if status in (307, 429, 500, 502, 503):
+        return ConnectionFailed(told, advice="The broker is not ready, or not the owner of the topic yet")
+    return BackendError(told)

@@ -1,0 +1,198 @@
+"""`PulsarLogReader`: reads of a partition by position, by Pulsar's reader; nothing is left on the broker.
+
+A reader of Pulsar begins silently at the next message where its start was removed, so every read first compares its
+start with what the log holds. A read ends at the first message at or above `stop`, or where nothing is left below it.
+
+*Concurrency.* Any number of reads; each has a reader of its own, which is closed with it. The next batch is read while
+the caller handles the last. *Cancellation.* A read that is cancelled or left half-way closes its reader. *Failure.* A
+position that retention removed raises OffsetOutOfRange; a broker that says nothing for the request timeout raises
+OperationTimeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any, Final
+
+from broker.errors import BrokerError, NotFound, OffsetOutOfRange, OperationTimeout
+from broker.records import Record
+from broker.spi import Bounds
+from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.client import Reader, pulsar
+from broker_pulsar.connection import Connection
+from broker_pulsar.errors import translate
+from broker_pulsar.logs import bounds_of, topic_bounds
+from broker_pulsar.names import TopicPath
+from broker_pulsar.positions import built_id, offset_of
+from broker_pulsar.properties import LogView, data_of, key_of
+from broker_pulsar.subscribing import milliseconds
+
+__all__ = ["PulsarLogReader", "make_record"]
+
+_VIEW: Final = LogView()
+_OVERHEAD: Final = 64
+_WAIT: Final = 100
+"""Milliseconds after which a reader that found nothing asks the broker whether anything is left."""
+_QUEUE: Final = 1000
+_ALMOST: Final = timedelta(microseconds=999)
+
+
+def make_record(topic: str, partition: int, raw: NativeMessage, message_id: Any) -> Record[Any]:
+    """A message of a log as a record."""
+    data = data_of(raw)
+    return Record(
+        topic,
+        partition,
+        offset_of(message_id),
+        key_of(raw),
+        data,
+        raw,
+        _VIEW,
+        size=_OVERHEAD + len(data or b""),
+    )
+
+
+class _Read:
+    """One read of a range, used by one thread at a time."""
+
+    def __init__(self, reader: Reader, topic: str, partition: int, stop: int, patience: float) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._partition = partition
+        self._stop = stop
+        self._patience = patience
+        self.done = False
+
+    def take(self, most: int) -> list[Record[Any]]:
+        """The next records of the range; an empty list only at its end."""
+        found: list[Record[Any]] = []
+        deadline = monotonic() + self._patience
+        while len(found) < most and not self.done:
+            try:
+                raw = self._reader.read_next(_WAIT)
+            except pulsar.Timeout:
+                if not self._reader.has_message_available():
+                    self.done = True
+                elif found:
+                    break
+                elif monotonic() >= deadline:
+                    raise OperationTimeout(
+                        f"No broker sent the records of {self._topic!r}[{self._partition}] for {self._patience:g} s"
+                    ) from None
+                continue
+            message_id = raw.message_id()
+            offset = offset_of(message_id)
+            if offset < self._stop:
+                found.append(make_record(self._topic, self._partition, raw, message_id))
+            self.done = offset >= self._stop - 1
+        return found
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class PulsarLogReader:
+    """Implements `broker.spi.LogReaderSpi`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def partitions(self, topic: str) -> Sequence[int]:
+        return list(range(max(await self._connection.partitions(topic), 1)))
+
+    async def bounds(self, topic: str) -> Mapping[int, Bounds]:
+        return await topic_bounds(self._connection, topic)
+
+    async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
+        """By the producers' clocks: Pulsar's broker keeps no other time with a message."""
+        logs = await self._connection.logs(topic)
+        found = await asyncio.gather(*(self._position_at(topic, number, log, time) for number, log in enumerate(logs)))
+        return dict(enumerate(found))
+
+    async def read(
+        self, topic: str, partition: int, start: int, stop: int, max_records: int
+    ) -> AsyncIterator[Sequence[Record[Any]]]:
+        logs = await self._connection.logs(topic)
+        if not 0 <= partition < len(logs):
+            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)`")
+        log = logs[partition]
+        bounds = await bounds_of(self._connection, log)
+        if start < bounds.first or max(start, stop) > bounds.next:
+            raise OffsetOutOfRange(
+                f"{topic!r}[{partition}] holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for"
+            )
+        if start >= stop:
+            return
+        reader = await self._open(log, built_id(partition, start))
+        ranged = _Read(reader, topic, partition, stop, self._connection.settings.request_timeout)
+        ahead: asyncio.Task[list[Record[Any]]] | None = None
+        try:
+            records = await self._take(ranged, max_records)
+            while not ranged.done:
+                # The next batch comes while the caller has this one.
+                ahead = asyncio.ensure_future(self._take(ranged, max_records))
+                yield records
+                records = await ahead
+                ahead = None
+            if records:
+                yield records
+        finally:
+            await asyncio.shield(self._end(ranged, ahead))
+
+    async def _take(self, ranged: _Read, most: int) -> list[Record[Any]]:
+        try:
+            return await self._connection.call(lambda: ranged.take(most))
+        except BrokerError:
+            raise
+        except Exception as error:
+            raise translate(error, "Reading a log") from error
+
+    async def _end(self, ranged: _Read, ahead: asyncio.Task[Any] | None) -> None:
+        if ahead is not None:
+            # Whatever becomes of it concerns nobody any more.
+            await asyncio.wait((ahead,))
+            if not ahead.cancelled():
+                ahead.exception()
+        self._connection.later(ranged.close)
+
+    async def _open(self, log: TopicPath, start: Any) -> Reader:
+        client = self._connection.client
+        try:
+            return await self._connection.call(
+                lambda: client.create_reader(
+                    log.url,
+                    start,
+                    receiver_queue_size=_QUEUE,
+                    subscription_role_prefix="anybroker-log",
+                    start_message_id_inclusive=True,
+                )
+            )
+        except Exception as error:
+            raise translate(error, f"Reading {log.url!r}") from error
+
+    async def _position_at(self, topic: str, partition: int, log: TopicPath, time: datetime) -> int:
+        bounds = await bounds_of(self._connection, log)
+        if bounds.first == bounds.next:
+            return bounds.next
+        # A message of the millisecond in which the time lies may have been published before it.
+        moment = milliseconds(time + _ALMOST)
+        reader = await self._open(log, pulsar.MessageId.earliest)
+
+        def find() -> int:
+            reader.seek(moment)
+            if not reader.has_message_available():
+                return bounds.next
+            raw = reader.read_next(round(self._connection.settings.request_timeout * 1000))
+            found = offset_of(raw.message_id())
+            # The first message of a batch comes right behind the batch's own position.
+            return bounds.first if found == bounds.first + 1 else found
+
+        try:
+            return await self._connection.call(find)
+        except Exception as error:
+            raise translate(error, f"Reading {topic!r}[{partition}]") from error
+        finally:
+            self._connection.later(reader.close)

@@ -1,0 +1,216 @@
+"""The Message family: a Shared or Key_Shared subscription.
+
+*Concurrency.* Everything here runs on the loop; the consumer's thread only receives. *Settling.* An ack is sent and
+never confirmed: Pulsar's client tells nothing of it. What is nacked or given back comes again after `nack_delay`; the
+count of deliveries grows by it. *Close.* The broker gives out again at once, without counting, all that was received
+and not acked; the subscription stays. *Failure.* The client reconnects by itself, and the broker then delivers again
+what was unsettled. While it has no connection `fetch` raises ConnectionFailed; a deleted topic or subscription ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from broker.errors import BrokerError, Closed, ConnectionFailed, SettleError
+from broker.messages import Message, Outcome
+from broker.names import Ephemeral
+from broker.spi import MessageSubscription, Settlement
+from broker_pulsar import subscribing
+from broker_pulsar.client import Consumer, pulsar
+from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.connection import Connection
+from broker_pulsar.errors import translate
+from broker_pulsar.names import subscription_name
+from broker_pulsar.properties import MessageView, data_of
+from broker_pulsar.receiving import Receiver, batch_policy
+
+__all__ = ["PulsarMessageSource", "subscribe"]
+
+_VIEW: Final = MessageView()
+_OVERHEAD: Final = 64
+"""Bytes that a message counts for besides its body."""
+
+
+async def subscribe(
+    connection: Connection, subscription: MessageSubscription, on_close: Callable[[PulsarMessageSource], object]
+) -> PulsarMessageSource:
+    """Open the subscription; a new one is made first, so that it begins where asked and exists from now on.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: it does not exist and is not to be made.
+    """
+    topic, ephemeral = subscription.topic, isinstance(subscription.subscription, Ephemeral)
+    name = subscription_name(subscription.subscription)
+    if subscription.create or ephemeral:
+        await subscribing.create(connection, topic, name, subscription.start)
+    else:
+        await subscribing.require(connection, topic, name)
+    settings = connection.settings
+    url, client = connection.topic(topic).url, connection.client
+    kind = pulsar.ConsumerType.KeyShared if subscription.ordered_by_key else pulsar.ConsumerType.Shared
+    queue = max(1, min(settings.receiver_queue, subscription.max_outstanding))
+    try:
+        consumer = await connection.call(
+            lambda: client.subscribe(
+                url,
+                name,
+                consumer_type=kind,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=queue,
+                negative_ack_redelivery_delay_ms=max(1, round(settings.nack_delay * 1000)),
+                batch_receive_policy=batch_policy(),
+                batch_index_ack_enabled=True,
+            )
+        )
+    except Exception as error:
+        raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
+    return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
+
+
+class PulsarMessageSource:
+    """Implements `MessageSource` of `broker.spi`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        name: str,
+        consumer: Consumer,
+        *,
+        ephemeral: bool,
+        on_close: Callable[[PulsarMessageSource], object],
+    ) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._name = name
+        self._ephemeral = ephemeral
+        self._on_close = on_close
+        self._what = f"Subscription {name!r} of topic {topic!r}"
+        self._consumer = consumer
+        self._loop = asyncio.get_running_loop()
+        self._buffer: deque[Message[Any]] = deque()
+        self._failure: BrokerError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._interrupted = self._fetching = self._closed = False
+        self._receiver = Receiver(consumer, self, self._what)
+        self._unwatch = connection.watch.add(consumer.is_connected)
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        self._fetching = True
+        until = self._loop.time() + wait
+        try:
+            while True:
+                if self._buffer:
+                    return self._take(max_messages, max_bytes)
+                if self._failure is not None:
+                    raise self._failure
+                if self._interrupted:
+                    return []
+                left = until - self._loop.time()
+                if left <= 0:
+                    if not self._consumer.is_connected():
+                        # The client looks for a deleted topic for ever.
+                        await subscribing.require(self._connection, self._topic, self._name)
+                        raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
+                    return []
+                self._receiver.ask()
+                await self._wait(left)
+                if self._closed:
+                    return []
+        finally:
+            self._fetching = self._interrupted = False
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._wake()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        consumer = self._consumer
+        outcomes: list[BrokerError | None] = [None] * len(settlements)
+        for index, settlement in enumerate(settlements):
+            try:
+                if settlement.outcome is Outcome.ACK or settlement.outcome is Outcome.REJECT:
+                    consumer.acknowledge(settlement.message.raw)
+                else:
+                    consumer.negative_acknowledge(settlement.message.raw)
+            except Exception as error:
+                outcomes[index] = SettleError(f"{self._what}: the client did not take an ack: {error}", native=error)
+        return outcomes
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Nothing: Pulsar's messages are ours until they are settled or the connection ends."""
+        return [None] * len(messages)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._unwatch()
+        self._wake()
+        try:
+            await self._receiver.close(self._connection)
+            if self._ephemeral:
+                await subscribing.let_go(self._connection, self._topic, self._name)
+        finally:
+            self._buffer.clear()
+            self._on_close(self)
+
+    # -- ReceiverHost --------------------------------------------------------------------------------------
+
+    def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
+        if self._closed:
+            return  # The consumer's close has given them back.
+        make, topic = partial(Message, self._topic), self._buffer
+        for raw in messages:
+            data = data_of(raw)
+            topic.append(make(data, raw, _VIEW, size=_OVERHEAD + len(data or b"")))
+        self._wake()
+
+    def failed(self, receiver: Receiver, error: BrokerError) -> None:
+        if not self._closed:
+            self._loop.create_task(self._explain(error))
+
+    async def _explain(self, error: BrokerError) -> None:
+        if isinstance(error, Closed):
+            # The client closes a consumer whose topic or subscription is gone.
+            error = ConnectionFailed(f"{self._what}: the client closed the consumer", retriable=False)
+        try:
+            await subscribing.require(self._connection, self._topic, self._name)
+        except BrokerError as found:
+            error = error if found.retriable else found
+        self._failure = error
+        self._wake()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _take(self, max_messages: int, max_bytes: int) -> Sequence[Message[Any]]:
+        buffer, taken, size = self._buffer, list[Message[Any]](), 0
+        while buffer and len(taken) < max_messages:
+            size += buffer[0].size
+            if taken and size > max_bytes:
+                break
+            taken.append(buffer.popleft())
+        return taken
+
+    async def _wait(self, seconds: float) -> None:
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._what} was closed")

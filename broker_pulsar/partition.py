@@ -1,0 +1,105 @@
+"""`GroupPartition`: one partition as a member of a group sees it: its consumer, what it has brought, what is committed.
+
+Used from the loop only. A message id of the client's own is kept for each record that was handed over and is not
+committed, because only these let Pulsar ack a part of a batch; at most `KEPT_IDS` of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.log_reader import make_record
+from broker_pulsar.positions import built_id, pack, unpack
+from broker_pulsar.receiving import Receiver
+
+__all__ = ["KEPT_IDS", "GroupPartition", "take_from"]
+
+KEPT_IDS: Final = 100_000
+"""A commit below what is kept acks whole batches only, and so repeats a part of one after a crash."""
+
+
+class GroupPartition:
+    """State of one partition; `start` is where the subscription stood when we joined."""
+
+    def __init__(self, place: TopicPartition, consumer_name: str, start: int | None) -> None:
+        self.place: Final = place
+        self.consumer_name: Final = consumer_name
+        self.receiver: Receiver | None = None
+        self.owned = self.paused = self.changing = False
+        """`changing`: it is being taken over, given up or moved, and what arrives meanwhile is not ours."""
+        self.connection = ""
+        """The connection over which we became its owner, as the broker calls it."""
+        self.start: Final = start
+        self.committed = start
+        self.buffer: deque[Record[Any]] = deque()
+        self._next = 0
+        self._ids: deque[tuple[int, Any]] = deque()
+
+    def arrived(self, messages: Sequence[NativeMessage]) -> bool:
+        """Take what came; False if nothing of it is new."""
+        if not self.owned or self.changing:
+            return False
+        topic, number = self.place
+        before = len(self.buffer)
+        for raw in messages:
+            message_id = raw.message_id()
+            record = make_record(topic, number, raw, message_id)
+            if record.offset < self._next:
+                continue  # After a reconnect the broker begins again at what is committed.
+            self._next = record.offset + 1
+            self.buffer.append(record)
+            self._ids.append((record.offset, message_id))
+        while len(self._ids) > KEPT_IDS:
+            self._ids.popleft()
+        return len(self.buffer) > before
+
+    def begin(self, position: int = 0) -> None:
+        """Forget what came; from now on what lies below `position` is old."""
+        self.buffer.clear()
+        self._ids.clear()
+        self._next = position
+
+    def commit_id(self, position: int) -> Any:
+        """The id to ack up to, so that `position` is the next to read; None if there is nothing to ack."""
+        found: Any = None
+        while self._ids and self._ids[0][0] < position:
+            found = self._ids.popleft()[1]
+        if found is not None:
+            return found
+        ledger, entry, _ = unpack(position)
+        # Whole entries can be acked by an id that is made, parts of a batch cannot.
+        return built_id(self.place.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
+
+
+def take_from(
+    parts: list[GroupPartition], max_records: int, max_bytes: int
+) -> tuple[list[Record[Any]], list[GroupPartition]]:
+    """Records that may be handed over, and the partitions they are of, which go to the end of `parts`.
+
+    At most `max_records` and, but for one record, `max_bytes`; those of a partition are together.
+    """
+    taken: list[Record[Any]] = []
+    served: list[GroupPartition] = []
+    size = 0
+    for part in tuple(parts):
+        if len(taken) >= max_records or size > max_bytes:
+            break
+        if not part.buffer or part.paused or part.changing or not part.owned:
+            continue
+        before = len(taken)
+        while part.buffer and len(taken) < max_records:
+            size += part.buffer[0].size
+            if taken and size > max_bytes:
+                break
+            taken.append(part.buffer.popleft())
+        if len(taken) > before:
+            served.append(part)
+    for part in served:
+        parts.remove(part)
+        parts.append(part)
+    return taken, served

@@ -1,0 +1,65 @@
+"""Pulsar's message ids as integers that sort the same; pure functions, safe from any thread.
+
+An offset is ledger, entry and place in the batch, packed as 31, 20 and 12 bits. It only grows within a partition and is
+not dense; `offset + 1` is a legal position. What does not fit is refused: an offset never wraps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from broker.errors import BackendError, OffsetOutOfRange
+from broker_pulsar.client import MessageId, pulsar
+
+__all__ = ["LARGEST", "PER_ENTRY", "Place", "built_id", "offset_of", "pack", "unpack"]
+
+_BATCH_BITS: Final = 12
+_ENTRY_BITS: Final = 20
+_LEDGER_BITS: Final = 31
+PER_ENTRY: Final = 1 << _BATCH_BITS
+"""Positions that one entry, which is one batch, takes."""
+LARGEST: Final = (1 << (_BATCH_BITS + _ENTRY_BITS + _LEDGER_BITS)) - 1
+
+
+class Place(NamedTuple):
+    """An offset taken apart; `slot` is the place in the batch plus one, or 0 for a message on its own."""
+
+    ledger: int
+    entry: int
+    slot: int
+
+
+def pack(ledger: int, entry: int, slot: int) -> int:
+    """The offset of a place.
+
+    :raises BackendError: one of the three does not fit.
+    """
+    if ledger >> _LEDGER_BITS or entry >> _ENTRY_BITS or slot >> _BATCH_BITS:
+        raise BackendError(
+            f"The message id {ledger}:{entry}:{slot - 1} does not fit an offset, which has {_LEDGER_BITS} bits for the "
+            f"ledger, {_ENTRY_BITS} for the entry and {_BATCH_BITS} for the place in the batch",
+            advice="Lower managedLedgerMaxEntriesPerLedger of the broker, or batching_max_messages of the producer",
+        )
+    return (((ledger << _ENTRY_BITS) | entry) << _BATCH_BITS) | slot
+
+
+def unpack(offset: int) -> Place:
+    """The place of an offset.
+
+    :raises OffsetOutOfRange: it is none.
+    """
+    if not 0 <= offset <= LARGEST:
+        raise OffsetOutOfRange(f"Offset {offset} is no position of a Pulsar topic, which lie between 0 and {LARGEST}")
+    entry = offset >> _BATCH_BITS
+    return Place(entry >> _ENTRY_BITS, entry & ((1 << _ENTRY_BITS) - 1), offset & (PER_ENTRY - 1))
+
+
+def offset_of(message_id: Any) -> int:
+    """The offset of a message, from the client's id of it."""
+    return pack(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index() + 1)
+
+
+def built_id(partition: int, offset: int) -> MessageId:
+    """The client's id of a position, for seeks and readers; it need not exist."""
+    ledger, entry, slot = unpack(offset)
+    return pulsar.MessageId(partition, ledger, entry, slot - 1)

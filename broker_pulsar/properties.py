@@ -1,0 +1,120 @@
+"""Messages as Pulsar's, and Pulsar's as messages. Pure functions and stateless views, safe from any thread.
+
+An attribute is a property of the same name. What Pulsar has no place for rides in our own properties: `anybroker-id`,
+`anybroker-time` (the producer's clock where the message brings one, microseconds since 1970) and `anybroker-key` (an
+empty key, which Pulsar cannot tell from none). A key that is no UTF-8 text is base64 behind `anybroker-64:`. Whatever a
+foreign client wrote can be read: what is no value of ours is shown as if it were not there, and stays in `native`.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, Final
+
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.outbound import OutboundMessage
+from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.positions import offset_of
+
+__all__ = ["LogView", "MessageView", "data_of", "key_of", "partition_key", "properties_of"]
+
+_ID: Final = "anybroker-id"
+_TIME: Final = "anybroker-time"
+_KEY: Final = "anybroker-key"
+_BINARY: Final = "anybroker-64:"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def partition_key(key: bytes | None) -> str | None:
+    """A key as Pulsar's, which is text; None where it has none."""
+    if not key:
+        return None
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return _BINARY + b64encode(key).decode()
+    return _BINARY + b64encode(key).decode() if text.startswith(_BINARY) else text
+
+
+def properties_of(message: OutboundMessage) -> dict[str, str] | None:
+    """The properties of a message; None if it needs none."""
+    if message.plain and message.key != b"":
+        return None
+    found = dict(message.attributes)
+    if message.id is not None:
+        found[_ID] = message.id
+    if message.publish_time is not None:
+        found[_TIME] = str((message.publish_time.astimezone(UTC) - _EPOCH) // _MICROSECOND)
+    if message.key == b"":
+        found[_KEY] = ""
+    return found or None
+
+
+def key_of(raw: NativeMessage) -> bytes | None:
+    """The key of a message."""
+    text = raw.partition_key()
+    if not text:
+        return b"" if raw.properties().get(_KEY) == "" else None
+    if text.startswith(_BINARY):
+        try:
+            return b64decode(text[len(_BINARY) :], validate=True)
+        except Base64Error:
+            pass  # A foreign key that begins like ours.
+    return text.encode("utf-8", "surrogateescape")
+
+
+def data_of(raw: NativeMessage) -> bytes | None:
+    """The body; None for a tombstone."""
+    data = raw.data()
+    return data if data or not raw.has_null_value() else None
+
+
+class MessageView:
+    """Shows the lazy part of a message."""
+
+    def id(self, raw: NativeMessage, /) -> str:
+        found = raw.properties().get(_ID)
+        if found:
+            return found
+        message_id = raw.message_id()
+        return f"{max(message_id.partition(), 0)}-{offset_of(message_id)}"
+
+    def key(self, raw: NativeMessage, /) -> bytes | None:
+        return key_of(raw)
+
+    def attributes(self, raw: NativeMessage, /) -> Mapping[str, str]:
+        found: dict[str, str] = raw.properties()
+        if not found:
+            return NO_ATTRIBUTES
+        return MappingProxyType({name: value for name, value in found.items() if not name.startswith(RESERVED_PREFIX)})
+
+    def publish_time(self, raw: NativeMessage, /) -> datetime | None:
+        text = raw.properties().get(_TIME)
+        if text:
+            try:
+                return _EPOCH + int(text) * _MICROSECOND
+            except (ValueError, OverflowError):
+                pass  # A foreign property of that name.
+        return _EPOCH + timedelta(milliseconds=raw.publish_timestamp())
+
+    def broker_time(self, raw: NativeMessage, /) -> datetime | None:
+        """None: the clock in a Pulsar message is its producer's."""
+        return None
+
+    def delivery_attempt(self, raw: NativeMessage, /) -> int | None:
+        return raw.redelivery_count() + 1
+
+    def native(self, raw: NativeMessage, /) -> Any:
+        return raw
+
+
+class LogView(MessageView):
+    """Shows the lazy part of a record."""
+
+    def delivery_attempt(self, raw: NativeMessage, /) -> int | None:
+        return None

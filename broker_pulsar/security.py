@@ -1,0 +1,166 @@
+"""Who we are: tokens, OAuth 2.0 and TLS, for the client and for the HTTP API alike.
+
+*Concurrency.* A token is asked for by any thread, the client's own included; it is renewed by one at a time. *Failure.*
+What cannot be read or is refused is told by `check`, once, at open: the client itself would only say time-out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any, Final
+
+from broker.errors import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
+from broker_pulsar.client import pulsar
+from broker_pulsar.settings import PulsarSettings
+
+__all__ = ["Credentials", "ssl_context"]
+
+logger = logging.getLogger("broker")
+_EARLY: Final = 30.0
+"""Seconds before its end at which a token is asked for anew."""
+_MOST_BYTES: Final = 1 << 20
+
+
+class Credentials:
+    """The token of the moment, wherever it comes from; none where none is configured."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._token = ""
+        self._until = 0.0
+
+    @property
+    def has_token(self) -> bool:
+        settings = self._settings
+        return settings.token is not None or settings.token_file is not None or settings.oauth2_issuer is not None
+
+    def token(self) -> str:
+        """The token to use now.
+
+        :raises InvalidSetting: its file cannot be read.
+        :raises AuthenticationFailed, ConnectionFailed: the issuer refuses, or does not answer.
+        """
+        settings = self._settings
+        if settings.token is not None:
+            return settings.token.get_secret_value()
+        if settings.token_file is not None:
+            return _read_token(settings.token_file)
+        with self._lock:
+            if time.monotonic() >= self._until - _EARLY:
+                self._token, seconds = _ask_issuer(settings)
+                self._until = time.monotonic() + seconds
+            return self._token
+
+    def authentication(self) -> Any:
+        """What the client is given; it asks again whenever it connects, and when the broker wants a fresh token."""
+        if self.has_token:
+            return pulsar.AuthenticationToken(self._supply)
+        settings = self._settings
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            return pulsar.AuthenticationTLS(str(settings.tls_cert), str(settings.tls_key))
+        return None
+
+    def _supply(self) -> str:
+        # The client calls this from a thread of its own, where an exception would end the process.
+        try:
+            return self.token()
+        except BrokerError as error:
+            logger.warning("No token for Pulsar: %s", error)
+            return ""
+
+
+def ssl_context(settings: PulsarSettings) -> ssl.SSLContext:
+    """How TLS is spoken to the HTTP API, and to the broker when it is tried out.
+
+    :raises InvalidSetting: a file cannot be read or is not what it should be.
+    """
+    try:
+        context = ssl.create_default_context(cafile=str(settings.tls_ca) if settings.tls_ca else None)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSetting(
+            f"Setting 'tls_ca' {str(settings.tls_ca)!r} cannot be used: {error}",
+            native=error,
+            advice="Name a PEM file of certificates",
+        ) from error
+    if not settings.tls_validate_hostname:
+        context.check_hostname = False
+    if settings.tls_cert is not None:
+        try:
+            # A function, because OpenSSL asks on the terminal when an encrypted key has no password.
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSetting(
+                f"Setting 'tls_cert' {str(settings.tls_cert)!r} with its key cannot be used: {error}",
+                native=error,
+                advice="Name PEM files of a certificate and of its key, which is not encrypted",
+            ) from error
+    return context
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(
+            f"Setting 'token_file' {str(path)!r} cannot be read: {error}",
+            native=error,
+            advice="Name a file that holds the token and nothing else",
+        ) from error
+
+
+def _ask_issuer(settings: PulsarSettings) -> tuple[str, float]:
+    """A token and the seconds that it holds, by OAuth 2.0's client credentials."""
+    issuer = (settings.oauth2_issuer or "").rstrip("/")
+    context = ssl_context(settings) if issuer.startswith("https:") else None
+    try:
+        endpoint = _endpoint(issuer, context, settings.connect_timeout)
+        secret = settings.oauth2_client_secret
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": settings.oauth2_client_id or "",
+            "client_secret": secret.get_secret_value() if secret is not None else "",
+        }
+        if settings.oauth2_audience is not None:
+            form["audience"] = settings.oauth2_audience
+        if settings.oauth2_scope is not None:
+            form["scope"] = settings.oauth2_scope
+        answer = _read_json(endpoint, context, settings.connect_timeout, urllib.parse.urlencode(form).encode())
+        return str(answer["access_token"]), float(answer.get("expires_in") or 300)
+    except urllib.error.HTTPError as error:
+        raise AuthenticationFailed(
+            f"The OAuth 2.0 issuer {issuer!r} refuses to give a token: {error.code} {error.reason}",
+            native=error,
+            advice="Check oauth2_client_id, oauth2_client_secret, oauth2_audience and oauth2_scope",
+        ) from error
+    except OSError as error:
+        raise ConnectionFailed(
+            f"The OAuth 2.0 issuer {issuer!r} cannot be reached: {error}", native=error, advice="Check oauth2_issuer"
+        ) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise AuthenticationFailed(
+            f"The OAuth 2.0 issuer {issuer!r} gave no token: {error!r}", native=error, advice="Check oauth2_issuer"
+        ) from error
+
+
+def _endpoint(issuer: str, context: ssl.SSLContext | None, timeout: float) -> str:
+    if issuer.endswith("/token"):
+        return issuer
+    found = _read_json(f"{issuer}/.well-known/openid-configuration", context, timeout, None)
+    return str(found["token_endpoint"])
+
+
+def _read_json(url: str, context: ssl.SSLContext | None, timeout: float, body: bytes | None) -> dict[str, Any]:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{url!r} is no HTTP address")
+    with urllib.request.urlopen(url, body, timeout, context=context) as answer:  # noqa: S310 - looked at above
+        found: Any = json.loads(answer.read(_MOST_BYTES))
+    return dict(found)

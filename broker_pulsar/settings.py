@@ -1,0 +1,182 @@
+"""Settings of the Pulsar backend, from a URL, the environment or keyword arguments.
+
+Immutable once made; making one does no I/O, so a file that does not exist shows when the backend opens. Every field
+reaches the client or the code that it names; each is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from broker.settings import BackendSettings
+from broker.urls import UrlParts, mask_url
+
+__all__ = ["PulsarSettings"]
+
+LONGEST_SECONDS: Final = 2_000_000.0
+"""The client counts milliseconds in 31 bits."""
+
+
+class PulsarSettings(BackendSettings):
+    """How to reach a Pulsar cluster, and how to publish and consume."""
+
+    schemes: ClassVar[tuple[str, ...]] = ("pulsar", "pulsar+ssl")
+
+    service_url: str = Field(
+        default="pulsar://127.0.0.1:6650",
+        description="Brokers as pulsar://host:port,host:port or pulsar+ssl://…; scheme and hosts of the URL",
+    )
+    admin_url: str | None = Field(
+        default=None,
+        description="HTTP API of a broker; port 8080 (8443 with TLS) of the first host if not given",
+    )
+    tenant: str = Field(default="public", pattern=r"^[A-Za-z0-9._=:-]+$", description="Tenant; in the URL's path")
+    namespace: str = Field(
+        default="default", pattern=r"^[A-Za-z0-9._=:-]+$", description="Namespace of the topics; in the URL's path"
+    )
+
+    token: SecretStr | None = Field(default=None, description="Token to authenticate with")
+    token_file: Path | None = Field(default=None, description="File that holds the token; read anew when it is needed")
+    oauth2_issuer: str | None = Field(default=None, description="Issuer of OAuth 2.0 tokens, or its token endpoint")
+    oauth2_client_id: str | None = Field(default=None, description="Client id for OAuth 2.0")
+    oauth2_client_secret: SecretStr | None = Field(default=None, description="Client secret for OAuth 2.0")
+    oauth2_audience: str | None = Field(default=None, description="Audience to ask the OAuth 2.0 token for")
+    oauth2_scope: str | None = Field(default=None, description="Scope to ask the OAuth 2.0 token for")
+    tls_ca: Path | None = Field(
+        default=None, description="PEM file of the authorities that the brokers' certificates are checked against"
+    )
+    tls_cert: Path | None = Field(default=None, description="PEM file of the client's certificate, for mutual TLS")
+    tls_key: Path | None = Field(default=None, description="PEM file of the client's private key, unencrypted")
+    tls_validate_hostname: bool = Field(
+        default=True, description="Check that the broker's certificate names its host; false leaves that out"
+    )
+
+    connect_timeout: float = Field(
+        default=5.0, gt=0, le=LONGEST_SECONDS, description="Seconds for the first connection, and for each attempt"
+    )
+    request_timeout: float = Field(
+        default=15.0, ge=1, le=LONGEST_SECONDS, description="Seconds to wait for the answer to a request"
+    )
+    io_threads: int = Field(default=1, ge=1, le=64, description="Threads of the client for its connections")
+    listener_name: str | None = Field(default=None, description="Which of the brokers' advertised listeners to use")
+    client_log: Path | None = Field(default=None, description="File to which the client writes what it does")
+
+    publish_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        le=LONGEST_SECONDS,
+        description="Seconds until a publish without confirmation fails with OperationTimeout",
+    )
+    publish_window: int = Field(
+        default=5000, ge=1, le=100_000, description="Most messages on the way without confirmation, per topic"
+    )
+    batching: Literal["key", "default", "off"] = Field(
+        default="key",
+        description="key: no batch mixes keys, which ordered consumers need; default: fewer and larger batches",
+    )
+    batching_max_messages: int = Field(default=1000, ge=1, le=4095, description="Most messages of one batch")
+    batching_max_bytes: int = Field(default=131_072, ge=1024, description="Most bytes of one batch")
+    linger: float = Field(
+        default=0.001, ge=0.001, le=60.0, description="Longest that a batch waits to fill, in seconds"
+    )
+    compression: Literal["none", "lz4", "zlib", "zstd", "snappy"] = Field(
+        default="none", description="How batches are compressed"
+    )
+    chunking: bool = Field(
+        default=False, description="Publish messages above the broker's limit in chunks; takes batching=off"
+    )
+    max_message_bytes: int = Field(
+        default=5_242_880, ge=1024, description="The brokers' maxMessageSize; with chunking the largest message at all"
+    )
+    producer_name: str | None = Field(
+        default=None,
+        description="Name of the producers, for deduplication: ids that are whole numbers become sequence numbers",
+    )
+    access_mode: Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"] = Field(
+        default="shared", description="Whether other producers may publish to the same topics"
+    )
+
+    receiver_queue: int = Field(
+        default=1000, ge=1, le=50_000, description="Messages that a consumer fetches ahead; never above max_outstanding"
+    )
+    nack_delay: float = Field(
+        default=0.1, ge=0.001, le=3600.0, description="Seconds after which a message that is given back comes again"
+    )
+    rebalance_interval: float = Field(
+        default=0.5, ge=0.05, le=60.0, description="Seconds between looks at who reads which partition of a group"
+    )
+    partitions: int = Field(
+        default=1, ge=1, le=1024, description="Partitions of a topic that is created without saying how many"
+    )
+
+    @classmethod
+    def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
+        cls.refuse_parts(parts, "user", "password")
+        values: dict[str, Any] = {}
+        if parts.hosts:
+            port = 6651 if parts.scheme == "pulsar+ssl" else 6650
+            hosts = ",".join(str(host) if host.port is not None else f"{host}:{port}" for host in parts.hosts)
+            values["service_url"] = f"{parts.scheme}://{hosts}"
+        names = parts.path.strip("/").split("/") if parts.path.strip("/") else []
+        if names:
+            values["tenant"] = names[0]
+            values["namespace"] = "/".join(names[1:]) if len(names) > 1 else "default"
+        return values
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.service_url.startswith(("pulsar://", "pulsar+ssl://")):
+            raise ValueError(
+                f"service_url {mask_url(self.service_url)!r} does not begin with pulsar:// or pulsar+ssl://"
+            )
+        if self.admin_url is not None and not self.admin_url.startswith(("http://", "https://")):
+            raise ValueError(f"admin_url {mask_url(self.admin_url)!r} does not begin with http:// or https://")
+        ways = [
+            name
+            for name, given in {
+                "token": self.token is not None,
+                "token_file": self.token_file is not None,
+                "oauth2_issuer": self.oauth2_issuer is not None,
+            }.items()
+            if given
+        ]
+        if len(ways) > 1:
+            raise ValueError(f"{' and '.join(ways)} are given; give one way to authenticate")
+        oauth2 = (self.oauth2_issuer, self.oauth2_client_id, self.oauth2_client_secret)
+        if any(part is None for part in oauth2) and any(part is not None for part in oauth2):
+            raise ValueError("oauth2_issuer, oauth2_client_id and oauth2_client_secret belong together")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        if self.chunking and self.batching != "off":
+            raise ValueError("chunking takes batching=off: Pulsar does not split what is in a batch")
+        return self
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.service_url.startswith("pulsar+ssl://")
+
+    @property
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each broker."""
+        listed = self.service_url.partition("://")[2].partition("/")[0].split(",")
+        found: list[tuple[str, int]] = []
+        for each in listed:
+            host, colon, port = each.rpartition(":")
+            known = bool(colon) and port.isdecimal()
+            found.append(
+                ((host if known else each).strip("[]"), int(port) if known else (6651 if self.uses_tls else 6650))
+            )
+        return tuple(found)
+
+    @property
+    def http_url(self) -> str:
+        """The HTTP API, with its default."""
+        if self.admin_url is not None:
+            return self.admin_url.rstrip("/")
+        host = self.hosts[0][0]
+        host = f"[{host}]" if ":" in host else host
+        return f"https://{host}:8443" if self.uses_tls else f"http://{host}:8080"

@@ -1,0 +1,120 @@
+"""The harness of the Pulsar backend: a real standalone, which it restarts, kills and pauses.
+
+A client that is to be cut off alone goes through two proxies, one for each door of the broker. Pulsar tells its clients
+where it is, so that each pair has a listener of its own that advertises the proxy's port.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+
+from broker.bus import Bus
+from broker.settings import BackendSettings
+from broker.spi import Backend
+from broker.testing import Harness
+from tests.conformance.server_harness import ServerHarness
+from tests.servers.proxy import Proxy
+from tests.servers.pulsar import PulsarServer
+
+WIRES = 4
+"""How many clients of one test can have a wire of their own."""
+
+
+class Wire(Proxy):
+    """The way of one client to the broker, and to its HTTP API."""
+
+    def __init__(self, server: PulsarServer) -> None:
+        super().__init__(server.port)
+        self.web = Proxy(server.ports["web"])
+
+    def open(self) -> None:
+        self.__enter__()
+        self.web.__enter__()
+
+    def close(self) -> None:
+        self.__exit__()
+        self.web.__exit__()
+
+    def cut(self, after_bytes: int = 0) -> None:
+        super().cut(after_bytes)
+        self.web.cut()
+
+    def hold(self, holding: bool = True) -> None:
+        super().hold(holding)
+        self.web.hold(holding)
+
+
+class Wired:
+    """The broker of this test process, and the wires to it."""
+
+    def __init__(self) -> None:
+        self.server = PulsarServer()
+        self.wires = {f"wire{number}": Wire(self.server) for number in range(WIRES)}
+        for name, wire in self.wires.items():
+            wire.open()
+            self.server.wires[name] = wire.port
+        self.server.start()
+
+    def close(self) -> None:
+        self.server.close()
+        for wire in self.wires.values():
+            wire.close()
+
+
+@cache
+def wired() -> Wired:
+    """The broker of this test process, started at the first call and ended with the process, or before."""
+    made = Wired()
+    atexit.register(made.close)
+    return made
+
+
+def end_wired() -> None:
+    """End the broker if it was started: nobody needs it for now."""
+    if wired.cache_info().currsize:
+        made = wired()
+        wired.cache_clear()
+        atexit.unregister(made.close)
+        made.close()
+
+
+class PulsarHarness(ServerHarness[PulsarServer]):
+    """One broker for all tests of a process; topics have unique names."""
+
+    name = "pulsar"
+    patience = 10.0
+    quiet = 0.4
+    lease_seconds = 2.0
+    shares_restarts = True
+    # Pulsar counts retention in minutes.
+    age = Harness.age
+
+    def __init__(self) -> None:
+        self.wired = wired()
+        super().__init__(self.wired.server)
+        self._free = count()
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{self.server.url}{'&listener_name=wire' if short_lease else ''}"
+
+    def open_bus(self, url: str | BackendSettings, wrap: Callable[[Backend], Backend] | None) -> Bus:
+        if not isinstance(url, str) or "listener_name=wire" not in url:
+            return super().open_bus(url, wrap)
+        name = f"wire{next(self._free) % WIRES}"
+        wire = self.wired.wires[name]
+        bus = super().open_bus(
+            f"pulsar://127.0.0.1:{wire.port}?admin_url=http://127.0.0.1:{wire.web.port}&listener_name={name}", wrap
+        )
+        self.behind[bus] = wire
+        return bus
+
+    def unreachable_url(self) -> str:
+        return f"pulsar://127.0.0.1:1?admin_url={self.server.admin_url}&connect_timeout=1"
+
+    async def stop(self) -> None:
+        for wire in self.behind.values():
+            wire.hold(False)
+        await super().stop()

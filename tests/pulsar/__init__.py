@@ -1,0 +1,1 @@
+"""Tests of the Pulsar backend, against a real standalone."""

@@ -1,0 +1,153 @@
+"""What only Pulsar's subscriptions do, and what of them stays on the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import defaultdict
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.consuming.consumer import MessageConsumer
+from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from broker.names import ephemeral
+from broker.outbound import OutboundMessage
+from broker.spi import TopicPartition
+from broker_pulsar.client import pulsar
+from tests.servers.pulsar import PulsarServer
+
+
+async def test_close_never_unsubscribes(bus: Bus, topic: str) -> None:
+    async with bus.messages(topic, subscription="billing"), bus.records(topic, group="audit"):
+        pass
+    assert await bus.admin.subscriptions(topic) == ["audit", "billing"]
+
+
+async def test_ephemeral_ones_go_with_their_consumer(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    path = f"/admin/v2/persistent/public/default/{topic}/subscriptions"
+    async with bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral()):
+        assert (await asyncio.to_thread(pulsar_server.request, "GET", path))[1].count(b"ephemeral") == 2
+        assert await bus.admin.subscriptions(topic) == []
+    assert (await asyncio.to_thread(pulsar_server.request, "GET", path))[1] == b"[]"
+
+
+async def test_a_key_stays_with_one_consumer(bus: Bus, topic: str) -> None:
+    messages = [OutboundMessage(b"%d" % number, key=f"k{number % 20}") for number in range(200)]
+    owners: defaultdict[bytes | None, set[int]] = defaultdict(set)
+    order: defaultdict[bytes | None, list[int]] = defaultdict(list)
+    async with (
+        bus.messages(topic, subscription="billing", ordered_by_key=True) as one,
+        bus.messages(topic, subscription="billing", ordered_by_key=True) as two,
+    ):
+        await bus.topic(topic).publish_batch(messages)
+
+        done = asyncio.Event()
+
+        async def drain(number: int, inbox: MessageConsumer[bytes]) -> None:
+            async for message in inbox:
+                async with message:
+                    owners[message.key].add(number)
+                    order[message.key].append(int(message.payload))
+                    if sum(map(len, order.values())) == 200:
+                        done.set()
+
+        draining = [asyncio.ensure_future(drain(1, one)), asyncio.ensure_future(drain(2, two))]
+        async with asyncio.timeout(30):
+            await done.wait()
+    await asyncio.gather(*draining)
+    assert {len(found) for found in owners.values()} == {1}
+    assert {number for found in owners.values() for number in found} == {1, 2}
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+async def test_ordered_and_unordered_consumers_do_not_mix(bus: Bus, topic: str) -> None:
+    async with bus.messages(topic, subscription="billing"):
+        with pytest.raises(BrokerError, match="subscription of their own"):
+            async with bus.messages(topic, subscription="billing", ordered_by_key=True):
+                pass
+
+
+async def test_attempts_are_counted_until_the_consumer_is_gone(bus: Bus, topic: str) -> None:
+    await bus.topic(topic).publish(b"x")
+    async with bus.messages(topic, subscription="billing") as inbox:
+        for attempt in (1, 2, 3):
+            message = await inbox.next_message(timeout=10)
+            assert message is not None
+            assert message.delivery_attempt == attempt
+            await message.nack(0)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        message = await inbox.next_message(timeout=10)
+        assert message is not None
+        assert message.delivery_attempt == 1
+        await message.ack()
+
+
+async def test_acks_cannot_be_confirmed(bus: Bus, topic: str) -> None:
+    with pytest.raises(BrokerError, match="confirm"):
+        async with bus.messages(topic, subscription="billing", confirm_acks=True):
+            pass
+
+
+async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    def publish() -> None:
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+        client = pulsar.Client(pulsar_server.service_url, logger=logger)
+        producer = client.create_producer(f"persistent://public/default/{topic}")
+        odd = {"": "no name", "anybroker-time": "soon", "anybroker-future": "1"}
+        producer.send(b"x", properties=odd, partition_key="anybroker-64:!!", ordering_key="o", event_timestamp=12)
+        client.close()
+
+    await asyncio.to_thread(publish)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        message = await inbox.next_message(timeout=10)
+        assert message is not None
+        assert (message.key, dict(message.attributes)) == (b"anybroker-64:!!", {"": "no name"})
+        assert message.publish_time is not None
+        assert message.native.event_timestamp() == 12
+        await message.ack()
+
+
+async def test_a_deleted_topic_ends_its_consumers(bus: Bus, topic: str) -> None:
+    async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
+        await bus.topic(topic).publish(b"x")
+        message = await inbox.next_message(timeout=10)
+        assert message is not None
+        await message.ack()
+        assert await log.next_record(timeout=10) is not None
+        await bus.admin.delete_topic(topic)
+        with pytest.raises(TopicNotFound):
+            async with asyncio.timeout(30):
+                await log.next_record()
+        with pytest.raises(TopicNotFound):
+            async with asyncio.timeout(30):
+                await inbox.next_message()
+
+
+async def test_a_part_of_a_batch_is_committed(pulsar_server: PulsarServer, topic: str) -> None:
+    async with broker.connect(f"{pulsar_server.url}&batching=default&linger=0.3") as bus:
+        await bus.topic(topic).publish(b"open")
+        receipts = await bus.topic(topic).publish_batch([b"%d" % number for number in range(10)])
+        assert len({(receipt.offset or 0) >> 12 for receipt in receipts}) == 1
+        async with bus.records(topic, group="audit") as log:
+            seen = [await log.next_record(timeout=10) for _ in range(5)]
+            assert seen[-1] is not None
+            await seen[-1].commit()
+        async with bus.records(topic, group="audit") as log:
+            record = await log.next_record(timeout=10)
+            assert record is not None
+            assert record.data == b"4"
+
+
+async def test_a_position_of_another_topic_is_refused(bus: Bus, topic: str) -> None:
+    other = f"own-{uuid.uuid4().hex[:12]}"
+    await bus.admin.ensure_topic(other)
+    await bus.topic(other).publish(b"x")
+    await bus.topic(topic).publish(b"x")
+    first = (await bus.log.bounds(other))[0].first
+    async with bus.records(topic, group="audit") as log:
+        assert await log.next_record(timeout=10) is not None
+        with pytest.raises(OffsetOutOfRange):
+            await log.seek({TopicPartition(topic, 0): first})
+    await bus.admin.delete_topic(other)

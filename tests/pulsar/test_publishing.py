@@ -1,0 +1,127 @@
+"""What only Pulsar's producers do: batches, chunks, compression, sequences, access modes."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import BackendError, BrokerError, InvalidMessage, MessageTooLarge, PublishError, Unsupported
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker_pulsar.positions import unpack
+from tests.servers.pulsar import PulsarServer
+
+
+async def bodies(bus: Bus, topic: str) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for partition, bounds in (await bus.log.bounds(topic)).items():
+        async for batch in bus.log.read(topic, partition, bounds.first, bounds.next):
+            found += [record.data for record in batch]
+    return found
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zlib", "zstd", "snappy"])
+async def test_batches_are_compressed(pulsar_server: PulsarServer, topic: str, compression: str) -> None:
+    async with broker.connect(f"{pulsar_server.url}&compression={compression}") as bus:
+        receipts = await bus.topic(topic).publish_batch([b"abc" * 100] * 20)
+        assert await bodies(bus, topic) == [b"abc" * 100] * 20
+        size = (await bus.admin.describe_topic(topic)).bytes or 0
+    assert len({unpack(receipt.offset or 0).entry for receipt in receipts}) < 20
+    assert (size > 6000) == (compression == "none")
+
+
+@pytest.mark.parametrize(("batching", "entries"), [("key", 5), ("default", 1), ("off", 20)])
+async def test_no_batch_mixes_keys(pulsar_server: PulsarServer, topic: str, batching: str, entries: int) -> None:
+    messages = [OutboundMessage(b"x", key=f"k{number % 5}") for number in range(20)]
+    async with broker.connect(f"{pulsar_server.url}&batching={batching}&linger=0.3") as bus:
+        await bus.topic(topic).publish(b"open")
+        receipts = await bus.topic(topic).publish_batch(messages)
+    assert len({unpack(receipt.offset or 0).entry for receipt in receipts}) == entries
+
+
+async def test_a_large_message_goes_in_chunks(pulsar_server: PulsarServer, topic: str) -> None:
+    large = bytes(range(256)) * 4 * 10_000
+    url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=20000000"
+    async with broker.connect(url) as bus:
+        await bus.topic(topic).publish_batch([b"before", large, b"after"])
+        async with bus.messages(topic, subscription="readers") as inbox:
+            seen = [await inbox.next_message(timeout=20) for _ in range(3)]
+            assert [message.data for message in seen if message is not None] == [b"before", large, b"after"]
+
+
+async def test_what_is_too_large_is_refused_alone(bus: Bus, topic: str) -> None:
+    with pytest.raises(PublishError) as caught:
+        await bus.topic(topic).publish_batch([b"before", bytes(6_000_000), b"after"])
+    before, large, after = caught.value.outcomes
+    assert isinstance(large, MessageTooLarge)
+    assert isinstance(before, Receipt)
+    assert isinstance(after, Receipt)
+
+
+async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+    await bus.admin.ensure_topic(topic, deduplication=True)
+    for number, duplicate in ((0, False), (1, True)):
+        async with broker.connect(f"{pulsar_server.url}&producer_name=till-7") as named:
+            receipts = [await named.topic(topic).publish(OutboundMessage(b"x", id=str(n))) for n in range(1, 4)]
+        assert [receipt.duplicate for receipt in receipts] == [duplicate] * 3, f"run {number}"
+    assert await bodies(bus, topic) == [b"x"] * 3
+
+
+async def test_exclusive_access_keeps_others_out(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+    async with broker.connect(f"{pulsar_server.url}&access_mode=exclusive") as alone:
+        await alone.topic(topic).publish(b"mine")
+        with pytest.raises(BrokerError):
+            await bus.topic(topic).publish(b"theirs")
+        async with broker.connect(f"{pulsar_server.url}&access_mode=exclusive") as other:
+            with pytest.raises(BackendError, match="Fenced"):
+                await other.topic(topic).publish(b"theirs")
+    await bus.topic(topic).publish(b"afterwards")
+    assert await bodies(bus, topic) == [b"mine", b"afterwards"]
+
+
+async def test_waiting_for_access_and_fencing(pulsar_server: PulsarServer, topic: str) -> None:
+    async with broker.connect(f"{pulsar_server.url}&access_mode=exclusive") as first:
+        await first.topic(topic).publish(b"first")
+        async with broker.connect(f"{pulsar_server.url}&access_mode=exclusive_with_fencing") as second:
+            await second.topic(topic).publish(b"second")
+            with pytest.raises(BackendError):
+                await first.topic(topic).publish(b"late")
+
+
+async def test_a_schedule_is_kept_for_messages_and_not_for_records(bus: Bus, topic: str) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=1.5)
+    async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
+        await bus.topic(topic).publish(OutboundMessage(b"later", deliver_at=due))
+        record = await log.next_record(timeout=10)
+        assert record is not None
+        assert datetime.now(UTC) < due
+        message = await inbox.next_message(timeout=10)
+        assert message is not None
+        assert datetime.now(UTC) >= due - timedelta(milliseconds=10)
+        await message.ack()
+
+
+async def test_partitions_grow_and_are_addressed(bus: Bus, topic: str) -> None:
+    with pytest.raises(InvalidMessage, match="no partition 1"):
+        await bus.topic(topic).publish(OutboundMessage(b"x", partition=1))
+    async with bus.records(topic, group="log") as log:
+        assert (await bus.admin.ensure_topic(topic, partitions=3)).partitions == 3
+        with pytest.raises(Unsupported):
+            await bus.admin.ensure_topic(topic, partitions=2)
+        receipt = await bus.topic(topic).publish(OutboundMessage(b"new", partition=2))
+        assert receipt.partition == 2
+        async with asyncio.timeout(20):
+            record = await log.next_record()
+        assert record is not None
+        assert (record.partition, record.data) == (2, b"new")
+        await record.commit()
+
+
+async def test_transactions_are_refused_at_once(bus: Bus, topic: str) -> None:
+    with pytest.raises(Unsupported, match="transactions"):
+        async with bus.transactional_publisher("me"):
+            pass

@@ -1,0 +1,210 @@
+"""Ways into a broker that demands them: token, OAuth 2.0, TLS and mutual TLS; what is wrong is told as such."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs
+
+import pytest
+
+import broker
+from broker.errors import AuthenticationFailed, ConnectionFailed, InvalidSetting, NotAuthorized
+from tests.servers.certificates import Authority
+from tests.servers.pulsar import PulsarServer
+
+SECRET = bytes(range(32))
+
+
+def token(role: str, seconds: float = 600.0) -> str:
+    """A JSON web token that names a role."""
+
+    def part(value: bytes) -> str:
+        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+    claims = json.dumps({"sub": role, "exp": int(time.time() + seconds)}).encode()
+    signed = f"{part(json.dumps({'alg': 'HS256', 'typ': 'JWT'}).encode())}.{part(claims)}"
+    return f"{signed}.{part(hmac.new(SECRET, signed.encode(), hashlib.sha256).digest())}"
+
+
+class Guarded(NamedTuple):
+    """A broker that wants credentials at all its doors, and who vouches for it."""
+
+    server: PulsarServer
+    authority: Authority
+
+    @property
+    def plain(self) -> str:
+        return f"pulsar://127.0.0.1:{self.server.ports['broker']}?admin_url=http://127.0.0.1:{self.server.ports['web']}"
+
+    @property
+    def tls(self) -> str:
+        ports = self.server.ports
+        return f"pulsar+ssl://127.0.0.1:{ports['broker_tls']}?admin_url=https://127.0.0.1:{ports['web_tls']}"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    host, admin = authority.certificate("127.0.0.1"), authority.certificate("admin")
+    context = ssl.create_default_context(cafile=str(authority.file))
+    context.load_cert_chain(admin.file, admin.key)
+    provider = "org.apache.pulsar.broker.authentication.AuthenticationProvider"
+    server = PulsarServer(
+        {
+            "authenticationEnabled": "true",
+            "authorizationEnabled": "true",
+            "authenticationProviders": f"{provider}Token,{provider}Tls",
+            "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
+            "superUserRoles": "admin",
+            "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+            "brokerClientAuthenticationParameters": f"token:{token('admin')}",
+            "tlsCertificateFilePath": str(host.file),
+            "tlsKeyFilePath": str(host.key),
+            "tlsTrustCertsFilePath": str(authority.file),
+            "tlsRequireTrustedClientCertOnConnect": "true",
+        },
+        headers={"Authorization": f"Bearer {token('admin')}"},
+        tls=context,
+    )
+    with server:
+        yield Guarded(server, authority)
+
+
+async def passes(url: str) -> None:
+    """A message goes there and back."""
+    topic = f"own-{uuid.uuid4().hex[:12]}"
+    async with broker.connect(url) as bus:
+        await bus.admin.ensure_topic(topic)
+        await bus.topic(topic).publish(b"x")
+        async with bus.messages(topic, subscription="billing") as inbox:
+            message = await inbox.next_message(timeout=20)
+            assert message is not None
+            await message.ack()
+
+
+async def test_a_token_opens(guarded: Guarded, tmp_path: Path) -> None:
+    await passes(f"{guarded.plain}&token={token('admin')}")
+    (tmp_path / "token").write_text(f"{token('admin')}\n")
+    await passes(f"{guarded.plain}&token_file={tmp_path / 'token'}")
+
+
+@pytest.mark.parametrize("credential", ["", "&token=garbage"])
+async def test_a_missing_or_wrong_token_is_told_as_one(guarded: Guarded, credential: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(AuthenticationFailed):
+        async with broker.connect(f"{guarded.plain}{credential}"):
+            pass
+    assert time.monotonic() - began < 10, "It took a time-out"
+
+
+async def test_an_expired_token_is_told_as_one(guarded: Guarded) -> None:
+    with pytest.raises(AuthenticationFailed):
+        async with broker.connect(f"{guarded.plain}&token={token('admin', -60)}"):
+            pass
+
+
+async def test_a_missing_token_file_is_named(guarded: Guarded) -> None:
+    with pytest.raises(InvalidSetting, match="token_file"):
+        async with broker.connect(f"{guarded.plain}&token_file=/nowhere/token"):
+            pass
+
+
+async def test_a_role_without_rights_is_not_authorized(guarded: Guarded) -> None:
+    async with broker.connect(f"{guarded.plain}&token={token('guest')}") as bus:
+        with pytest.raises(NotAuthorized):
+            await bus.admin.ensure_topic("orders")
+        with pytest.raises(NotAuthorized):
+            await bus.topic("orders").publish(b"x")
+
+
+async def test_mutual_tls_is_who_we_are(guarded: Guarded) -> None:
+    admin = guarded.authority.certificate("admin")
+    await passes(f"{guarded.tls}&tls_ca={guarded.authority.file}&tls_cert={admin.file}&tls_key={admin.key}")
+
+
+async def test_mutual_tls_carries_a_token(guarded: Guarded) -> None:
+    other = guarded.authority.certificate("transport")
+    tls = f"tls_ca={guarded.authority.file}&tls_cert={other.file}&tls_key={other.key}"
+    await passes(f"{guarded.tls}&{tls}&token={token('admin')}")
+
+
+async def test_a_missing_certificate_is_told_as_one(guarded: Guarded) -> None:
+    with pytest.raises(AuthenticationFailed):
+        async with broker.connect(f"{guarded.tls}&tls_ca={guarded.authority.file}&token={token('admin')}"):
+            pass
+
+
+async def test_an_unknown_authority_is_told(guarded: Guarded) -> None:
+    with pytest.raises(ConnectionFailed, match="certificate") as caught:
+        async with broker.connect(f"{guarded.tls}&token={token('admin')}"):
+            pass
+    assert not caught.value.retriable
+
+
+class Issuer(ThreadingHTTPServer):
+    """Gives tokens for one client's secret, as OAuth 2.0 says."""
+
+    asked: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Issuer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self._answer(200, {"token_endpoint": f"{self.server.url}/oauth/token"})
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.server.asked += 1
+        if form.get("client_secret") != ["right"] or form.get("audience") != ["pulsar"]:
+            self._answer(401, {"error": "invalid_client"})
+        else:
+            self._answer(200, {"access_token": token("admin"), "expires_in": 600})
+
+    def _answer(self, status: int, body: object) -> None:
+        told = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(told)))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    with Issuer(("127.0.0.1", 0), _Answers) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+async def test_oauth2_opens(guarded: Guarded, issuer: Issuer) -> None:
+    client = "oauth2_client_id=shop&oauth2_client_secret=right&oauth2_audience=pulsar"
+    await passes(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}")
+    assert issuer.asked == 1
+
+
+async def test_a_wrong_oauth2_secret_is_told_as_one(guarded: Guarded, issuer: Issuer) -> None:
+    client = "oauth2_client_id=shop&oauth2_client_secret=wrong&oauth2_audience=pulsar"
+    with pytest.raises(AuthenticationFailed, match="OAuth"):
+        async with broker.connect(f"{guarded.plain}&oauth2_issuer={issuer.url}&{client}"):
+            pass

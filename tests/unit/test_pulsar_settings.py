@@ -1,0 +1,56 @@
+"""Settings of the Pulsar backend: what a URL means, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.errors import InvalidSetting, UnknownSetting
+from broker_pulsar.settings import PulsarSettings
+
+
+def test_a_url_says_hosts_tenant_and_namespace() -> None:
+    settings = PulsarSettings.from_url("pulsar://one,two:6655/acme/sales?batching=off&chunking=true")
+    assert settings.service_url == "pulsar://one:6650,two:6655"
+    assert settings.hosts == (("one", 6650), ("two", 6655))
+    assert (settings.tenant, settings.namespace) == ("acme", "sales")
+    assert settings.http_url == "http://one:8080"
+    assert settings.chunking
+
+
+def test_tls_has_doors_of_its_own() -> None:
+    settings = PulsarSettings.from_url("pulsar+ssl://secure.example")
+    assert settings.uses_tls
+    assert settings.service_url == "pulsar+ssl://secure.example:6651"
+    assert settings.http_url == "https://secure.example:8443"
+    assert PulsarSettings.from_url("pulsar://[::1]").http_url == "http://[::1]:8080"
+    assert PulsarSettings.from_url("pulsar://h?admin_url=https://a:1/").http_url == "https://a:1"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("pulsar://h?token=a&token_file=b", "one way to authenticate"),
+        ("pulsar://h?oauth2_issuer=http://i", "belong together"),
+        ("pulsar://h?tls_cert=a.pem", "belong together"),
+        ("pulsar://h?chunking=true", "batching=off"),
+        ("pulsar://h?admin_url=h:8080", "http://"),
+        ("pulsar://h?batching_max_messages=4096", "4095"),
+        ("pulsar://user:secret@h", "takes no"),
+        ("pulsar://h?linger=0", "linger"),
+    ],
+)
+def test_what_does_not_fit_is_refused(url: str, told: str) -> None:
+    with pytest.raises(InvalidSetting, match=told):
+        PulsarSettings.from_url(url)
+
+
+def test_a_wrong_parameter_names_the_nearest() -> None:
+    with pytest.raises(UnknownSetting, match="compression"):
+        PulsarSettings.from_url("pulsar://h?compresion=lz4")
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    settings = PulsarSettings.from_url("pulsar://h?token=very-secret")
+    assert "very-secret" not in repr(settings)
