@@ -13,7 +13,7 @@ from broker.hooks import Connected, Disconnected, Event
 from broker.testing.waiting import bodies, eventually, numbered, take, until_seen
 from broker.testing.worker import Worker
 from tests.servers.proxy import Proxy
-from tests.servers.pubsub import PubSubServer, shared_server
+from tests.servers.pubsub import PubSubServer, need_emulator, shared_server
 
 pytestmark = pytest.mark.chaos
 PATIENCE = 20.0
@@ -68,6 +68,7 @@ async def _publish_until(enough: asyncio.Event, bus: broker.Bus, topic: str, sen
 
 async def test_a_killed_server_is_told_and_comes_back_empty():
     topic, events = _name(), list[Event]()
+    need_emulator()
     with PubSubServer() as server:
         async with broker.connect(f"{server.url}&publish_timeout=2&request_timeout=2&settle_timeout=1") as bus:
             bus.hooks.listen(events.append)

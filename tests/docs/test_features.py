@@ -19,6 +19,9 @@ BACKENDS: Final[Mapping[str, str]] = {
     "inmem": "inmem:",
     "JetStream": "nats://localhost",
     "Kafka": "kafka://localhost",
+    "Pub/Sub": "pubsub://project",
+    "Pulsar": "pulsar://localhost",
+    "Service Bus": "servicebus://policy:key@namespace",
 }
 
 

@@ -1,7 +1,7 @@
 """Google's Pub/Sub emulator as a small object: start, stop, kill, restart, pause, resume. Loopback only.
 
 It keeps all in memory: whatever ends it, it comes back empty, at the same port. Blocking, for fixtures and threads;
-every call returns when it is done. It ends with this process, however that ends. A machine without Java fails here.
+every call returns when it is done. It ends with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 from tests.servers.process import ChildProcess
 from tests.servers.pubsub_jar import emulator
 
-__all__ = ["PROJECT", "PubSubServer", "shared_server"]
+__all__ = ["PROJECT", "PubSubServer", "need_emulator", "shared_server"]
 
 PROJECT = "anybroker-tests"
 START_SECONDS = 45.0
@@ -123,9 +125,18 @@ class PubSubServer:
             child.end(how, STOP_SECONDS)
 
 
+def need_emulator() -> None:
+    """Skip the test where the emulator cannot be had, telling what to install."""
+    try:
+        emulator()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
 @cache
 def shared_server() -> PubSubServer:
     """The emulator of this test process, started at the first call and ended with the process."""
+    need_emulator()
     server = PubSubServer()
     atexit.register(server.close)
     return server.start()

@@ -1,7 +1,7 @@
 """Google's Pub/Sub emulator, which is one jar: of an installed Cloud SDK, or of Google's Debian package, by apt.
 
 `emulator()` looks for the SDK's first, and else fetches the package once into `$XDG_CACHE_HOME/anybroker` or
-`~/.cache/anybroker`, without installing it. What fails says what to install; nothing is skipped.
+`~/.cache/anybroker`, without installing it. What fails says what to install.
 """
 
 from __future__ import annotations
