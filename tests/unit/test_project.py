@@ -66,7 +66,7 @@ def test_every_backend_of_this_version_has_its_extra_and_is_in_all():
     shipped = {
         built_in.extra for built_in in registry._BUILT_IN.values() if built_in.target.partition(".")[0] in PACKAGES
     }
-    assert shipped == {"inmem", "kafka", "nats", "embedded", "pubsub"}
+    assert shipped == {"inmem", "kafka", "nats", "embedded", "pubsub", "pulsar", "servicebus"}
     assert shipped <= set(extras)
     assert all(extra in extras["all"][0] for extra in shipped)
 
