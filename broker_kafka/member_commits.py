@@ -66,7 +66,9 @@ class MemberCommits:
         }
         ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
         if ours:
-            task = self._loop.create_task(self._carry_out(ours), name="broker-kafka-commit")
+            # Before the task begins a partition may be taken away.
+            mine = {partition: self._owned[partition] for partition in ours}
+            task = self._loop.create_task(self._carry_out(ours, mine), name="broker-kafka-commit")
             self._under_way.add(task)
             self._newest.update(dict.fromkeys(ours, task))
             task.add_done_callback(self._under_way.discard)
@@ -83,10 +85,9 @@ class MemberCommits:
         self._closed = True
 
     async def _carry_out(
-        self, positions: Mapping[TopicPartition, StoredOffset]
+        self, positions: Mapping[TopicPartition, StoredOffset], mine: dict[TopicPartition, int]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         self.any = True
-        mine = {partition: self._owned[partition] for partition in positions}
         until = self._loop.time() + _NEW_GENERATION_SECONDS
         results = dict(await self._once(positions))
         # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.

@@ -163,10 +163,11 @@ async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic:
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
     await source.fetch(100, 1 << 20, 0.1)
-    before = time.process_time()
+    # Other threads of this process may belong to other tests.
+    before = time.thread_time()
     for _ in range(4):
         assert await source.fetch(100, 1 << 20, 0.5) == []
-    assert time.process_time() - before < 0.02 * 2
+    assert time.thread_time() - before < 0.02 * 2
 
 
 async def test_the_native_client_is_there_while_the_backend_is_open(nats_server: NatsServer, topic: str) -> None:

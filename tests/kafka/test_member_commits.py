@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import LeaseLost
+from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.commits import split_owned
+from broker_kafka.member_commits import MemberCommits
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 
 def test_what_is_not_ours_is_told_apart_from_the_rest() -> None:
@@ -15,3 +22,27 @@ def test_what_is_not_ours_is_told_apart_from_the_rest() -> None:
     assert ours == offsets[:1]
     assert [*refused] == [TopicPartition("orders", 1)]
     assert isinstance(refused[TopicPartition("orders", 1)], LeaseLost)
+
+
+async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_store() -> None:
+    place = TopicPartition("orders", 0)
+    owned = {place: 1}
+
+    async def refuse(
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        assert not owned
+        return dict.fromkeys(positions, LeaseLost("Another has it"))
+
+    commits = MemberCommits(
+        cast("Any", SimpleNamespace(commit=refuse)),
+        cast("Any", SimpleNamespace(calling_back=False)),
+        owned,
+        GroupMember("readers", 1),
+        group="readers",
+        timeout=5.0,
+    )
+    committing = asyncio.ensure_future(commits.commit({place: (5, "")}))
+    # The task of the commit is made in this turn of the loop and begins in the next.
+    asyncio.get_running_loop().call_soon(owned.clear)
+    assert isinstance((await committing)[place], LeaseLost)

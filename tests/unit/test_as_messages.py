@@ -261,12 +261,12 @@ async def test_thousands_above_a_stuck_record_cost_microseconds_each() -> None:
     count = 50_000
     b.records.append(*range(count))
     messages: list[Message[Any]] = []
-    began = time.process_time()
+    began = time.thread_time()
     while len(messages) < count:
         batch = await b.fetch(1000)
         messages += batch
         await b.settle(ACK, *(message for message in batch if message.raw.offset))
-    spent = (time.process_time() - began) / count * 1e6
+    spent = (time.thread_time() - began) / count * 1e6
     assert b.records.stored == {}
     await b.settle(ACK, messages[0])
     await b.messages.close()
