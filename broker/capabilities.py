@@ -115,6 +115,8 @@ class RecordCapabilities:
     log_reader: bool = True
     position_at: bool = False
     read_committed: bool = False
+    counting_offsets: bool = True
+    """The distance of two offsets of a partition is how many records can be between them, and rarely more."""
     shared_offsets: bool = False
     """Offsets grow over all partitions of a topic, so within one they have gaps, and a position is one in all."""
     group_admin: bool = False

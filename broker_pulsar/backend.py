@@ -89,7 +89,7 @@ class PulsarBackend:
                 ordered_delivery=True,
                 start_time=True,
             ),
-            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True),
+            records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, counting_offsets=False),
             durable=True,
         )
 
