@@ -34,6 +34,8 @@ class GroupPartition:
         """`changing`: it is being taken over, given up or moved, and what arrives meanwhile is not ours."""
         self.connection = ""
         """The connection over which we became its owner, as the broker calls it."""
+        self.brought = False
+        """Whether anything came since it began, so that what is left behind is known to come."""
         self.start: Final = start
         self.committed = start
         self.buffer: deque[Record[Any]] = deque()
@@ -52,6 +54,7 @@ class GroupPartition:
             if record.offset < self._next:
                 continue  # After a reconnect the broker begins again at what is committed.
             self._next = record.offset + 1
+            self.brought = True
             self.buffer.append(record)
             self._ids.append((record.offset, message_id))
         while len(self._ids) > KEPT_IDS:
@@ -63,6 +66,7 @@ class GroupPartition:
         self.buffer.clear()
         self._ids.clear()
         self._next = position
+        self.brought = False
 
     def commit_id(self, position: int) -> Any:
         """The id to ack up to, so that `position` is the next to read; None if there is nothing to ack."""

@@ -254,22 +254,23 @@ class PulsarRecordSource:
         return sorted(place for place, part in self._parts.items() if part.owned)
 
     async def is_idle(self, seconds: float) -> bool:
-        """What another member has not finished may become ours, until it is sure that this member lives."""
+        """What another member has not finished may become ours, until it is sure that this member lives; and what has
+        just become ours is on its way."""
         if self._closed or seconds >= _NOTICED:
             return True
         try:
             for topic in dict.fromkeys(self._subscription.topics):
                 stats = await self._connection.stats(topic)
-                others = [each for number, each in stats.items() if not self._owns(TopicPartition(topic, number))]
-                if any(backlog_of(each, self.group) for each in others):
+                coming = [each for number, each in stats.items() if not self._brings(TopicPartition(topic, number))]
+                if any(backlog_of(each, self.group) for each in coming):
                     return False
         except BrokerError:
             return False
         return True
 
-    def _owns(self, place: TopicPartition) -> bool:
+    def _brings(self, place: TopicPartition) -> bool:
         part = self._parts.get(place)
-        return part is not None and part.owned
+        return part is not None and part.owned and part.brought
 
     async def _join(self, topic: str, number: int, log: TopicPath) -> None:
         place = TopicPartition(topic, number)

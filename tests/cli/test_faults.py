@@ -142,7 +142,7 @@ def test_a_person_sees_progress_and_is_asked(process):
         ("nats://127.0.0.1:1", 4, "server"),
         ("nats://user:secret@127.0.0.1:1", 4, "server"),
         ("kafka://127.0.0.1:1", 4, "No broker at 127.0.0.1:1"),
-        ("pulsar://localhost", 2, "not part of this version"),
+        ("pulsar://127.0.0.1:1", 4, "No broker at pulsar://127.0.0.1:1"),
     ],
 )
 def test_a_url_that_leads_nowhere(url, code, says, capsys, monkeypatch):

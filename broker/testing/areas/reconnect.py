@@ -275,7 +275,9 @@ class Reconnecting(ConformanceCase):
     )
     async def test_pipeline_goes_on(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic()
-        await bus.admin.ensure_subscription(topic, "readers")
+        if bus.capabilities.records is None:
+            # A broker without a log keeps nothing that no subscription is there for.
+            await bus.admin.ensure_subscription(topic, "readers")
         futures = [await bus.topic(topic).enqueue(body) for body in numbered(100)]
         restarting = asyncio.ensure_future(harness.restart())
         sent = [*numbered(100), *numbered(100, "n")]
