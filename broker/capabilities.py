@@ -25,6 +25,8 @@ class LeaseMode(StrEnum):
     """The client library renews by itself."""
     RENEW = "renew"
     """The core renews through `MessageSource.extend`."""
+    FIXED = "fixed"
+    """It is ours for `lease_seconds`, which nobody can renew: what takes longer is lost, and comes again."""
 
 
 class ConfirmedAck(StrEnum):
@@ -81,26 +83,43 @@ class MessageCapabilities:
 
     lease: LeaseMode
     lease_seconds: float | None = None
-    """How long a message is ours without renewal, where the lease is renewed."""
+    """How long a message is ours without renewal, where the lease is renewed or cannot be."""
     confirmed_ack: ConfirmedAck = ConfirmedAck.NEVER
     native_delay: float = 0.0
     """The longest `nack(delay=)` that the broker keeps by itself, in seconds; 0 is none."""
     delivery_attempt: bool = False
     """`Message.delivery_attempt` is a number, not None."""
+    delivery_limit: int | None = None
+    """After so many deliveries the broker drops a message, whatever became of them; the core dead-letters it before."""
     release_keeps_attempt: bool = False
     """Giving a message back unhandled does not count as a delivery."""
     key_affinity: bool = False
     """The broker sends all messages of a key to one consumer at a time, so order per key holds across processes."""
     shared_by_message: bool = True
-    """Consumers of a subscription share its messages one by one; else whole partitions, each with one consumer."""
+    """Consumers of a subscription share its messages one by one; else larger parts: whole partitions, each with one
+    consumer, or what a producer has sent together."""
     ordered_delivery: bool = False
     """A single consumer without failures gets messages of one key in the order they were published."""
     creates_subscriptions: bool = True
+    history: bool = True
+    """A new subscription can begin before it was made: `start="earliest"` gets what the topic holds."""
     start_latest: bool = True
     start_time: bool = False
     ephemeral: bool = True
+    subscription_admin: bool = True
+    """`bus.admin` lists the subscriptions of a topic, and tells how far each of them is."""
     retry_topics: bool = False
     """`retry_topics=` is honoured: messages wait for their next try on topics of their own."""
+
+    @property
+    def renewable(self) -> bool:
+        """Whether a message can stay ours for as long as it takes."""
+        return self.lease is not LeaseMode.FIXED
+
+    @property
+    def unlimited_deliveries(self) -> bool:
+        """Whether the broker delivers a message as often as it takes."""
+        return self.delivery_limit is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +135,8 @@ class RecordCapabilities:
     position_at: bool = False
     read_committed: bool = False
     counting_offsets: bool = True
-    """The distance of two offsets of a partition is how many records can be between them, and rarely more."""
+    """The distance of two offsets of a partition is how many records can be between them, and rarely more. Where it is
+    not, `bus.log.spans` tells where records lie."""
     shared_offsets: bool = False
     """Offsets grow over all partitions of a topic, so within one they have gaps, and a position is one in all."""
     group_admin: bool = False

@@ -167,10 +167,12 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         await self._settle(Outcome.NACK, delay, "")
 
     async def reject(self, reason: str = "rejected") -> None:
-        """Give up on it: it goes to the dead letters with this reason.
+        """Give up on it: it goes to the dead letters with this reason. Returns when it is there, and settled.
 
         :raises ConfigurationError: the reason is no str.
-        :raises LeaseLost, AlreadySettled, SettleError: as for `ack`.
+        :raises LeaseLost: its lease ended; it comes again, beside its letter if that was written by then.
+        :raises AlreadySettled: it was settled another way.
+        :raises SettleError: its letter is written, and it may come again beside it.
         """
         if not isinstance(reason, str):
             raise refused("reason", reason, "a str, such as str(error)")
@@ -180,6 +182,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         """Keep the lease renewed until `seconds` from now, beyond `max_lease` if need be.
 
         :raises LeaseLost: it was lost before.
+        :raises Unsupported: nobody can renew it here (`capabilities.messages.lease` is "fixed").
         """
         if self.state is SettleState.LOST:
             raise LeaseLost(f"Message {self.id!r} of topic {self.topic!r} was lost before it was extended")

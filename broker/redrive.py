@@ -1,8 +1,10 @@
 """Dead letters: look at them, and publish them again to where they came from.
 
 *Which letters.* A redrive has a subscription of its own on the dead-letter topic, `anybroker-redrive`, made at its
-first use and kept: what it moved is settled there, so a second redrive moves only what came since. Listing shows what
-that subscription has still to move; before the first redrive it reads the log, where there is one, and makes nothing.
+first use and kept: what it moved is settled there, so a second redrive moves only what came since. On a broker without
+history it is made by the first consumer that has this topic for its dead letters, and has what came since then.
+Listing shows what that subscription has still to move; before the first redrive it reads the log, where there is one,
+and makes nothing.
 
 *Delivery.* A letter is published first and settled afterwards: an interruption may repeat some, and loses none.
 Every subscription of the origin sees the message again. It gets an id made from its letter's id: a broker that
@@ -23,8 +25,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol, Unpack
 
-from broker.capabilities import Capabilities, ConfirmedAck
+from broker.capabilities import Capabilities
 from broker.consuming.consumer import MessageConsumer
+from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION, confirms
 from broker.consuming.options import MessageOptions
 from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
@@ -38,8 +41,6 @@ from broker.records import Record
 from broker.spi import Backend
 
 __all__ = ["REDRIVE_SUBSCRIPTION", "DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
-
-REDRIVE_SUBSCRIPTION: Final = "anybroker-redrive"
 
 _BATCH: Final = 500
 _MOST_LEFT: Final = 10_000
@@ -240,7 +241,7 @@ def _letters(bus: RedriveBus, topic: str) -> MessageConsumer[bytes]:
         subscription=REDRIVE_SUBSCRIPTION,
         # Listing hands letters out and back any number of times; that is no reason to give them up.
         retry=Retry(max_deliveries=1_000_000),
-        confirm_acks=family.confirmed_ack is not ConfirmedAck.NEVER,
+        confirm_acks=confirms(family),
         max_outstanding=_MOST_LEFT + 2 * _BATCH,
         prefetch=_BATCH,
     )

@@ -158,10 +158,26 @@ class BackendSettings(BaseModel):
                     advice=f"Leave the {name} out",
                 )
 
+    def check_given(self) -> None:
+        """Refuse settings that do not fit together, by where they came from too: `origin` tells that here, as it does
+        not yet in a validator.
+
+        :raises InvalidSetting: they do not.
+        """
+
     @property
     def url(self) -> str:
         """The URL these were made from, with secrets masked; the bare scheme if they were made otherwise."""
         return self._url if self._url is not None else f"{self.schemes[0]}:"
+
+    def replaced(self, changes: Mapping[str, Any]) -> Self:
+        """These settings with other values for some, of which the origin is "argument"; the others keep theirs.
+
+        :raises UnknownSetting: a change is of no setting.
+        :raises InvalidSetting: a value cannot be used, or does not fit to the others.
+        """
+        values = {name: getattr(self, name) for name in self.model_fields_set} | dict(changes)
+        return self._make(values, self._origins | dict.fromkeys(changes, Origin("argument")), self._url)
 
     def origin(self, name: str) -> Origin:
         """Where the value of a setting came from.
@@ -218,6 +234,7 @@ class BackendSettings(BaseModel):
         except ValidationError as error:
             raise self._invalid(error, values, origins) from None
         self._origins = dict(origins)
+        self.check_given()
 
     @classmethod
     def _check_names(cls, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> None:

@@ -24,11 +24,11 @@ raising, so that one bad item does not take its batch with it; they raise only i
 A backend whose client reconnects by itself lets it, and reports through `listener.event`.
 
 *Delivery.* What `fetch` returned is the core's until it is settled: a backend forgets nothing of it. If a
-backend learns that messages or partitions are no longer ours it calls `listener.lost` in that moment.
+backend learns that messages or partitions are no longer ours it calls `listener.lost` in that moment. What
+a source with `redelivers_in_order = True` lost or could not settle comes again from the first of its key on.
 
-*Close.* `close` gives back what was fetched and not settled wherever the broker allows it, at once, and does
-not wait for anything else. It deletes nothing on the server (an ephemeral subscription excepted). It may
-be called twice, and after a failure.
+*Close.* `close` gives back at once what was fetched and not settled wherever the broker allows it, and waits
+for nothing else. It deletes nothing there but an ephemeral subscription. It may be called twice, or after a failure.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ __all__ = [
     "RetryTopic",
     "Settlement",
     "SourceListener",
+    "Span",
     "Start",
     "SubscriptionInfo",
     "TellsIdle",
+    "TellsSpans",
     "TopicInfo",
     "TopicPartition",
     "TransactionSpi",
@@ -97,13 +99,11 @@ class Bounds(NamedTuple):
 
 
 class RetryTopic(NamedTuple):
-    """One of the topics on which messages of a subscription wait for their next try."""
+    """One of the topics on which messages of `origin` wait for their next try, each for `delay` seconds."""
 
     name: str
     origin: str
-    """The topic whose messages wait on it."""
     delay: float
-    """The seconds that each of them waits."""
 
 
 class Settlement(msgspec.Struct, frozen=True, gc=False):
@@ -114,7 +114,8 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     delay: float | None = None
     """Seconds, for NACK and RELEASE; never above `capabilities.messages.native_delay`."""
     reason: str = ""
-    """For REJECT."""
+    error: str = ""
+    """For REJECT: why, and what the handler raised last, if it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,8 @@ class MessageSubscription:
     """The most messages the core will hold unsettled, for the broker's own bound; the core enforces it anyway."""
     max_deliveries: int | None = None
     """The core gives up after so many deliveries; the broker's own limit must lie above it, or be off."""
+    dead_letter: str | None = None
+    """Where to, for a backend that itself gives up what outlives its consumers: once each, and told as by the core."""
     retry_topics: Sequence[RetryTopic] = ()
     """Delivered likewise, each message when it is due; only where `capabilities.messages.retry_topics` says so."""
 
@@ -327,6 +330,24 @@ class LogReaderSpi(Protocol):
 
         :raises OffsetOutOfRange: `start` was removed by retention, or `stop` lies beyond the end.
         """
+        ...
+
+
+class Span(NamedTuple):
+    """Positions from `start` to `stop`, half-open, in which records lie as batches: at each whole multiple of `step`
+    begins one, of at most `step` records."""
+
+    start: int
+    stop: int
+    step: int
+
+
+@runtime_checkable
+class TellsSpans(Protocol):
+    """A log reader whose offsets do not count records; optional."""
+
+    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
+        """Where between two positions records lie now, rising; what retention removed is left out."""
         ...
 
 

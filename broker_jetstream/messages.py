@@ -20,6 +20,7 @@ from broker.errors import BackendError, BrokerError, Closed, NotFound
 from broker.hooks import Warned
 from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
+from broker.waker import Waker
 from broker_jetstream import consumers
 from broker_jetstream.asking import Asking
 from broker_jetstream.connection import Connection
@@ -88,7 +89,7 @@ class JetStreamMessageSource:
         self._open = self._asking.open
         self._until = 0.0
         self._idle_since = 0.0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._interrupted = False
         self._fetching = False
         self._failure: BrokerError | None = None
@@ -179,14 +180,14 @@ class JetStreamMessageSource:
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
-        self._wake()
+        self._waker.wake()
 
     def _arrived_in_order(self, subject: bytes, reply: bytes, data: bytes, block: bytes) -> None:
         assert self._swallowed is not None  # only then is this the handler
         if (data or block[8:9] != b" ") and not self._swallowed.arrived(reply):
             if (pull := self._asking.open.get(subject)) is not None:
                 pull[0] -= 1
-            self._wake()
+            self._waker.wake()
             return
         self._arrived(subject, reply, data, block)
 
@@ -209,8 +210,8 @@ class JetStreamMessageSource:
         if (pull := self._open.get(subject)) is not None:
             pull[0] -= 1
             pull[1] -= size
-        if self._waiter is not None:
-            self._wake()
+        if self._waker.waiter is not None:
+            self._waker.wake()
 
     @property
     def _credit(self) -> int:
@@ -232,7 +233,7 @@ class JetStreamMessageSource:
             known in lowered for known in ("maxbytes", "batch completed", "leadership", "shutdown", "exceeded max")
         ):
             self._fail(BackendError(f"The server refused a pull of {self._name}: {code} {text}"))
-        self._wake()
+        self._waker.wake()
 
     def _look(self, reason: str) -> None:
         """Find out whether the consumer is still there; the next fetch says so if it is not."""
@@ -248,11 +249,11 @@ class JetStreamMessageSource:
             logger.debug("%s: %s: %s", self._name, reason, error)
         finally:
             self._asking.drop()
-            self._wake()
+            self._waker.wake()
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = error
-        self._wake()
+        self._waker.wake()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
         buffer = self._buffer
@@ -277,25 +278,13 @@ class JetStreamMessageSource:
         return taken
 
     async def _wait(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
         # Two missed heartbeats mean that the pull is gone.
         patience = self._asking.patience
-        self._waiter = loop.create_future()
-        timer = loop.call_later(min(seconds, patience), self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
+        await self._waker.wait(min(seconds, patience))
         if self._credit and not self._buffer and monotonic() - self._asking.heard > patience:
             if self._connection.connected and self._connection.hooks.listening:
                 self._listener.event(Warned(text=f"{self._name}: the server is silent, asking again"))
             await self._asking.renew()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
     # Between fetches.
 
@@ -337,7 +326,7 @@ class JetStreamMessageSource:
         if self._swallowed is not None:
             self._swallowed.broke()
         self._asking.drop()
-        self._wake()
+        self._waker.wake()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -379,7 +368,7 @@ class JetStreamMessageSource:
             except (BrokerError, TimeoutError) as error:
                 logger.debug("Giving back what %s had fetched: %s", self._name, error)
         self._closed = True
-        self._wake()
+        self._waker.wake()
         for task in tuple(self._tasks):
             task.cancel()
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound
 from broker.records import Record
 from broker.spi import RecordListener, Start, TopicPartition
+from broker.waker import Waker
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.layout import Layout, Layouts
@@ -71,7 +72,7 @@ class JetStreamRecordSource:
         self._log = JetStreamLogReader(connection, layouts)
         self._topics: dict[str, _Topic] = {}
         self._paused: set[TopicPartition] = set()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._fetching = self._interrupted = self._closed = False
         self._failure: BrokerError | None = None
         self._turn = 0
@@ -153,35 +154,24 @@ class JetStreamRecordSource:
         return taken
 
     async def _wait(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, self._wake)
-        try:
-            if any(
-                partition.buffered and partition.proven and partition.told and not partition.paused
-                for partition in self._partitions()
-            ):
-                # It came between the look and the wait.
-                await asyncio.sleep(0)
-                return
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if any(
+            partition.buffered and partition.proven and partition.told and not partition.paused
+            for partition in self._partitions()
+        ):
+            # It came between the look and the wait.
+            await asyncio.sleep(0)
+            return
+        await self._waker.wait(seconds)
 
     def _news(self) -> None:
         """A partition has changed."""
-        self._wake()
+        self._waker.wake()
         if self._untold():
             self._nudge.set()
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
-        self._wake()
+        self._waker.wake()
 
     def _partitions(self) -> list[Partition]:
         return [partition for topic in self._topics.values() for partition in topic.owned.values()]
@@ -217,7 +207,7 @@ class JetStreamRecordSource:
                         await topic.membership.tell()
             except BrokerError as error:
                 logger.debug("Group %r: %s", self._group, error)
-            self._wake()
+            self._waker.wake()
 
     async def _keep(self) -> None:
         for partition in self._partitions():
@@ -227,7 +217,7 @@ class JetStreamRecordSource:
         for topic in self._topics.values():
             topic.membership.forgive()
         self._nudge.set()
-        self._wake()
+        self._waker.wake()
 
     async def _rebalance(self) -> None:
         for name, topic in self._topics.items():
@@ -267,7 +257,7 @@ class JetStreamRecordSource:
             for partition in settled:
                 partition.told = True
             self._listener.assigned([partition.place for partition in settled])
-            self._wake()
+            self._waker.wake()
 
     async def _release(self, places: Sequence[TopicPartition]) -> None:
         """Let partitions go in order: nothing more is handed over, the core commits, then others may have them."""
@@ -297,7 +287,7 @@ class JetStreamRecordSource:
             if partition.told:
                 self._listener.lost([partition.place])
             self._nudge.set()
-            self._wake()
+            self._waker.wake()
 
     # Positions.
 
@@ -341,7 +331,7 @@ class JetStreamRecordSource:
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         self._paused.difference_update(partitions)
         self._set_paused(partitions, paused=False)
-        self._wake()
+        self._waker.wake()
 
     def _set_paused(self, places: Sequence[TopicPartition], *, paused: bool) -> None:
         for place in places:
@@ -359,7 +349,7 @@ class JetStreamRecordSource:
             return
         self._closed = True
         self._remove_callback()
-        self._wake()
+        self._waker.wake()
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.wait((self._ticker,))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+from broker.waker import Waker
 from broker_jetstream.headers import status_of
 
 __all__ = ["Inbox", "Replies"]
@@ -23,11 +24,11 @@ NOTHING: Final = (b"", b"")
 class Replies:
     """The answers to one batch of messages."""
 
-    __slots__ = ("_inbox", "_waiter", "absent", "answers", "missing", "nobody_there", "prefix", "subjects")
+    __slots__ = ("_inbox", "_waker", "absent", "answers", "missing", "nobody_there", "prefix", "subjects")
 
     def __init__(self, inbox: Inbox, prefix: bytes, number: int, subjects: frozenset[bytes]) -> None:
         self._inbox = inbox
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self.prefix = prefix
         self.answers: list[tuple[bytes, bytes] | None] = [None] * number
         """Header block and body of each answer; None until it has come."""
@@ -67,20 +68,12 @@ class Replies:
         self.missing = missing
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._waker.wake()
 
     async def wait(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds until all are there or somebody calls `wake`. Whether all are there."""
         if self.missing and timeout > 0:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = loop.call_later(timeout, self.wake)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
-                self._waiter = None
+            await self._waker.wait(timeout)
         return not self.missing
 
     def close(self) -> None:

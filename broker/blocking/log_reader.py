@@ -13,7 +13,7 @@ from typing import Any
 from broker.blocking.portal import Portal
 from broker.blocking.settling import BlockingRecordBatch
 from broker.reading import log_reader as asynchronous
-from broker.spi import Bounds
+from broker.spi import Bounds, Span
 
 __all__ = ["LogReader"]
 
@@ -43,6 +43,13 @@ class LogReader:
         :raises Unsupported: the backend cannot search by time.
         """
         return self._portal.call(self._reader.position_at, topic, time)
+
+    def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
+        """Where between two positions records lie, for planning; offsets that count records are one span of step 1.
+
+        :raises NotFound: there is no such topic or partition.
+        """
+        return self._portal.call(self._reader.spans, topic, partition, start, stop)
 
     def read(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None, *, max_records: int = 1000

@@ -32,6 +32,8 @@ BUILT_IN: Final = (
     "lag",
     "groups",
     "dead",
+    "tracker",
+    "queue",
     "pipeline",
     "doctor",
 )

@@ -14,6 +14,8 @@ from broker.cli.exits import Exit, describe
 from broker.cli.progress import counter
 from broker.cli.rendering import bytes_field, cut, escaped, json_line, json_text, printable, show_table, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
+from broker.errors import InvalidName
+from broker.names import check_name, native_name
 from broker.redrive import DeadLetter
 
 __all__ = ["app"]
@@ -23,8 +25,23 @@ app = new_app("dead", "List dead letters and redrive them.")
 CUT = 60
 """Characters of an error or body that a table shows."""
 
+
+def _topic(name: str) -> str:
+    """The broker's own dead letters have names of its own, such as a sub-queue's path."""
+    try:
+        return check_name(name, "topic")
+    except InvalidName:
+        return native_name(name)
+
+
 DeadTopic = Annotated[
-    str, typer.Argument(metavar="TOPIC", help="The dead-letter topic, such as orders.dead.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        parser=_topic,
+        help="The dead-letter topic, such as orders.dead, or the broker's own name of one.",
+        show_default=False,
+    ),
 ]
 
 

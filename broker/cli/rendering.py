@@ -18,6 +18,8 @@ from broker.messages import Message
 from broker.records import Record
 
 __all__ = [
+    "attribute_pairs",
+    "bytes_field",
     "cut",
     "envelope_json",
     "envelope_line",
@@ -98,7 +100,8 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _pairs(attributes: Mapping[str, str]) -> str:
+def attribute_pairs(attributes: Mapping[str, str]) -> str:
+    """Attributes on one line, for a person."""
     return " ".join(f"{escaped(name)}={escaped(value)}" for name, value in attributes.items())
 
 
@@ -107,7 +110,7 @@ def envelope_line(envelope: Message[Any] | Record[Any]) -> bytes:
     place = f"{envelope.partition}:{envelope.offset}" if isinstance(envelope, Record) else escaped(envelope.id)
     parts = [place, printable(envelope.key), printable(envelope.data)]
     if envelope.attributes:
-        parts.append(_pairs(envelope.attributes))
+        parts.append(attribute_pairs(envelope.attributes))
     attempt = envelope.delivery_attempt if isinstance(envelope, Message) else None
     if attempt is not None and attempt > 1:
         parts.append(f"(delivery {attempt})")
@@ -123,7 +126,7 @@ def envelope_row(envelope: Message[Any] | Record[Any], limit: int | None) -> lis
         "-" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
         printable(envelope.key, limit),
         printable(envelope.data, limit),
-        cut(_pairs(envelope.attributes), limit),
+        cut(attribute_pairs(envelope.attributes), limit),
     ]
 
 

@@ -16,11 +16,13 @@ from broker.checks import check_seconds
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
+from broker.consuming.letters import describe
+from broker.consuming.options import longest_delay
 from broker.consuming.retry import Drop, Retry
 from broker.consuming.retry_letters import letter_of
 from broker.consuming.retry_writer import RetryWriter
-from broker.errors import InvalidMessage, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed
+from broker.errors import InvalidMessage, LeaseLost, Unsupported
+from broker.hooks import DeadLettered, HandlerFailed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import RetryTopic, Settlement
 
@@ -126,7 +128,10 @@ class Disposition:
                 await intake.carry_out(message, settlement)
 
     async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
-        """Dead-letter it; return when that is done."""
+        """Dead-letter it; return when its letter is written and it is settled.
+
+        :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
+        """
         if message.begin_settling(Outcome.REJECT):
             await asyncio.shield(self._give_up_soon(intake, message, reason, None, self._tries(message)))
 
@@ -180,11 +185,13 @@ class Disposition:
         :raises Unsupported: neither the broker nor this process can keep it.
         """
         check_seconds("delay", delay, zero=True)
-        longest = max(intake.capabilities.native_delay, self._engine.options.max_lease)
+        longest = longest_delay(self._engine.options, intake.capabilities)
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
                 f"A delay of {delay:g} s is longer than this consumer can keep ({longest:g} s)",
-                advice="Ask for a shorter delay or raise max_lease",
+                advice="Ask for a shorter delay"
+                if intake.capabilities.lease is LeaseMode.FIXED
+                else "Ask for a shorter delay or raise max_lease",
             )
 
     def _has_room(self, intake: Intake) -> bool:
@@ -268,8 +275,19 @@ class Disposition:
                 self._not_written(intake, message, failure)
                 raise
         self._engine.hooks.emit(DeadLettered(message=message, target=target, reason=reason))
-        if message.state is SettleState.SETTLING:
-            await intake.carry_out(message, Settlement(message, outcome, reason=reason))
+        if message.state is not SettleState.SETTLING:
+            raise self._lost_meanwhile(message)
+        told = "" if error is None else describe(error)
+        # Whoever rejects has waited for the letter, and can wait for this too: else nobody hears of a refusal.
+        await intake.carry_out(message, Settlement(message, outcome, reason=reason, error=told), surely=True)
+
+    def _lost_meanwhile(self, message: Message[Any]) -> LeaseLost:
+        """It was given up, and its lease ended before it was settled; tell those who listen, too."""
+        error = LeaseLost(f"Message {message.id!r} of topic {message.topic!r} was given up after its lease was lost")
+        logger.warning("%s: it comes again", error.message)
+        if self._engine.hooks.listening:
+            self._engine.hooks.emit(SettleFailed(message=message, error=error))
+        return error
 
     def _failures_before(self, message: Message[Any]) -> int:
         """How often it had failed when it was sent to the retry topic that it came from."""

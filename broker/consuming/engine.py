@@ -66,6 +66,8 @@ class Engine:
         self.workers: set[asyncio.Task[None]] = set()
         self._decode = None if codec is None else codec.decode
         self._delivery_bound = retry.delivery_bound
+        # Without dead letters the handler may as well have the last delivery.
+        self._last_delivery = capabilities.delivery_limit if isinstance(dead_letter, DeadLetterWriter) else None
         self._sources = sources
         self._intakes: deque[Intake] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -295,13 +297,18 @@ class Engine:
         """The open ones that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
         admitted: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
-        bound, decode = self._delivery_bound, self._decode
+        bound, last, decode = self._delivery_bound, self._last_delivery, self._decode
         for message in messages:
             if message.state is not _OPEN:
                 continue
             attempt = message.view.delivery_attempt(message.raw)
             if attempt is not None and attempt > bound and attempt - self.attempts.releases(message) > bound:
                 reason = f"delivered {attempt - 1} times without being settled"
+                self.disposition.give_up_soon(intake_of(message), message, reason)
+                continue
+            if last is not None and attempt is not None and attempt >= last:
+                # Whatever became of this delivery but an ack, nobody would get it again.
+                reason = f"delivered {attempt} times, after which the broker drops it"
                 self.disposition.give_up_soon(intake_of(message), message, reason)
                 continue
             if decode is not None:

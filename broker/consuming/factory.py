@@ -13,7 +13,8 @@ from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.engine import Engine, OpenSource
-from broker.consuming.options import ConsumerOptions, check_options, check_policies
+from broker.consuming.letter_topic import LetterTopic
+from broker.consuming.options import ConsumerOptions, check_options, check_policies, fitting_retry
 from broker.consuming.retry import Drop, Retry
 from broker.consuming.retry_topics import RetryRoutes, RetryTopics, one_try_each, routes_of
 from broker.consuming.retry_writer import RetryWriter
@@ -66,7 +67,7 @@ class ConsumerFactory:
         family = self._family(subscription, check_start(start), options.confirm_acks)
         check_policies(retry, retry_topics, dead_letter, codec)
         if retry_topics is None:
-            retry = Retry() if retry is None else retry
+            retry = fitting_retry(retry, family)
             routes = None
         else:
             if not family.retry_topics:
@@ -90,6 +91,7 @@ class ConsumerFactory:
                     confirm_acks=bool(options.confirm_acks),
                     max_outstanding=max(1, options.max_outstanding // len(topics)),
                     max_deliveries=retry.delivery_bound,
+                    dead_letter=dead_letter if isinstance(dead_letter, str) else None,
                     retry_topics=() if routes is None else routes.of(topic),
                 ),
                 listener,
@@ -164,15 +166,9 @@ class ConsumerFactory:
         )
 
     async def _writer(self, topic: str) -> DeadLetterWriter:
-        # That letters cannot be written is better known before the first message is handled.
-        await self._backend.admin().describe_topic(topic)
-        limits = self._backend.capabilities.publish.limits
-
-        def publish(letter: OutboundMessage) -> Awaitable[object]:
-            # Asked for each time: the topic is the application's too, which may close it.
-            return self._bus.topic(topic).publish(letter)
-
-        return DeadLetterWriter(topic, publish, limits, self._bus.hooks)
+        letters = LetterTopic(self._backend, self._bus.topic, topic)
+        await letters.open()
+        return DeadLetterWriter(topic, letters.publish, self._backend.capabilities.publish.limits, self._bus.hooks)
 
     async def _retry_writer(self, routes: RetryRoutes, subscription: str) -> RetryWriter:
         admin = self._backend.admin()

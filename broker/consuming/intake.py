@@ -25,7 +25,7 @@ from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
-from broker.errors import BrokerError, LeaseLost
+from broker.errors import BrokerError, LeaseLost, Unsupported
 from broker.hooks import (
     Event,
     FetchFailed,
@@ -110,6 +110,8 @@ class Intake:
         self._source = source
         self.capabilities = capabilities
         self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
+        if self._lanes is not None:
+            self._lanes.in_order = getattr(source, "redelivers_in_order", False)
         self._settle_pump = SettlePump(source, self._settled)
         self._fetch_pump = FetchPump(
             source,
@@ -147,6 +149,11 @@ class Intake:
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
         check_seconds("seconds", seconds, zero=True)
+        if self.capabilities.lease is LeaseMode.FIXED:
+            raise Unsupported(
+                f"The lease of message {message.id!r} cannot be extended: nobody renews it on this broker",
+                advice="Work in less time than capabilities.messages.lease_seconds, or have the lease made longer",
+            )
         if message in self.held:
             message.lease_ends = max(message.lease_ends or 0.0, self._loop.time() + seconds)
 
@@ -171,9 +178,9 @@ class Intake:
 
     # -- settling ----------------------------------------------------------------------------------------
 
-    async def carry_out(self, message: Message[Any], settlement: Settlement) -> None:
-        """Settle a message that is in state settling; wait for the answer where there is one."""
-        if self._awaits_acks:
+    async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
+        """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
+        if surely or self._awaits_acks:
             await self._settle_pump.put_and_wait((settlement,))
         else:
             self._settle_pump.put(settlement)
@@ -228,12 +235,10 @@ class Intake:
         return copy
 
     def _settled(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
-        size = 0
-        count = 0
+        size = count = 0
         attempts = self.engine.attempts
         forgets = bool(attempts)
-        lanes = self._lanes
-        held = self.held
+        lanes, held = self._lanes, self.held
         for settlement, error in zip(settlements, results, strict=True):
             message = settlement.message
             bytes_held = held.pop(message, None)
@@ -280,8 +285,7 @@ class Intake:
         if replaced:
             # The source knows the originals; what waits for its next try in memory is a copy of one.
             messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
-        if messages:
-            self._lose(messages, "the broker took it back")
+        self._lose(messages, "the broker took it back")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [message for message in messages if message.state is _OPEN]
@@ -301,8 +305,9 @@ class Intake:
                 self._flow.freed(1, bytes_held)
             if message.state is _SETTLED or message.state is _LOST:
                 continue
-            message.state = _LOST
+            # Before its state is told: an ack that is on its way may be carried out yet.
             self._give_back_followers(message)
+            message.state = _LOST
             if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
                 self.ready.forget(message)

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final
 
-from broker.messages import Message, Outcome
+from broker.messages import Message, Outcome, SettleState
 
 __all__ = ["Lanes"]
 
@@ -25,6 +25,7 @@ _GONE_AFTER: Final = 60.0
 """Seconds without a message that was given back, or more where leases are longer, after which it went elsewhere."""
 _SWEPT_AT_ONCE: Final = 100
 _SETTLED: Final = 100
+_DOUBTED: Final = frozenset({SettleState.SETTLING, SettleState.UNKNOWN})
 _SHORTEST: Final = 0.02
 _LONGEST: Final = 5.0
 
@@ -32,11 +33,13 @@ _LONGEST: Final = 5.0
 class _Spilled:
     """A message that was given back and must come again before what follows it."""
 
-    __slots__ = ("number", "seen")
+    __slots__ = ("doubted", "number", "seen")
 
     def __init__(self, number: int, seen: float) -> None:
         self.number = number
         self.seen = seen
+        self.doubted = False
+        """Whether it may have been settled, and so not come again."""
 
 
 class _Lane:
@@ -89,6 +92,8 @@ class Lanes:
     def __init__(self, share: int | None, clock: Callable[[], float], lease: float | None = None) -> None:
         self._share = share
         self._clock = clock
+        self.in_order = False
+        """Whether what was given back comes again in order, so that a follower tells of what was settled before it."""
         self._gone_after = max(_GONE_AFTER, (lease or 0.0) + 2 * _LONGEST)
         self._lanes: dict[tuple[str, bytes], _Lane] = {}
         self._ready: deque[_Lane | Message[Any]] = deque()
@@ -216,6 +221,8 @@ class Lanes:
         lane.numbers = count()
         for message_id in (message.id, *(follower.id for follower in followers), *earlier):
             self._spill(lane, message.topic, message.key or b"", message_id, now)
+        if message.id in lane.spilled:
+            lane.spilled[message.id].doubted = message.state in _DOUBTED
         return followers
 
     def forget(self, message: Message[Any]) -> None:
@@ -282,7 +289,8 @@ class Lanes:
                     return False
                 del lane.spilled[first]
                 return True
-            if now - spilled.seen < self._gone_after:
+            passed_over = self.in_order and spilled.doubted and _is_next(lane, message_id)
+            if not passed_over and now - spilled.seen < self._gone_after:
                 return False
             del lane.spilled[first]
         return self._share is None or lane.held < self._share
@@ -291,3 +299,8 @@ class Lanes:
         if not lane.spilled and message.key is not None:
             self._lanes.pop((message.topic, message.key), None)
             self._sweeps.pop((message.topic, message.key), None)
+
+
+def _is_next(lane: _Lane, message_id: str) -> bool:
+    """Whether it is the one right behind the first that the lane waits for."""
+    return message_id == next(islice(lane.spilled, 1, None), message_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
@@ -12,7 +12,7 @@ from broker.consuming.retry_topics import RetryTopics
 from broker.errors import ConfigurationError
 from broker.spi import Start
 
-__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_policies"]
+__all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_policies", "fitting_retry", "longest_delay"]
 
 _MEBIBYTE = 1024 * 1024
 
@@ -73,12 +73,34 @@ def check_options(options: ConsumerOptions, sources: int, retry: Retry, capabili
         raise ConfigurationError(
             f"max_outstanding_bytes is {options.max_outstanding_bytes}", advice="Allow at least one byte per topic"
         )
-    kept = max(capabilities.native_delay, options.max_lease)
+    kept = longest_delay(options, capabilities)
     if capabilities.lease is not LeaseMode.NONE and retry.longest > kept:
         raise ConfigurationError(
             f"The retry policy may ask for a delay of {retry.longest:g} s, and nobody can keep more than {kept:g} s",
-            advice="Lower Retry.maximum or raise max_lease",
+            advice="Lower Retry.maximum"
+            if capabilities.lease is LeaseMode.FIXED
+            else "Lower Retry.maximum or raise max_lease",
         )
+
+
+def longest_delay(options: ConsumerOptions, capabilities: MessageCapabilities) -> float:
+    """The seconds for which a message can be kept from handlers, by the broker or in this process under its lease."""
+    lease = options.max_lease
+    if capabilities.lease is LeaseMode.FIXED and capabilities.lease_seconds is not None:
+        lease = min(lease, capabilities.lease_seconds)
+    return max(capabilities.native_delay, lease)
+
+
+def fitting_retry(retry: Retry | None, capabilities: MessageCapabilities) -> Retry:
+    """The policy of a consumer: where nobody renews a lease, a `maximum` that was left open is half of one at most."""
+    default = Retry()
+    retry = retry or default
+    if capabilities.lease is not LeaseMode.FIXED or capabilities.lease_seconds is None:
+        return retry
+    if retry.maximum != default.maximum:
+        return retry
+    longest = min(retry.maximum, capabilities.lease_seconds / 2)
+    return replace(retry, maximum=longest, initial=min(retry.initial, longest))
 
 
 def check_policies(retry: object, retry_topics: object, dead_letter: object, codec: object) -> None:

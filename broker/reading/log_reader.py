@@ -16,7 +16,7 @@ from broker.checks import check_count, check_time, is_whole, refused
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
 from broker.records import Record, RecordBatch
-from broker.spi import Bounds, LogReaderSpi
+from broker.spi import Bounds, LogReaderSpi, Span, TellsSpans
 
 __all__ = ["LogReaderFacade"]
 
@@ -55,6 +55,16 @@ class LogReaderFacade:
         if self._capabilities is not None and not self._capabilities.position_at:
             raise Unsupported("This backend cannot search its log by time", advice="Search by broker_time in read(...)")
         return await self._reader.position_at(check_name(topic, "topic"), time)
+
+    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
+        """Where between two positions records lie, for planning; offsets that count records are one span of step 1.
+
+        :raises NotFound: there is no such topic or partition.
+        """
+        check_name(topic, "topic")
+        if not isinstance(self._reader, TellsSpans):
+            return [Span(start, stop, 1)] if start < stop else []
+        return await self._reader.spans(topic, partition, start, stop)
 
     def read(
         self, topic: str, partition: int, start: int | None = None, stop: int | None = None, *, max_records: int = 1000

@@ -32,9 +32,9 @@ class Harness(ABC):
     """
 
     name: ClassVar[str] = "unnamed"
-    """The backend's column in the matrix."""
+    """The backend's column in the matrix; `backend[configuration]` for one that runs only what differs there."""
     in_matrix: ClassVar[bool] = True
-    """Whether the results go into the matrix; False for a second configuration of the same backend."""
+    """Whether the results go into the matrix; False for a second configuration that is to have no column."""
     patience: float = 10.0
     """Seconds within which something that must come has come."""
     quiet: float = 0.25

@@ -30,6 +30,9 @@ This page is written by `make conformance`; do not edit it.
 - `ok`: the test passed on this backend.
 - `n/a: needs capability X`: the backend or its test harness does not claim X, so the promise is not made.
 """
+_CONFIGURED = """\
+- `as kafka`, say, of `kafka[…]`, which is another configuration of that backend: the test runs on `kafka` only.
+"""
 
 
 @dataclass
@@ -93,17 +96,24 @@ class Matrix:
             for _, promises in areas()
             for promise in promises
             for backend in self.backends()
-            if (promise.name, backend) not in self.cells
+            if self._told(promise.name, backend) is None
         ]
+
+    def _told(self, promise: str, column: str) -> str | None:
+        """What the page says; another configuration of a backend need not run every test."""
+        backend = column.partition("[")[0]
+        if (promise, column) in self.cells or (promise, backend) not in self.cells:
+            return self.cells.get((promise, column))
+        return f"as {backend}"
 
     def render(self) -> str:
         """The whole page."""
         backends = self.backends()
-        lines = [_HEAD]
+        lines = [f"{_HEAD}{_CONFIGURED}" if any("[" in backend for backend in backends) else _HEAD]
         for title, promises in areas():
             lines += [f"## {title}", "", _row("promise", "in words", *backends), _row(*["---"] * (2 + len(backends)))]
             for promise in promises:
-                cells = [self.cells[(promise.name, backend)] for backend in backends]
+                cells = [self._told(promise.name, backend) or "" for backend in backends]
                 lines.append(_row(f"`{promise.name}`", promise.text, *cells))
             lines.append("")
         lines += _origins()
@@ -160,7 +170,9 @@ def _cell(report: pytest.TestReport) -> str | None:
         return FAILED
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        return f"n/a: {reason.removeprefix('Skipped: ')}"
+        reason = reason.removeprefix("Skipped: ")
+        # Skipped for another reason, it has told nothing.
+        return f"n/a: {reason}" if reason.startswith("needs capability ") else None
     return OK if report.when == "call" else None
 
 

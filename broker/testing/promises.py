@@ -98,4 +98,4 @@ def _has(wanted: str, capabilities: Capabilities, harness: Harness) -> bool:
         value = getattr(value, part, None)
     if exactly:
         return value == exactly
-    return bool(value) and value is not LeaseMode.NONE and value is not ConfirmedAck.NEVER
+    return bool(value) and value not in (LeaseMode.NONE, LeaseMode.FIXED, ConfirmedAck.NEVER)

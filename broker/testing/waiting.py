@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.messages import Message
+from broker.outbound import OutboundMessage
 from broker.records import Record
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "bodies",
     "drain",
     "eventually",
+    "interleaved",
     "let_pass",
     "nothing_more",
     "numbered",
@@ -127,6 +129,11 @@ def log_time(envelope: Message[bytes] | Record[bytes]) -> datetime:
 def numbered(count: int, prefix: str = "m") -> list[bytes]:
     """`count` different bodies in ascending order."""
     return [f"{prefix}-{number:06}".encode() for number in range(count)]
+
+
+def interleaved(keys: int, each: int) -> list[OutboundMessage]:
+    """`each` numbered messages of `keys` keys, taking turns."""
+    return [OutboundMessage(body, key=f"key-{key}") for body in numbered(each) for key in range(keys)]
 
 
 def bodies(envelopes: Iterable[Message[bytes] | Record[bytes]]) -> Counter[bytes | None]:

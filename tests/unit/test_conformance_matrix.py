@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, cast
 
 import pytest
 
+from broker.hooks import Hooks
+from broker.registry import create_backend
+from broker.testing import Harness
+from broker.testing.case import ConformanceCase
 from broker.testing.conformance import AREAS, Conformance
 from broker.testing.matrix import FAILED, OK, Matrix, areas
 from broker.testing.origins import ORIGINS
-from broker.testing.promises import promises_of
+from broker.testing.promises import missing_capability, promises_of
 from tests.broken_variants.variants import VARIANTS
+from tests.conformance import test_kafka_markers, test_kafka_share
+from tests.conformance.kafka_harness import KafkaHarness
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
-BACKENDS = ("inmem", "jetstream", "kafka")
+COLUMNS: Final[Mapping[str, str]] = {
+    "inmem": "inmem:",
+    "jetstream": "nats://localhost",
+    "kafka": "kafka://localhost",
+    "kafka[markers]": "kafka://localhost?queue=markers",
+    "kafka[share]": "kafka://localhost?queue=share",
+    "pubsub": "pubsub://project?emulator_host=localhost:1",
+    "pulsar": "pulsar://localhost",
+    "servicebus": "servicebus://policy:key@namespace",
+}
+ENGINES: Final[Mapping[str, type]] = {
+    "kafka[markers]": test_kafka_markers.TestKafkaMarkers,
+    "kafka[share]": test_kafka_share.TestKafkaShare,
+}
 
 pytest_plugins = ["pytester"]
 
@@ -32,6 +51,16 @@ class Harness(InmemHarness):
 class TestIt(Outcomes):
     harness_class = Harness
 """
+
+
+class Able(Harness):
+    """Can do whatever a test asks of a harness."""
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return ""
+
+    def can(self, operation: str) -> bool:
+        return True
 
 
 def test_test_names_and_promises_are_unique() -> None:
@@ -66,10 +95,37 @@ def test_page_is_current_and_has_no_empty_cell() -> None:
     wanted = {promise.name: promise.text.replace("|", "\\|") for _, promises in areas() for promise in promises}
     assert {name: cells[0] for name, cells in rows.items() if name in wanted} == wanted, "Run `make conformance`"
     for name in wanted:
-        for cell in rows[name][1:]:
-            assert cell == OK or cell.startswith("n/a: needs capability "), f"{name}: {cell!r}"
-        assert len(rows[name]) == 1 + len(BACKENDS), f"{name} has {len(rows[name]) - 1} backends"
-    assert f"| promise | in words | {' | '.join(BACKENDS)} |" in PAGE.read_text(encoding="utf-8")
+        assert len(rows[name]) == 1 + len(COLUMNS), f"{name} has {len(rows[name]) - 1} backends"
+        for column, cell in zip(COLUMNS, rows[name][1:], strict=True):
+            known = (
+                cell == OK or cell.startswith("n/a: needs capability ") or (column in ENGINES and cell == "as kafka")
+            )
+            assert known, f"{name} on {column}: {cell!r}"
+    assert f"| promise | in words | {' | '.join(COLUMNS)} |" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_page_has_the_capabilities_of_today(column: str) -> None:
+    rows = dict(_rows(PAGE.read_text(encoding="utf-8")))
+    capabilities = create_backend(COLUMNS[column], Hooks()).capabilities
+    for test, promise in promises_of(ENGINES.get(column, Conformance)):
+        cell = rows[promise.name][1 + list(COLUMNS).index(column)]
+        missing = missing_capability(getattr(Conformance, test), capabilities, Able())
+        if missing is not None:
+            assert cell in (f"n/a: needs capability {missing}", "as kafka") or "capability harness." in cell, promise
+        else:
+            assert cell in (OK, "as kafka") or "capability harness." in cell, promise
+
+
+@pytest.mark.parametrize("column", ENGINES)
+def test_page_tells_what_runs_over_another_engine(column: str) -> None:
+    case = ENGINES[column]
+    assert issubclass(case, ConformanceCase)
+    left_out = cast("type[KafkaHarness]", case.harness_class).left_out
+    told = dict(_rows(PAGE.read_text(encoding="utf-8")))
+    runs = {promise.name for _, promise in promises_of(case)} - left_out
+    place = 1 + list(COLUMNS).index(column)
+    assert {p.name for _, p in promises_of(Conformance) if told[p.name][place] != "as kafka"} == runs
 
 
 def test_page_lists_every_broken_variant() -> None:
@@ -112,6 +168,28 @@ def test_missing_cells_are_named() -> None:
     assert matrix.missing() == ["publishing.id-is-kept on two"]
 
 
+def test_another_configuration_need_not_run_all() -> None:
+    matrix = _full()
+    matrix.cells[("publishing.id-is-kept", "one[other]")] = OK
+    assert matrix.missing() == []
+    text = matrix.render()
+    assert "- `as kafka`, say, of `kafka[" in text
+    assert "| `publishing.id-is-kept` | An id given by the publisher is what consumers see. | ok | ok | ok |" in text
+    assert (
+        "| `messages.batch-nack` | `batch.nack()` brings every message of the batch again. | ok | as one | ok |" in text
+    )
+    del matrix.cells[("messages.batch-nack", "one")]
+    assert matrix.missing() == ["messages.batch-nack on one", "messages.batch-nack on one[other]"]
+
+
+def test_a_skip_without_a_capability_is_no_result() -> None:
+    matrix = Matrix()
+    matrix.pytest_runtest_logreport(_report("skipped", ("test.py", 1, "Skipped: no server")))
+    assert matrix.cells == {}
+    matrix.pytest_runtest_logreport(_report("skipped", ("test.py", 1, "Skipped: needs capability records")))
+    assert matrix.cells == {("publishing.id-is-kept", "one"): "n/a: needs capability records"}
+
+
 def test_one_failure_outweighs_a_success() -> None:
     matrix = Matrix()
     outcomes: list[Literal["passed", "failed"]] = ["passed", "failed", "passed"]
@@ -129,13 +207,15 @@ def _full(*, reverse: bool = False) -> Matrix:
     return matrix
 
 
-def _report(outcome: Literal["passed", "failed"]) -> pytest.TestReport:
+def _report(
+    outcome: Literal["passed", "failed", "skipped"], told: tuple[str, int, str] | None = None
+) -> pytest.TestReport:
     return pytest.TestReport(
         nodeid="test",
         location=("", 0, ""),
         keywords={},
         outcome=outcome,
-        longrepr=None,
+        longrepr=told,
         when="call",
         user_properties=[("conformance", ("one", "publishing.id-is-kept"))],
     )

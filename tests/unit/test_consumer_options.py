@@ -9,7 +9,7 @@ import pytest
 
 from broker.bus import Bus
 from broker.capabilities import LeaseMode, MessageCapabilities
-from broker.consuming.options import ConsumerOptions, check_options
+from broker.consuming.options import ConsumerOptions, check_options, fitting_retry, longest_delay
 from broker.consuming.retry import Retry
 from broker.errors import ConfigurationError
 
@@ -74,3 +74,20 @@ async def test_the_bus_checks_before_anything_is_opened(broker_bus: Bus) -> None
         async with broker_bus.messages("orders", subscription="billing", prefetch="5"):  # type: ignore[arg-type]
             pass
     assert await broker_bus.admin.subscriptions("orders") == []
+
+
+FIXED = MessageCapabilities(lease=LeaseMode.FIXED, lease_seconds=10)
+
+
+def test_a_policy_without_a_maximum_fits_a_lease_that_nobody_renews() -> None:
+    fitting = fitting_retry(Retry(max_attempts=7), FIXED)
+    assert (fitting.max_attempts, fitting.maximum, fitting.initial) == (7, 5.0, 0.5)
+    assert fitting_retry(None, FIXED).longest <= longest_delay(ConsumerOptions(), FIXED) == 10
+    assert fitting_retry(Retry(maximum=30), FIXED).maximum == 30
+    assert fitting_retry(None, ABLE) == Retry()
+
+
+def test_a_maximum_beyond_a_lease_that_nobody_renews_is_refused() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_options(ConsumerOptions(), 1, Retry(maximum=30), FIXED)
+    assert raised.value.advice == "Lower Retry.maximum"

@@ -12,7 +12,7 @@ from broker.consuming.retry import Retry
 from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupported
 from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from tests.unit.scripted_source import ScriptedSource, consuming, until
+from tests.unit.scripted_source import Letters, ScriptedSource, consuming, until
 
 
 async def taken(consumer: object) -> Message:
@@ -345,3 +345,37 @@ async def test_close_is_not_held_up_by_a_source_that_ignores_the_interrupt() -> 
         assert await consumer.next_message(timeout=0.01) is None
         async with asyncio.timeout(5):
             await consumer.close()
+
+
+@pytest.mark.parametrize("confirmed", ConfirmedAck)
+async def test_a_reject_that_is_not_settled_behind_its_letter_raises(confirmed: ConfirmedAck) -> None:
+    source, letters = ScriptedSource(), Letters()
+    events: list[Event] = []
+    source.add("1")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, letters=letters, confirmed=confirmed, events=events) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(LeaseLost, match="too late"):
+            await message.reject("no")
+        assert message.lease_lost
+    assert len(letters.written) == 1
+    assert len([event for event in events if isinstance(event, SettleFailed)]) == 1
+
+
+async def test_a_lease_that_is_lost_while_a_letter_is_written_is_told() -> None:
+    source, letters = ScriptedSource(redelivers=False), Letters()
+    events: list[Event] = []
+    source.add("1")
+    letters.gate.clear()
+    async with consuming(source, letters=letters, events=events) as consumer:
+        message = await taken(consumer)
+        rejecting = asyncio.create_task(message.reject("no"))
+        await until(lambda: letters.tried)
+        assert source.listener is not None
+        source.listener.lost([message])
+        letters.gate.set()
+        with pytest.raises(LeaseLost, match="after its lease was lost"):
+            await rejecting
+    assert len(letters.written) == 1
+    assert not source.settled
+    assert [event.message for event in events if isinstance(event, SettleFailed)] == [message]

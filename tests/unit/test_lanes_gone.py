@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.consuming.lanes import Lanes
-from broker.messages import Message
+from broker.messages import Message, SettleState
 from tests.unit.scripted_source import NONE, VIEW, Raw
 
 
@@ -82,4 +82,40 @@ def test_a_key_waits_for_a_message_as_long_as_its_lease_may_run(lease: float | N
     assert len(lanes.put_all([make("2", b"k")])) == 1
     now = waits
     # 1 was acked after all, or went to another consumer.
+    assert lanes.put_all([make("2", b"k")]) == []
+
+
+@pytest.mark.parametrize(
+    ("in_order", "state", "waits"),
+    [
+        (True, SettleState.UNKNOWN, False),
+        (True, SettleState.SETTLING, False),
+        (True, SettleState.LOST, True),
+        (False, SettleState.UNKNOWN, True),
+    ],
+)
+def test_where_order_holds_a_follower_tells_that_an_unanswered_ack_was_carried_out(
+    in_order: bool, state: SettleState, waits: bool
+) -> None:
+    lanes = Lanes(None, lambda: 0.0)
+    lanes.in_order = in_order
+    lanes.put_all([make(str(number), b"k") for number in range(1, 4)])
+    head = lanes.take()
+    assert head is not None
+    head.state = state
+    assert [message.id for message in lanes.abandon(head)] == ["2", "3"]
+    # What is not right behind it tells nothing.
+    assert len(lanes.put_all([make("3", b"k")])) == 1
+    assert bool(lanes.put_all([make("2", b"k")])) == waits
+    assert bool(lanes.put_all([make("3", b"k")])) == waits
+
+
+def test_a_new_message_tells_that_an_unanswered_ack_of_the_last_was_carried_out() -> None:
+    lanes = Lanes(None, lambda: 0.0)
+    lanes.in_order = True
+    lanes.put_all([make("1", b"k")])
+    head = lanes.take()
+    assert head is not None
+    head.state = SettleState.UNKNOWN
+    assert lanes.abandon(head) == []
     assert lanes.put_all([make("2", b"k")]) == []

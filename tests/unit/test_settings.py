@@ -225,6 +225,18 @@ def test_settings_do_not_change():
         settings.size = 5
 
 
+def test_replaced_values_leave_the_others_their_origin(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BROKER_SHOP_RATIO", "0.25")
+    settings = ShopSettings.from_url("shop://other:2?size=4").replaced({"mode": "fast"})
+    assert (settings.servers, settings.size, settings.ratio, settings.mode) == (("other:2",), 4, 0.25, "fast")
+    kinds = {name: settings.origin(name).kind for name in ("size", "ratio", "mode", "verify")}
+    assert kinds == {"size": "url", "ratio": "environment", "mode": "argument", "verify": "default"}
+    with pytest.raises(InvalidSetting, match=r"'size' \(from argument\) is 11"):
+        settings.replaced({"size": 11})
+    with pytest.raises(UnknownSetting, match="sise"):
+        settings.replaced({"sise": 3})
+
+
 def test_an_unknown_name_has_no_origin():
     with pytest.raises(UnknownSetting, match=r"Did you mean 'size'"):
         ShopSettings().origin("sizes")

@@ -14,7 +14,7 @@ from broker.messages import Message
 from broker.protocols import MessageStream
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
-from broker.testing.promises import promise
+from broker.testing.promises import promise, requires
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
 
 __all__ = ["Closing"]
@@ -103,6 +103,7 @@ class Closing(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as inbox:
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
 
+    @requires("messages.subscription_admin")
     @promise("close.deletes-nothing", "A close never deletes the subscription, nor the topic.")
     async def test_deletes_nothing(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
@@ -175,6 +176,7 @@ class Closing(ConformanceCase):
         async with bus.messages(topic, subscription="readers") as again:
             assert bodies(await until_seen(again, numbered(10), harness.patience)) == once(numbered(10))
 
+    @requires("messages.unlimited_deliveries")
     @promise(
         "close.open-read-close-again-and-again",
         "Over many short-lived consumers no message is lost and no acked one comes again.",

@@ -48,6 +48,7 @@ class Flow(ConformanceCase):
             async with bus.messages(topic, subscription="readers", max_outstanding=20, prefetch=20) as second:
                 await take(second, 15, harness.patience)
 
+    @requires("messages.subscription_admin")
     @promise(
         "flow.bytes-are-bounded",
         "What is fetched and unsettled exceeds `max_outstanding_bytes` by one message at most; others get the rest.",
@@ -136,7 +137,11 @@ class Flow(ConformanceCase):
                     seen.append(message)
                 assert len(seen) >= 95, f"The slow consumer holds {100 - len(seen)} messages, working on one"
 
-    @promise("flow.busy-consumer-keeps-up", "A consumer that settles at once gets thousands through a small bound.")
+    @promise(
+        "flow.busy-consumer-keeps-up",
+        "A consumer that settles at once gets thousands through a small bound.",
+        seconds=180,
+    )
     async def test_busy_consumer_keeps_up(self, harness: Harness) -> None:
         bus, topic = await harness.bus(), await harness.topic()
         async with bus.messages(topic, subscription="readers", max_outstanding=10) as inbox:

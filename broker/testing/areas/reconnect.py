@@ -11,7 +11,7 @@ from broker.hooks import Connected, Disconnected, Event
 from broker.messages import Message
 from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
-from broker.testing.harness import Harness
+from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
 from broker.testing.together import shares_restart
 from broker.testing.waiting import bodies, eventually, numbered, once, read, take, until_seen
@@ -109,8 +109,10 @@ class Reconnecting(ConformanceCase):
         seen: set[bytes | None] = set()
         all_sent = asyncio.Event()
 
-        async def consume() -> None:
-            async with bus.messages(topic, subscription="readers") as inbox:
+        # Some brokers keep nothing for a subscription that is not made yet.
+        async with bus.messages(topic, subscription="readers") as inbox:
+
+            async def consume() -> None:
                 while not (all_sent.is_set() and seen >= confirmed):
                     batch = await inbox.next_batch(50, timeout=harness.quiet)
                     seen.update(message.data for message in batch)
@@ -119,26 +121,26 @@ class Reconnecting(ConformanceCase):
                     except SettleError:
                         continue
 
-        consuming = asyncio.ensure_future(consume())
-        for number in range(8):
-            batch = numbered(200, f"b{number}")
-            publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(batch))
-            if number % 2:
-                for _ in range(number):
-                    await asyncio.sleep(0)
-                await harness.cut(bus)
-            try:
-                await publishing
-            except PublishError as error:
-                outcomes = zip(batch, error.outcomes, strict=True)
-                confirmed.update(body for body, outcome in outcomes if isinstance(outcome, Receipt))
-            except BrokerError as error:
-                _check_retriable(error)
-            else:
-                confirmed.update(batch)
-        all_sent.set()
-        async with asyncio.timeout(6 * harness.patience):
-            await consuming
+            consuming = asyncio.ensure_future(consume())
+            for number in range(8):
+                batch = numbered(200, f"b{number}")
+                publishing = asyncio.ensure_future(bus.topic(topic).publish_batch(batch))
+                if number % 2:
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+                    await harness.cut(bus)
+                try:
+                    await publishing
+                except PublishError as error:
+                    outcomes = zip(batch, error.outcomes, strict=True)
+                    confirmed.update(body for body, outcome in outcomes if isinstance(outcome, Receipt))
+                except BrokerError as error:
+                    _check_retriable(error)
+                else:
+                    confirmed.update(batch)
+            all_sent.set()
+            async with asyncio.timeout(6 * harness.patience):
+                await consuming
         assert seen >= confirmed
         assert len(confirmed) >= 800
 
@@ -180,7 +182,8 @@ class Reconnecting(ConformanceCase):
             async def acked() -> bool:
                 return (await bus.admin.lag(topic, "readers")).unsettled in (10, None)
 
-            await eventually(acked, harness.patience, "ten acks at the server")
+            if bus.capabilities.messages and bus.capabilities.messages.subscription_admin:
+                await eventually(acked, harness.patience, "ten acks at the server")
         await harness.restart()
         bus = await harness.connect(short_lease=True)
         async with bus.messages(topic, subscription="readers") as inbox:
@@ -233,13 +236,13 @@ class Reconnecting(ConformanceCase):
         seconds=90,
     )
     async def test_positions_survive(self, harness: Harness) -> None:
-        bus, topic = await harness.connect(), await harness.topic(partitions=1)
+        bus, topic, group = await harness.connect(), await harness.topic(partitions=1), unique("group")
         await bus.topic(topic).publish_batch(numbered(20))
-        async with bus.records(topic, group="readers") as log:
+        async with bus.records(topic, group=group) as log:
             await (await read(log, 8, harness.patience))[-1].commit()
         await harness.restart()
         bus = await harness.connect()
-        async with bus.records(topic, group="readers") as log:
+        async with bus.records(topic, group=group) as log:
             assert [record.data for record in await read(log, 12, 3 * harness.patience)] == numbered(20)[8:]
 
     @shares_restart
@@ -252,7 +255,7 @@ class Reconnecting(ConformanceCase):
     async def test_records_go_on(self, harness: Harness) -> None:
         bus, topic = await harness.connect(), await harness.topic(partitions=1)
         await bus.topic(topic).publish_batch(numbered(20, "a"))
-        async with bus.records(topic, group="readers") as log:
+        async with bus.records(topic, group=unique("group")) as log:
             first = await read(log, 20, harness.patience)
             await first[-1].commit()
             await harness.restart()

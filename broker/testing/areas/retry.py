@@ -192,6 +192,7 @@ class Retrying(ConformanceCase):
         waits = [after - before for before, after in pairwise(times)]
         assert min(waits) >= 0.58, f"Waited {min(waits):.3f} s where 0.6 s were due"
 
+    @requires("messages.unlimited_deliveries")
     @promise(
         "retry.restarts-burn-no-attempts",
         "Being given back by restarts again and again does not exhaust a message.",
@@ -212,10 +213,12 @@ class Retrying(ConformanceCase):
             assert bodies(await until_seen(inbox, [b"x"], harness.patience)) == once([b"x"])
             await nothing_more(letters, harness.quiet)
 
+    @requires("messages.unlimited_deliveries")
     @promise(
         "retry.restarts-use-up-no-deliveries",
         "However many consumers, each on its own connection, take a message and close without handling it, it is not "
         "given up.",
+        seconds=180,
     )
     async def test_restarts_use_up_no_deliveries(self, harness: Harness) -> None:
         bus, topic, dead = await harness.bus(), await harness.topic(), await harness.topic()

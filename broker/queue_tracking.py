@@ -1,0 +1,143 @@
+"""Queues whose messages are tracked by processes of ours: what a backend may implement besides `Backend`.
+
+Where a broker has no leases of its own, somebody has to watch for those that end. Consumers do so themselves; a tracker
+that runs alone goes on while there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+__all__ = ["OpenLease", "PurgedQueue", "QueueTracker", "QueuedMessage", "TracksQueues"]
+
+
+class QueueTracker(Protocol):
+    """One tracker of a subscription; any number of processes share the work. Used on the event loop."""
+
+    async def open(self) -> None:
+        """Begin.
+
+        :raises BrokerError: it cannot.
+        """
+        ...
+
+    async def wait(self) -> None:
+        """Until it is closed.
+
+        :raises BrokerError: it has failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it within seconds, cut off from the brokers too; may be called twice."""
+        ...
+
+    def trouble(self) -> str:
+        """Why it does not track now, for people; empty if it does."""
+        ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """How it is doing, by name; names that end in `_total` only count up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLease:
+    """A message that was handed out and is not done.
+
+    :ivar topic: where the message lies, with `partition` and `offset`.
+    :ivar state: `held` by a worker; `waiting`, given back, for its time; or `due`, to be sent again by a tracker.
+    :ivar attempt: how many deliveries of it count.
+    :ivar age: seconds since its first delivery.
+    :ivar due_in: seconds until it comes again; below 0 if it should have.
+    :ivar holder: who has it, as that one calls itself.
+    :ivar reason: why it was given back.
+    :ivar size: bytes of its markers.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    queue: str
+    state: str
+    attempt: int
+    age: float
+    due_in: float
+    holder: str = ""
+    reason: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedMessage:
+    """A message of a queue that is not done.
+
+    :ivar topic: where the message lies, with `partition` and `offset`.
+    :ivar state: `ready` if nobody has taken it; else as of an `OpenLease`.
+    :ivar attempt: how many deliveries of it count; 0 if it had none.
+    :ivar due_in: seconds until it comes again, below 0 if it should have; None if it is ready.
+    :ivar id: as consumers see it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    state: str
+    attempt: int
+    due_in: float | None
+    id: str
+    key: bytes | None
+    data: bytes | None
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgedQueue:
+    """What a purge drops.
+
+    :ivar open: messages that were handed out and not done.
+    :ivar ready: messages that nobody had taken; log entries, where there are more than are worth reading.
+    """
+
+    open: int
+    ready: int
+
+
+@runtime_checkable
+class TracksQueues(Protocol):
+    """A backend whose queues need trackers."""
+
+    def queue_tracker(self, subscription: str, *, topics: Sequence[str] = (), unnamed: str = "") -> QueueTracker:
+        """A tracker that is not open yet; it is closed with the connection.
+
+        :param topics: of the messages; what the tracker stores its state in is made to measure for these.
+        :param unnamed: the topic of messages whose state names none, as older formats do.
+        """
+        ...
+
+    async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
+        """The messages that are handed out and not done, by age. It reads the state there is and disturbs nobody.
+
+        :raises TopicNotFound: the subscription has no such state.
+        """
+        ...
+
+    async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
+        """Messages that are not done, at most so many: those that are handed out, by age, then those that nobody has
+        taken, by time. It reads what is there and disturbs nobody.
+
+        :raises TopicNotFound: the subscription has no such state.
+        """
+        ...
+
+    async def purge_queue(self, subscription: str, *, dry_run: bool = False) -> PurgedQueue:
+        """Drop every message of the subscription that was sent before now and is not done; a dry run only counts them.
+
+        What is interrupted is finished by another purge. Other subscriptions of the topics keep theirs.
+
+        :raises TopicNotFound: the subscription has no such state.
+        :raises BackendError: consumers or trackers of it are open, or were opened meanwhile.
+        """
+        ...
