@@ -29,6 +29,7 @@ __all__ = [
     "describe",
     "forget_moved",
     "passing",
+    "plain",
     "settled",
     "until_told",
 ]
@@ -39,6 +40,11 @@ _PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 _OFFSETS: Final = "__consumer_offsets"
 _ready: Final[WeakSet[Connection]] = WeakSet()
+
+
+def plain(name: str) -> str:
+    """A name as the admin client takes it: of a subclass of str, such as `NativeName`, it reads freed memory."""
+    return str(name)
 
 
 async def ask(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
@@ -88,7 +94,7 @@ async def describe(connection: Connection, topic: str) -> Any:
     timeout = connection.settings.request_timeout
     return await ask_one(
         connection,
-        lambda client: client.describe_topics(TopicCollection([topic]), request_timeout=timeout),
+        lambda client: client.describe_topics(TopicCollection([plain(topic)]), request_timeout=timeout),
         f"Topic {topic!r}",
     )
 

@@ -7,11 +7,14 @@ each in its thread; they are made when first needed and end with `close`.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Final, Protocol
+from collections.abc import Sequence
+from typing import ClassVar, Final, Literal, Protocol
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
+from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.hooks import Hooks
-from broker.reading.record_serving import message_capabilities
+from broker.names import Ephemeral
+from broker.queue_tracking import OpenLease, PurgedQueue, QueuedMessage, QueueTracker
 from broker.settings import BackendSettings
 from broker.spi import (
     AdminSpi,
@@ -28,10 +31,21 @@ from broker.spi import (
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.messages import subscribe
+from broker_kafka.messages import found, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
+from broker_kafka.queue.peeking import queued_messages
+from broker_kafka.queue.purging import purge_queue
+from broker_kafka.queue.queue_admin import QueueAdmin, redrives_by_offsets
+from broker_kafka.queue.queue_names import check_names
+from broker_kafka.queue.serving import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.subscribing import open_queue
+from broker_kafka.queue.trackers import Trackers
+from broker_kafka.queue.tracking import TrackerOptions
+from broker_kafka.queue_capabilities import queue_capabilities
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
+from broker_kafka.share.admin import ShareAdmin
+from broker_kafka.share.subscribing import subscribe as subscribe_to_share_group
 from broker_kafka.transactions import KafkaTransaction
 
 __all__ = ["KafkaBackend"]
@@ -50,7 +64,7 @@ class Closing(Protocol):
 
 
 class KafkaBackend:
-    """Implements `broker.spi.Backend`."""
+    """Implements `broker.spi.Backend` and `broker.queue_tracking.TracksQueues`."""
 
     settings_type: ClassVar[type[BackendSettings]] = KafkaSettings
 
@@ -59,6 +73,7 @@ class KafkaBackend:
         self.connection: Final = Connection(settings, hooks)
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
+        self._trackers = Trackers(self.connection, hooks)
         self._open: set[Closing] = set()
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
@@ -76,6 +91,8 @@ class KafkaBackend:
                 partitions=True,
                 transactions=True,
                 ordered_calls=True,
+                # Their trackers keep what is not due.
+                deliver_at=settings.queue == "markers",
             ),
             records=RecordCapabilities(
                 rebalance=True, start_time=True, position_at=True, read_committed=True, group_admin=True
@@ -85,7 +102,7 @@ class KafkaBackend:
         self._capabilities = Capabilities(
             backend=bare.backend,
             publish=bare.publish,
-            messages=message_capabilities(bare),
+            messages=queue_capabilities(settings, bare),
             records=bare.records,
             durable=True,
         )
@@ -105,7 +122,21 @@ class KafkaBackend:
         return KafkaPublishTarget(topic, self._producer)
 
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
-        return await subscribe(self, self.connection, subscription, listener, self._hooks)
+        match self._engine(subscription.subscription):
+            case "markers":
+                await check_names(self.connection, subscription)
+                await found(self.connection, subscription)
+                return await open_queue(self, self.connection, self._trackers, subscription, listener)
+            case "share":
+                source = await subscribe_to_share_group(self.connection, subscription, listener, self.detach)
+                self.attach(source)
+                return source
+            case "offsets":
+                return await subscribe(self, self.connection, subscription, listener, self._hooks)
+
+    def _engine(self, subscription: str | Ephemeral) -> Literal["offsets", "markers", "share"]:
+        settings = self.connection.settings
+        return "offsets" if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(settings) else settings.queue
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
         source = KafkaRecordSource(self.connection, subscription, listener, on_close=self.detach)
@@ -139,7 +170,28 @@ class KafkaBackend:
         return self._log
 
     def admin(self) -> AdminSpi:
-        return KafkaAdmin(self.connection)
+        match self.connection.settings.queue:
+            case "markers":
+                return QueueAdmin(self.connection, self._log)
+            case "share":
+                return ShareAdmin(self.connection)
+            case "offsets":
+                return KafkaAdmin(self.connection)
+
+    def queue_tracker(self, subscription: str, *, topics: Sequence[str] = (), unnamed: str = "") -> QueueTracker:
+        options = TrackerOptions(topics=topics, topic=unnamed)
+        tracker = KafkaQueueTracker(self.connection, subscription, self._hooks, options, self.detach)
+        self.attach(tracker)
+        return tracker
+
+    async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
+        return await shown_leases(self.connection, self._log, subscription)
+
+    async def queued_messages(self, subscription: str, limit: int) -> Sequence[QueuedMessage]:
+        return await queued_messages(self.connection, self._log, subscription, limit)
+
+    async def purge_queue(self, subscription: str, *, dry_run: bool = False) -> PurgedQueue:
+        return await purge_queue(self.connection, self._log, subscription, dry_run=dry_run)
 
     async def check_health(self) -> float:
         return await self.connection.check_health()
@@ -147,6 +199,7 @@ class KafkaBackend:
     async def close(self) -> None:
         opened, self._open = self._open, set()
         await asyncio.gather(*(each.close() for each in opened))
+        await self._trackers.close()
         await self._log.close()
         await self._producer.close()
         await self.connection.close()

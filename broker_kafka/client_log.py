@@ -17,12 +17,18 @@ class _ClientLog:
 
     _NOISE: Final = frozenset({"CLOSE", "COORD", "ERROR", "FAIL", "GETPID", "MAXPOLL", "REQTMOUT", "TERMINATE"})
 
+    _ONCE: Final = frozenset({"SHARECONSUMER"})
+    """Each share consumer says that it is a preview, and one consumer of ours has several."""
+
     def __init__(self) -> None:
         self._logger = logging.getLogger("broker.kafka")
+        self._told: set[object] = set()
 
     def log(self, level: int, message: str, *values: object) -> None:
         facility = values[0] if values else ""
-        self._logger.log(logging.DEBUG if facility in self._NOISE else level, message, *values)
+        self._logger.log(logging.DEBUG if facility in self._NOISE | self._told else level, message, *values)
+        if facility in self._ONCE:
+            self._told.add(facility)
 
 
 CLIENT_LOG: Final = _ClientLog()

@@ -2,12 +2,12 @@
 
 *Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
 and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
-look-ups are commands, by `call`, served between polls and within callbacks. For a moment after a record or a command
-the thread waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then it
-waits in the client, which costs next to nothing. The host is called on the loop. *Flow.* At most `in_flight` batches
-are on their way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances
-and keeps `max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well,
-which frees librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
+look-ups are commands, served between polls and within callbacks. For a moment after a record or a command the thread
+waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then it waits in the
+client, which costs next to nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on their
+way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances and keeps
+`max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which frees
+librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
 `revoke_seconds`. *Failure.* A callback never raises; errors go to `host.failed`.
 """
 
@@ -26,7 +26,7 @@ from broker.errors import BackendError, BrokerError
 from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
-from broker_kafka.commits import Answer, Commits, split_owned
+from broker_kafka.commits import Answer, Commits
 from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, told_by
 from broker_kafka.errors import translate
 from broker_kafka.hearing import Hearing
@@ -41,8 +41,7 @@ __all__ = ["ConsumerHost", "ConsumerThread"]
 _IDLE_POLL: Final = 0.1
 _LEAST_WAIT: Final = 0.0002
 _BUSY_WAIT: Final = 0.002
-_BUSY_SECONDS: Final = 0.5
-"""For so long after a record or a command another is likely, and is not to wait for the end of an idle poll."""
+_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and is not to wait for an idle poll's end
 _STALL_POLL: Final = 0.25
 _LONG_STALL: Final = 10.0
 _ASSIGN_SECONDS: Final = 60.0
@@ -58,6 +57,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     :param max_batch: the most records of a batch; what is small stays in the cache of the processor.
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
+    :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         max_batch: int = 500,
         in_flight: int = 4,
         revoke_seconds: float = 30.0,
+        busy_seconds: float = _BUSY_SECONDS,
     ) -> None:
         super().__init__(name, Lifeline(config))
         self._group: str = config["group.id"]
@@ -90,6 +91,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._owned: set[tuple[str, int]] = set()
         self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before they are handed over
         self._hearing = Hearing(self._single.append)
+        self._busy_seconds = busy_seconds
         self._busy_until = 0.0
         self._look_after = _LEAST_WAIT
         self._rejoin_at: float | None = None
@@ -127,8 +129,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         def pause(client: Consumer) -> None:
             self._paused.update(asked)
-            mine = self._owned.intersection(asked)
-            if mine:
+            if mine := self._owned.intersection(asked):
                 client.pause(native_partitions(mine))
 
         self.tell(pause)
@@ -168,20 +169,17 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     async def commit(self, offsets: list[NativePartition]) -> Answer:
         """Store positions and texts; for each the answer, or that it is not ours. :raises BrokerError: as `call`."""
-        refused: dict[TopicPartition, BrokerError | None] = {}
 
         def asked(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
-            within = self.calling_back
+            owned = None if self.calling_back else self._owned
 
             def commit(client: Consumer) -> None:
-                ours, gone = (offsets, {}) if within else split_owned(offsets, self._owned)
-                refused.update(gone)
-                self._commits.send(client, ours, waiter, wait=self.calling_back)
+                self._commits.send(client, offsets, waiter, owned=owned, wait=self.calling_back)
 
             self._hearing.then(client, commit)
             self._busy()
 
-        return {**await self.ask(asked), **refused}
+        return await self.ask(asked)
 
     async def group_metadata(self) -> Any:
         """What fences the work of this member, as of now."""
@@ -208,6 +206,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._lifeline.let_go()
         try:
             if self._topics:
+                self._commits.finish(client)
                 prepare_to_leave(client, self._config, lambda: self._was_assigned)
             client.close()
         finally:
@@ -218,6 +217,8 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._rejoin_at = None
             client.unsubscribe()
             self._subscribe(client)
+        if self._commits.due:
+            self._hearing.then(client, self._commits.go_on)
         if self._posted - self._taken >= self._in_flight:
             self._stalled(client)
             return
@@ -267,8 +268,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _unpark(self, client: Consumer) -> None:
         self._parked = False
-        going_on = self._owned - self._paused
-        if going_on:
+        if going_on := self._owned - self._paused:
             client.resume(native_partitions(going_on))
 
     def _hand_over(self, messages: list[NativeRecord]) -> None:
@@ -289,7 +289,7 @@ class ConsumerThread(OwnerThread[Consumer]):
                     self._post(self._host.out_of_range, *told)
 
     def _busy(self) -> None:
-        self._busy_until = monotonic() + _BUSY_SECONDS
+        self._busy_until = monotonic() + self._busy_seconds
         self._look_after = _LEAST_WAIT
 
     def _next_wait(self) -> float:
@@ -369,6 +369,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._host.lost(places)
 
         self._owned.difference_update(places)
+        self._commits.drop(places)
         if places and not self._stopping:
             # Awaited, so that nothing is committed for them in the next generation.
             self._ask_host(client, lose, _LOST_SECONDS)
@@ -394,5 +395,6 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _let_go(self, client: Consumer, partitions: list[NativePartition], places: list[TopicPartition]) -> None:
         self._forget(places)
         self._owned.difference_update(places)
+        self._commits.drop(places)
         self._assignment.remove(client, partitions)
         self._busy()

@@ -182,6 +182,7 @@ _RETRIABLE: Final = frozenset(
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError._NOENT,  # none of the partitions that were asked about has a leader
         # What was known of a leader is older, or newer, than what it knows: after a restart, for a moment.
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
@@ -258,6 +259,8 @@ def _exception(error: KafkaError | BaseException) -> BaseException:
     return error if isinstance(error, BaseException) else KafkaException(error)
 
 
-def not_ours(partition: TopicPartition) -> LeaseLost:
+def not_ours(partition: TopicPartition, group: str, *, advice: str | None = None) -> LeaseLost:
     """The error of whatever is asked of a partition that is somebody else's."""
-    return LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member")
+    topic, number = partition
+    text = f"Partition {number} of topic {topic!r} is not assigned to this member of group {group!r}"
+    return LeaseLost(text, advice=advice)

@@ -26,7 +26,7 @@ from broker.errors import (
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
 from broker_kafka import offset_map
-from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready
+from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready, plain
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
@@ -84,7 +84,7 @@ class KafkaGroups:
                 f"There is no group {name!r}", advice="Name the topic, and a group with positions on it is made"
             )
         places = await self._reset_places(name, reset, positions)
-        await self._refuse_members(name, "its positions are not changed")
+        await self.refuse_members(name, "its positions are not changed")
         targets = await self._targets(places, positions, reset)
         changes = [
             PositionChange(partition=place, before=positions.get(place), after=targets[place]) for place in places
@@ -95,17 +95,29 @@ class KafkaGroups:
         return [replace(change, error=results[change.partition]) for change in changes]
 
     async def delete(self, name: str) -> None:
-        await self._refuse_members(name, "it is not deleted")
+        await self.refuse_members(name, "it is not deleted")
         await coordinator_ready(self._connection, name)
         try:
             await ask_one(
                 self._connection,
-                lambda client: client.delete_consumer_groups([name], request_timeout=NEVER),
+                lambda client: client.delete_consumer_groups([plain(name)], request_timeout=NEVER),
                 f"Deleting group {name!r}",
                 how=ask_coordinator,
             )
         except SubscriptionNotFound:
             return
+
+    async def refuse_members(self, name: str, consequence: str) -> None:
+        """:raises BackendError: the group has members."""
+        info = await self.state(name)
+        if info is not None and info.members:
+            count = len(info.members)
+            who = ", ".join(sorted({f"{member.client} at {member.host}" for member in info.members})[:3])
+            raise BackendError(
+                f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
+                retriable=True,
+                advice="Stop its consumers, and do it again",
+            )
 
     # -- a topic's groups ------------------------------------------------------------------------------------
 
@@ -131,7 +143,7 @@ class KafkaGroups:
             if refused is not None:
                 raise refused
             if asyncio.get_running_loop().time() >= deadline:
-                await self._refuse_members(name, "positions on another topic cannot be stored for it")
+                await self.refuse_members(name, "positions on another topic cannot be stored for it")
                 raise errors[0]
             # A member that has just gone is forgotten in a moment.
             await asyncio.sleep(_MOMENT)
@@ -178,7 +190,7 @@ class KafkaGroups:
 
     async def describe_on(self, topic: str, name: str) -> SubscriptionInfo:
         places = await partitions_of(self._connection, topic)
-        info = await self._on(topic, name)
+        info, stored = await self._on(topic, name, places)
         bounds = await bounds_of(self._connection, places)
         return SubscriptionInfo(
             topic=topic,
@@ -197,9 +209,9 @@ class KafkaGroups:
                 },
                 "partitions": {
                     place.partition: {
-                        "position": info.positions.get(place),
+                        "position": stored[place].offset if place in stored else None,
                         "end": bounds[place].next,
-                        "lag": _behind(info.positions.get(place), bounds[place]),
+                        "lag": _behind(stored.get(place), bounds[place]),
                     }
                     for place in places
                 },
@@ -223,12 +235,11 @@ class KafkaGroups:
 
     async def lag_on(self, topic: str, name: str) -> Lag:
         places = await partitions_of(self._connection, topic)
-        info = await self._on(topic, name)
-        stored = await self._stored(name)
+        _, stored = await self._on(topic, name, places)
         bounds = await bounds_of(self._connection, places)
-        behind = {place.partition: _behind(info.positions.get(place), bounds[place]) for place in places}
-        finished = sum(_finished_above(stored[place]) for place in places if place in stored)
-        return Lag(waiting=max(0, sum(behind.values()) - finished), partitions=behind)
+        behind = {place.partition: _behind(stored.get(place), bounds[place]) for place in places}
+        finished = sum(_finished_within(bounds[place], position) for place, position in stored.items())
+        return Lag(waiting=sum(behind.values()) - finished, partitions=behind)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -242,12 +253,18 @@ class KafkaGroups:
 
         return await asyncio.gather(*map(of, names))
 
-    async def _on(self, topic: str, name: str) -> GroupInfo:
+    async def _on(
+        self, topic: str, name: str, places: Sequence[TopicPartition]
+    ) -> tuple[GroupInfo, dict[TopicPartition, StoredOffset]]:
+        """A group of a topic, and what it has stored of the topic's partitions.
+
+        :raises SubscriptionNotFound: it neither has stored nor reads any of them.
+        """
         info = await self.state(name)
-        positions = await self._positions(name)
-        if not any(place.topic == topic for place in positions) and not _has(info, topic):
+        stored = _positions_in(await self._offsets.fetch(name, places))
+        if not stored and not _has(info, topic):
             raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
-        return replace(info or GroupInfo(name=name, state="empty"), positions=positions)
+        return info or GroupInfo(name=name, state="empty"), stored
 
     async def _reads(self, name: str, topic: str) -> bool:
         return _has(await self.state(name), topic)
@@ -258,7 +275,7 @@ class KafkaGroups:
         try:
             found = await ask_one(
                 self._connection,
-                lambda client: client.describe_consumer_groups([name], request_timeout=NEVER),
+                lambda client: client.describe_consumer_groups([plain(name)], request_timeout=NEVER),
                 f"Group {name!r}",
                 how=ask_coordinator,
             )
@@ -287,14 +304,8 @@ class KafkaGroups:
         )
 
     async def _positions(self, name: str) -> dict[TopicPartition, int]:
-        return {place: position.offset for place, position in (await self._stored(name)).items()}
-
-    async def _stored(self, name: str) -> dict[TopicPartition, StoredOffset]:
-        found = await self._offsets.stored(name)
-        for position in found.values():
-            if isinstance(position, BrokerError):
-                raise position
-        return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
+        stored = _positions_in(await self._offsets.stored(name))
+        return {place: position.offset for place, position in stored.items()}
 
     async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
         """The bounds of those partitions that still exist."""
@@ -305,17 +316,6 @@ class KafkaGroups:
             except NotFound:
                 continue
         return await bounds_of(self._connection, there)
-
-    async def _refuse_members(self, name: str, consequence: str) -> None:
-        info = await self.state(name)
-        if info is not None and info.members:
-            count = len(info.members)
-            who = ", ".join(sorted({f"{member.client} at {member.host}" for member in info.members})[:3])
-            raise BackendError(
-                f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
-                retriable=True,
-                advice="Stop its consumers, and do it again",
-            )
 
     async def _reset_places(
         self, name: str, reset: GroupReset, positions: Mapping[TopicPartition, int]
@@ -353,14 +353,23 @@ def _has(info: GroupInfo | None, topic: str) -> bool:
     return info is not None and any(place.topic == topic for member in info.members for place in member.partitions)
 
 
-def _behind(position: int | None, bounds: Bounds) -> int:
+def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
+    """:raises BrokerError: one of them could not be read."""
+    for position in found.values():
+        if isinstance(position, BrokerError):
+            raise position
+    return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
+
+
+def _behind(position: StoredOffset | None, bounds: Bounds) -> int:
     # Without a position it begins at the beginning, as the default start does; what retention removed waits no more.
-    return max(0, bounds.next - max(bounds.first, position or 0))
+    return max(0, bounds.next - max(bounds.first, position.offset if position else 0))
 
 
-def _finished_above(position: StoredOffset) -> int:
-    """How many records above the position its offset map tells to be finished."""
-    return sum(stop - start for start, stop in offset_map.decode(position.offset, position.metadata))
+def _finished_within(bounds: Bounds, position: StoredOffset) -> int:
+    """How many records above the position its offset map tells to be finished, of those that are still there."""
+    finished = offset_map.decode(position.offset, position.metadata)
+    return sum(max(0, min(stop, bounds.next) - max(start, bounds.first)) for start, stop in finished)
 
 
 def _target(place: TopicPartition, bounds: Bounds, position: int | None, reset: GroupReset) -> int:

@@ -2,8 +2,9 @@
 
 Attributes are headers as they are. Two things ride in headers of our own: `anybroker-id`, the id that a publisher gave,
 and `anybroker-time`, the producer's clock in microseconds since 1970 where the record's timestamp cannot tell it. A
-plain message has neither. Headers are read only when somebody asks. Of several headers of one name the last is shown,
-as Kafka's own `lastHeader` does; they and those that are no text stay in `native`, and are forwarded with it.
+plain message has neither. A third tells when a message with `deliver_at` is due: see `scheduling`. Headers are read
+only when somebody asks. Of several headers of one name the last is shown, as Kafka's own `lastHeader` does; they and
+those that are no text stay in `native`, and are forwarded with it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from confluent_kafka import Message as NativeRecord
 
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.outbound import OutboundMessage
+from broker_kafka.scheduling import DUE, encode_due
 
-__all__ = ["RECORD_VIEW", "Headers", "NativeRecord", "encode_headers", "encode_time", "record_id"]
+__all__ = ["RECORD_VIEW", "Headers", "NativeRecord", "RecordView", "encode_headers", "encode_time", "record_id"]
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -37,7 +39,10 @@ _EXACT_AS_FLOAT: Final = 2**32 * 1000
 
 
 def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
-    """The headers of a message; empty for a plain one."""
+    """The headers of a message; empty for a plain one.
+
+    :raises InvalidMessage: it is to be delivered too far ahead.
+    """
     headers: list[tuple[str, bytes | None]] = []
     native = message.native
     if type(native) is NativeRecord:
@@ -56,6 +61,8 @@ def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
     time = message.publish_time
     if time is not None and (native is not None or time.microsecond % 1000 or time < _FIRST):
         headers.append((_TIME, b"%d" % ((time - _EPOCH) // _MICROSECOND)))
+    if message.deliver_at is not None:
+        headers.append((DUE, encode_due(message.deliver_at, datetime.now(UTC))))
     return headers
 
 
@@ -77,7 +84,7 @@ def record_id(topic: str, partition: int, offset: int) -> str:
     return f"{topic}:{partition}:{offset}"
 
 
-class _RecordView:
+class RecordView:
     """How a record that confluent-kafka delivered is shown."""
 
     __slots__ = ("_last_time",)
@@ -164,7 +171,7 @@ class _RecordView:
         return time
 
 
-RECORD_VIEW: Final = _RecordView()
+RECORD_VIEW: Final = RecordView()
 """The one view of all records."""
 
 

@@ -62,7 +62,7 @@ class MemberCommits:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         """Store positions, and a text with each; the error, or None, for each."""
         results: dict[TopicPartition, BrokerError | None] = {
-            partition: not_ours(partition) for partition in positions if partition not in self._owned
+            partition: not_ours(partition, self._group) for partition in positions if partition not in self._owned
         }
         ours = {each: StoredOffset(*position) for each, position in positions.items() if each in self._owned}
         if ours:

@@ -1,11 +1,15 @@
-"""The Message family: a subscription is a consumer group, whose records are settled one by one in memory.
+"""The Message family: a subscription is a consumer group, whose records are settled one by one.
 
-*Concurrency, cancellation, failure* are those of `broker.reading.as_messages`: of each partition the highest contiguous
-finished offset is committed, with a map of what is finished above it, so that a restart repeats nothing of that. A
-message that is nacked comes again from memory; nobody else gets it while its partition is here.
+*Concurrency, cancellation, failure.* With `queue=offsets` they are those of `broker.reading.as_messages`: of each
+partition the highest contiguous finished offset is committed, with a map of what is finished above it, so that a
+restart repeats nothing of that. A message that is nacked comes again from memory; nobody else gets it while its
+partition is here. A warning tells of members of the group that settle by markers. With `queue=markers` they are those
+of `broker_kafka.queue.queue_client`.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from broker.hooks import Hooks
 from broker.names import Ephemeral
@@ -14,9 +18,26 @@ from broker.spi import Backend, MessageSource, MessageSubscription, RecordSubscr
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.positions import partitions_of
+from broker_kafka.queue.rivals import warn_of_rivals
 from broker_kafka.starts import StartPositions
 
-__all__ = ["subscribe"]
+__all__ = ["found", "subscribe"]
+
+
+async def found(connection: Connection, subscription: MessageSubscription) -> None:
+    """Give a new group positions at once, so that the subscription exists from now on.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: the group has neither members nor positions on the topic, and is not to be made.
+    """
+    name = subscription.subscription
+    if isinstance(name, Ephemeral):
+        return
+    if subscription.create:
+        starts = StartPositions(connection, subscription.start)
+        await starts.found(name, await partitions_of(connection, subscription.topic))
+    else:
+        await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
 
 
 async def subscribe(
@@ -26,18 +47,30 @@ async def subscribe(
     listener: SourceListener,
     hooks: Hooks,
 ) -> MessageSource:
-    """Join the group. A new one gets positions at once, so that the subscription exists from now on.
+    """Join the group, with the offsets as what tells what is done.
 
-    :raises TopicNotFound: there is no such topic.
-    :raises SubscriptionNotFound: the group has neither members nor positions on the topic, and is not to be made.
+    :raises NotFound: as `found`.
     """
-    name = subscription.subscription
-    if not isinstance(name, Ephemeral):
-        if subscription.create:
-            starts = StartPositions(connection, subscription.start)
-            await starts.found(name, await partitions_of(connection, subscription.topic))
-        else:
-            await KafkaAdmin(connection).describe_subscription(subscription.topic, name)
-    source = RecordsAsMessages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
-    wanted = RecordSubscription(topics=(subscription.topic,), group=name, start=subscription.start)
-    return await source.join(backend, wanted)
+    await found(connection, subscription)
+    source = _Messages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
+    wanted = RecordSubscription(topics=(subscription.topic,), group=subscription.subscription, start=subscription.start)
+    await source.join(backend, wanted)
+    if not isinstance(wanted.group, Ephemeral):
+        source.watch(connection, subscription.topic, wanted.group)
+    return source
+
+
+class _Messages(RecordsAsMessages):
+    """Those of a group that others may consume with markers, which is looked for while it is open."""
+
+    _watching: asyncio.Task[None] | None = None
+
+    def watch(self, connection: Connection, topic: str, group: str) -> None:
+        """Look until the close."""
+        work = warn_of_rivals(connection, topic, group, self._warn)
+        self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-rivals")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await super().close()

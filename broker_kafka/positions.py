@@ -22,7 +22,7 @@ from broker_kafka.admin_requests import describe, passing, settled
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 
-__all__ = ["bounds_of", "not_within", "partitions_of", "positions_at", "topic_bounds"]
+__all__ = ["bounds_of", "high_watermarks", "not_within", "partitions_of", "positions_at", "topic_bounds"]
 
 _LOST: Final = KafkaError(KafkaError._TRANSPORT)
 _STALE: Final = frozenset(
@@ -82,6 +82,20 @@ async def positions_at(
     return {**found, **ends}
 
 
+async def high_watermarks(
+    connection: Connection, partitions: Sequence[TopicPartition], timeout: float
+) -> dict[TopicPartition, int]:
+    """Where these end now, whatever transactions are open. Those whose leader does not answer in time are left out."""
+    if not partitions:
+        return {}
+    results = await _ask(connection, partitions, OffsetSpec.latest(), False, timeout, monotonic() + timeout)
+    return {
+        TopicPartition(partition.topic, partition.partition): result.offset
+        for partition, result in results.items()
+        if not isinstance(result, BrokerError)
+    }
+
+
 async def _offsets(
     connection: Connection, partitions: Sequence[TopicPartition], spec: Any, committed: bool
 ) -> dict[TopicPartition, int]:
@@ -89,6 +103,28 @@ async def _offsets(
         return {}
     timeout = connection.settings.request_timeout
     until = monotonic() + timeout
+    results = await settled(
+        timeout,
+        lambda: _ask(connection, partitions, spec, committed, timeout, until),
+        lambda found: any(map(passing, found.values())),
+    )
+    offsets: dict[TopicPartition, int] = {}
+    for partition, result in results.items():
+        if isinstance(result, BrokerError):
+            raise result
+        offsets[TopicPartition(partition.topic, partition.partition)] = result.offset
+    return offsets
+
+
+async def _ask(
+    connection: Connection,
+    partitions: Sequence[TopicPartition],
+    spec: Any,
+    committed: bool,
+    timeout: float,
+    until: float,
+) -> Mapping[Any, Any]:
+    """Each partition's answer or error, of its leader as of now."""
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     asked = {NativePartition(*each): spec for each in partitions}
     topics = sorted({each.topic for each in partitions})
@@ -101,23 +137,14 @@ async def _offsets(
         found = await connection.outcomes(start, what)
         return {each: _unanswered(each, what) if _is_missing(result) else result for each, result in found.items()}
 
-    async def attempt() -> Mapping[Any, Any]:
-        # Not all the time there is: the leader that the client knows may be gone, and it waits for that one to return.
-        found = await once(timeout / 3)
-        if any(map(_is_stale, found.values())):
-            # The client knows topics as they were when it last looked, and does not look again by itself.
-            for topic in topics:
-                await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
-            found = await once(max(timeout / 3, until - monotonic()))
-        return found
-
-    results = await settled(timeout, attempt, lambda found: any(map(passing, found.values())))
-    offsets: dict[TopicPartition, int] = {}
-    for partition, result in results.items():
-        if isinstance(result, BrokerError):
-            raise result
-        offsets[TopicPartition(partition.topic, partition.partition)] = result.offset
-    return offsets
+    # Not all the time there is: the leader that the client knows may be gone, and it waits for that one to return.
+    found = await once(timeout / 3)
+    if any(map(_is_stale, found.values())):
+        # The client knows topics as they were when it last looked, and does not look again by itself.
+        for topic in topics:
+            await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
+        found = await once(max(timeout / 3, until - monotonic()))
+    return found
 
 
 def _is_missing(result: Any) -> bool:

@@ -31,7 +31,7 @@ from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.publish_errors import not_sent, not_taken, publish_error, unknown_fate
-from broker_kafka.reports import PAGE, UNREPORTED, Outcome, Page, PublishCall, Reports, Tally
+from broker_kafka.reports import PAGE, Outcome, Page, PublishCall, Reports, Tally
 from broker_kafka.splitting import Splitting
 
 __all__ = ["ProducerThread"]
@@ -43,8 +43,7 @@ _PURGE: Final = 1.0
 _BATCH: Final = 1_000_000  # the client's default
 _STOPS: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
 _UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
-_NEW_TOPIC_MS: Final = 1000
-"""How long a topic may be unknown before its messages fail; librdkafka's own half a minute is for slow clusters."""
+_NEW_TOPIC_MS: Final = 1000  # a topic may be unknown for so long; librdkafka's half a minute is for slow clusters
 
 
 class ProducerThread(OwnerThread[ProducerClient]):
@@ -94,12 +93,13 @@ class ProducerThread(OwnerThread[ProducerClient]):
     # -- for the loop --------------------------------------------------------------------------------------
 
     async def publish(
-        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True, placed: bool = False
     ) -> Sequence[Outcome]:
         """Produce these in order; one entry each, None for a message that is on the broker and needs no receipt.
 
         A cancelled call goes on; its outcomes are dropped.
 
+        :param placed: each is a key, a body and a partition, and nothing else, which goes the short way too.
         :raises Closed: the thread was stopped.
         """
         if not messages:
@@ -108,6 +108,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         refused = self._splitting.failed if self._splits else None
         deadline = monotonic() + self._timeout
         call = PublishCall(topic, messages, waiter, receipts=receipts, deadline=deadline, refused=refused)
+        call.placed = placed and not receipts
         self.tell(lambda client: self._backlog.append(call))
         return await waiter
 
@@ -172,9 +173,9 @@ class ProducerThread(OwnerThread[ProducerClient]):
             partitions = client.partitions(call.topic) if self._partitioner is not None else 0
         except (BrokerError, KafkaException) as error:
             return self._no_topic(call, error)
-        run = call.messages[call.next : call.next + min(room, PAGE)]
+        run = call.following(min(room, PAGE))
         try:
-            if partitions or not run[0].plain:
+            if not call.placed and (partitions or not run[0].plain):
                 return self._produce_singly(client, producer, call, run, partitions)
             return self._produce_plain(client, producer, call, run)
         except Exception as error:
@@ -186,9 +187,11 @@ class ProducerThread(OwnerThread[ProducerClient]):
     def _produce_plain(
         self, client: ProducerClient, producer: Producer, call: PublishCall, run: Sequence[OutboundMessage]
     ) -> bool:
-        """Produce messages that are a key and a body in one go; False if the client takes no more for now."""
+        """Produce plain or placed messages in one go; False if the client takes no more for now."""
         page: Page | Tally
         rows: list[dict[str, Any]]
+        # The client heeds the partition of a batch, and that of no message.
+        partition = (run[0].partition or 0) if call.placed else -1
         if call.receipts:
             page, shared = self._reports.page(call, len(run)), None
             rows = [
@@ -199,11 +202,11 @@ class ProducerThread(OwnerThread[ProducerClient]):
         else:
             page = self._reports.tally(call)
             shared = page.report
-            rows = [{"value": message.data, "key": message.key} for message in run if message.plain]
+            rows = [{"value": each.data, "key": each.key} for each in run if call.placed or each.plain]
         if len(rows) < len(run):
             self._reports.accepted(page, call, 0)
             return self._produce_singly(client, producer, call, run, 0)
-        queued = producer.produce_batch(call.topic, rows, on_delivery=shared)
+        queued = producer.produce_batch(call.topic, rows, partition, shared)
         self._reports.accepted(page, call, queued)
         if queued == len(rows):
             call.next += queued
@@ -368,11 +371,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
                 except (KafkaException, SystemError):
                     continue  # the fatal error again, raised between the reports
         for call in self._reports.abandon():
-            call.failed = True
-            for index in range(call.next):
-                if call.outcomes[index] is UNREPORTED or call.outcomes[index] is None:
-                    call.outcomes[index] = unknown_fate(call.topic)
-            call.left = len(call.messages) - call.next
+            call.fail_unreported(unknown_fate)
             if not call.left:
                 self._call_ended(call)
 

@@ -21,6 +21,7 @@ from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
+from broker.waker import Waker
 from broker_kafka.admin_requests import until_told
 from broker_kafka.arrivals import Arrivals
 from broker_kafka.claiming import Claims
@@ -110,7 +111,7 @@ class KafkaRecordSource:
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failures: deque[BrokerError] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
         self.resets: Counter[TopicPartition] = Counter()
         """How often the position of a partition was out of range and reset."""
@@ -153,7 +154,7 @@ class KafkaRecordSource:
                     if self._connection.down:
                         raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
                     return []
-                await self._wait(left)
+                await self._waker.wait(left)
                 if self._closed:
                     return []
         finally:
@@ -161,20 +162,7 @@ class KafkaRecordSource:
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
-        self._wake()
-
-    async def _wait(self, seconds: float) -> None:
-        self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(seconds, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._waker.wake()
 
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
@@ -183,7 +171,7 @@ class KafkaRecordSource:
             self.thread.taken()
             return
         self._arrivals.add(runs)
-        self._wake()
+        self._waker.wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
@@ -232,7 +220,7 @@ class KafkaRecordSource:
         if self._closed or (self._failures and error.retriable):
             return
         self._failures.append(error)
-        self._wake()
+        self._waker.wake()
 
     async def _reset(self, partition: TopicPartition, position: int, mine: int) -> None:
         """A position is not in the log: an error, or as configured."""
@@ -341,7 +329,7 @@ class KafkaRecordSource:
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         self._arrivals.resume(map(TopicPartition._make, partitions))
-        self._wake()
+        self._waker.wake()
         if not self._closed and self.thread.failure is None:
             self.thread.resume(partitions)
 
@@ -360,6 +348,11 @@ class KafkaRecordSource:
         self._check_owned(partitions)
         return await self.thread.group_metadata()
 
+    async def member_id(self) -> str:
+        """Its name in the group, as of now; empty before it has joined."""
+        self._check_open()
+        return await self.thread.call(lambda client: client.memberid() or "")
+
     async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         committed = self._subscription.isolation == "read_committed"
         return await bounds_of(self._connection, partitions, committed=committed)
@@ -367,7 +360,7 @@ class KafkaRecordSource:
     def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:
             if partition not in self._owned:
-                raise not_ours(partition)
+                raise not_ours(partition, self.group)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -382,7 +375,7 @@ class KafkaRecordSource:
 
     async def _leave(self) -> None:
         self._commits.close()
-        self._wake()
+        self._waker.wake()
         for task in self._tasks:
             task.cancel()
         if not await self.thread.stop(_CLOSE_SECONDS):

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -49,6 +49,7 @@ class PublishCall:
     :ivar failed: whether an outcome is a failure.
     :ivar left: messages that have no outcome yet.
     :ivar number: grows with each call that is made.
+    :ivar placed: whether each of its messages is a key, a body and a partition, and nothing else; without receipts.
     :param refused: is told of each failure, with the topic.
     """
 
@@ -63,6 +64,7 @@ class PublishCall:
         "next",
         "number",
         "outcomes",
+        "placed",
         "receipts",
         "topic",
         "waiter",
@@ -81,6 +83,7 @@ class PublishCall:
         self.topic = topic
         self.messages = messages
         self.receipts = receipts
+        self.placed = False
         self.waiter = waiter
         self.deadline = deadline
         self.outcomes: list[Any] = [UNREPORTED if receipts else None] * len(messages)
@@ -91,6 +94,14 @@ class PublishCall:
         self.number = next(_numbers)
         self._refused = refused
         self._places: dict[tuple[bytes | None, bytes | None], deque[int]] | None = None
+
+    def following(self, most: int) -> Sequence[OutboundMessage]:
+        """The messages to be given to the client next, at most so many; placed ones only as far as they are of one
+        partition."""
+        run = self.messages[self.next : self.next + most]
+        if not self.placed:
+            return run
+        return list(takewhile(lambda each: each.partition == run[0].partition, run))
 
     def fail(self, index: int, error: KafkaError | BrokerError) -> None:
         """A message failed; `left` is not changed."""
@@ -113,13 +124,21 @@ class PublishCall:
         self.next += rest
         self.left -= rest
 
+    def fail_unreported(self, reason: Callable[[str], BrokerError]) -> None:
+        """The client is gone, and tells no more of what it was given; `reason` makes the error of a topic."""
+        self.failed = True
+        for index in range(self.next):
+            if self.outcomes[index] is UNREPORTED or self.outcomes[index] is None:
+                self.outcomes[index] = reason(self.topic)
+        self.left = len(self.messages) - self.next
+
     def fail_like(self, key: bytes | None, data: bytes | None, error: KafkaError) -> None:
         """A plain message of this key and body failed; of several alike the first that has not."""
         places = self._places
         if places is None:
             places = self._places = {}
             for index, message in enumerate(self.messages):
-                if message.plain:
+                if message.plain or self.placed:
                     places.setdefault((message.key, message.data), deque()).append(index)
         alike = places.get((key, data))
         if alike:

@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from broker.errors import InvalidSetting
-from broker.settings import BackendSettings
 from broker.urls import UrlParts
 from broker_kafka.client_log import CLIENT_LOG
 from broker_kafka.properties import ALIASES, OWNED, Role, check_property, for_role
 from broker_kafka.property_names import KNOWN_PROPERTIES
+from broker_kafka.queue_settings import QueueSettings
 
 __all__ = ["KafkaSettings"]
 
-_OURS: Final = frozenset(
+_OURS: Final = frozenset(QueueSettings.model_fields) | frozenset(
     {
         "servers",
         "oauth_cb",
@@ -39,7 +39,7 @@ _OURS: Final = frozenset(
 """Settings that are no property of librdkafka."""
 
 
-class KafkaSettings(BackendSettings):
+class KafkaSettings(QueueSettings):
     """How to reach a Kafka cluster, and what this backend asks of it."""
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)

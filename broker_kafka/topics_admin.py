@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound, Unsupported
 from broker.spi import TopicInfo, TopicPartition
-from broker_kafka.admin_requests import ask, ask_one, describe, settled
+from broker_kafka.admin_requests import ask, ask_one, describe, plain, settled
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.names import is_internal
@@ -47,11 +47,29 @@ class KafkaTopics:
         try:
             found = await describe(self._connection, name)
         except TopicNotFound:
-            if await self._create(name, partitions or self._settings.partitions, options):
+            if await self.create(name, partitions or self._settings.partitions, options):
                 return await self.describe(name)
             found = await describe(self._connection, name)
         await self._change(name, found, partitions, options)
         return await self.describe(name)
+
+    async def create(self, name: str, partitions: int, options: TopicOptions) -> bool:
+        """Create it and wait for its leaders; False if somebody else was quicker."""
+        copies = options.replication_factor or self._settings.replication_factor
+        config = {key: value for key, value in options.config.items() if value is not None}
+        new = NewTopic(plain(name), partitions, copies, config=config)
+        result = await ask(
+            self._connection,
+            lambda client: client.create_topics([new], request_timeout=self._timeout, operation_timeout=self._timeout),
+            f"Creating topic {name!r}",
+        )
+        if isinstance(result, BrokerError):
+            if _code(result) == KafkaError.TOPIC_ALREADY_EXISTS:
+                await self._until(f"Creating topic {name!r}", name)
+                return False
+            raise explain(result, options)
+        await self._until(f"Creating topic {name!r}", name, partitions)
+        return True
 
     async def describe(self, name: str) -> TopicInfo:
         found = await describe(self._connection, name)
@@ -88,7 +106,7 @@ class KafkaTopics:
         what = f"Deleting topic {name!r}"
 
         def start(client: Any) -> Any:
-            return client.delete_topics([name], request_timeout=self._timeout, operation_timeout=self._timeout)
+            return client.delete_topics([plain(name)], request_timeout=self._timeout, operation_timeout=self._timeout)
 
         try:
             await ask_one(self._connection, start, what)
@@ -119,24 +137,6 @@ class KafkaTopics:
             removed += max(0, result.low_watermark - first)
         return removed
 
-    async def _create(self, name: str, partitions: int, options: TopicOptions) -> bool:
-        """False if somebody else was quicker."""
-        copies = options.replication_factor or self._settings.replication_factor
-        config = {key: value for key, value in options.config.items() if value is not None}
-        new = NewTopic(name, partitions, copies, config=config)
-        result = await ask(
-            self._connection,
-            lambda client: client.create_topics([new], request_timeout=self._timeout, operation_timeout=self._timeout),
-            f"Creating topic {name!r}",
-        )
-        if isinstance(result, BrokerError):
-            if _code(result) == KafkaError.TOPIC_ALREADY_EXISTS:
-                await self._until(f"Creating topic {name!r}", name)
-                return False
-            raise explain(result, options)
-        await self._until(f"Creating topic {name!r}", name, partitions)
-        return True
-
     async def _change(self, name: str, found: Any, partitions: int | None, options: TopicOptions) -> None:
         has = len(found.partitions)
         copies = len(found.partitions[0].replicas)
@@ -153,7 +153,7 @@ class KafkaTopics:
             )
         await self._alter(name, options)
         if partitions is not None and partitions > has:
-            new = NewPartitions(name, partitions)
+            new = NewPartitions(plain(name), partitions)
             result = await ask(
                 self._connection,
                 lambda client: client.create_partitions(
@@ -181,7 +181,7 @@ class KafkaTopics:
         ]
         if not entries:
             return
-        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        resource = ConfigResource(ResourceType.TOPIC, plain(name), incremental_configs=entries)
         try:
             await ask_one(
                 self._connection,
@@ -192,7 +192,7 @@ class KafkaTopics:
             raise explain(error, options) from error
 
     async def _config(self, name: str) -> dict[str, str | None]:
-        resource = ConfigResource(ResourceType.TOPIC, name)
+        resource = ConfigResource(ResourceType.TOPIC, plain(name))
         found = await ask_one(
             self._connection,
             lambda client: client.describe_configs([resource], request_timeout=self._timeout),

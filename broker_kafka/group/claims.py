@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import logger
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_coordinator, ask_one
+from broker_kafka.admin_requests import ask_coordinator, ask_one, plain
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
 from broker_kafka.starts import StartPositions
@@ -108,7 +108,7 @@ class Claims:
         """The store knows a later generation: of a newer owner, or of a group that was forgotten since."""
         described = await ask_one(
             self._connection,
-            lambda client: client.describe_consumer_groups([self._group], request_timeout=NEVER),
+            lambda client: client.describe_consumer_groups([plain(self._group)], request_timeout=NEVER),
             f"Describing group {self._group!r}",
             how=ask_coordinator,
         )

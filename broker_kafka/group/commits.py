@@ -124,6 +124,7 @@ class Commits:
                 if marks.dirty and marks.current is not None and not held.gone:
                     (backward if marks.rewinds else forward)[held.partition] = marks.current
                     committing[held.partition] = held
+                    marks.trying()
             results = {
                 **await self._carry_out(forward, False, deadline),
                 **await self._carry_out(backward, True, deadline),

@@ -234,7 +234,8 @@ class GroupConsumer(Marking, Generic[T]):
                 raise error
         if not ours:
             raise LeaseLost(
-                f"A partition of {sorted(places)} was taken away before the commit",
+                f"A partition of {sorted(places)} was taken away from this member of group {self.group!r} before the "
+                "commit",
                 advice="Its new owner reads from the last commit on; make the work repeatable",
             )
 

@@ -164,8 +164,8 @@ class Marking(ABC):
             held = self._held_of(record)
             if held is None:
                 raise LeaseLost(
-                    f"Partition {record.partition} of topic {record.topic!r} was taken away before its results were "
-                    "saved",
+                    f"Partition {record.partition} of topic {record.topic!r} was taken away from this member of group "
+                    f"{parts.claims.owner.group!r} before its results were saved",
                     advice="Drop the results; its new owner reads these records again",
                 )
             before = positions.get(held.partition)

@@ -116,24 +116,27 @@ class Marks:
 
     :ivar current: what the application wants to be stored; None while it said nothing and nothing was stored.
     :ivar committed: what is stored, as far as known.
+    :ivar tried: what may be stored instead, since nobody has told that it is or is not.
     """
 
-    __slots__ = ("committed", "current", "runs")
+    __slots__ = ("committed", "current", "runs", "tried")
 
     def __init__(self, stored: StoredOffset | None) -> None:
         self.committed = stored
         self.current = stored
+        self.tried: StoredOffset | None = None
         self.runs = Runs()
 
     @property
     def dirty(self) -> bool:
         """Whether there is something to commit. Only the commit of the current value ends it."""
-        return self.current is not None and self.current != self.committed
+        return self.current is not None and (self.current != self.committed or self.tried is not None)
 
     @property
     def rewinds(self) -> bool:
-        """Whether its commit would take the stored position back."""
-        return self.current is not None and self.committed is not None and self.current.offset < self.committed.offset
+        """Whether its commit would take the stored position back, or may."""
+        known = [each.offset for each in (self.committed, self.tried) if each is not None]
+        return self.current is not None and bool(known) and self.current.offset < max(known)
 
     def mark(self, position: int, metadata: str = "") -> int:
         """All below this position is done; by how much the mark grew. A lower one than before changes nothing."""
@@ -157,9 +160,15 @@ class Marks:
         self.current = None
         self.runs.clear()
 
+    def trying(self) -> None:
+        """The current value is about to be committed; until `stored` that may have happened or not."""
+        if self.tried is None or (self.current is not None and self.current.offset > self.tried.offset):
+            self.tried = self.current
+
     def stored(self, value: StoredOffset) -> None:
         """This value was committed."""
         self.committed = value
+        self.tried = None
 
     def _raise_to(self, position: int, metadata: str) -> int:
         before = self.current

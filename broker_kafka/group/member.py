@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
 from broker.hooks import (
     FetchFailed,
     Hooks,
@@ -30,7 +30,7 @@ from broker.spi import TopicPartition
 from broker_kafka.admin_requests import until_told
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
-from broker_kafka.errors import translate
+from broker_kafka.errors import not_ours, translate
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
@@ -307,10 +307,7 @@ class Member:
         for partition in partitions:
             held = self.held.get(partition)
             if held is None or held.revoking:
-                raise LeaseLost(
-                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
-                    advice="Seek within assignment()",
-                )
+                raise not_ours(partition, self._group, advice="Seek within assignment()")
             found.append(held)
         return found
 

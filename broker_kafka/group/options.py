@@ -128,7 +128,7 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
     changed = dict(options)
     if isinstance(changed.get("properties"), Mapping):
         changed["properties"] = {**settings.properties, **changed["properties"]}
-    return type(settings)(**{name: getattr(settings, name) for name in fields} | changed)
+    return settings.replaced(changed)
 
 
 def _check_start(start: GroupStart) -> Start | Mapping[TopicPartition, int]:

@@ -16,13 +16,21 @@ from confluent_kafka import TopicPartition as NativePartition
 from broker.bus import Bus
 from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_coordinator, committed, coordinator_ready, forget_moved, passing, settled
+from broker_kafka.admin_requests import (
+    ask_coordinator,
+    committed,
+    coordinator_ready,
+    forget_moved,
+    passing,
+    plain,
+    settled,
+)
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
-__all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore"]
+__all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore", "is_of_one", "unanswered"]
 
 R = TypeVar("R")
 
@@ -80,7 +88,7 @@ class MemberOffsetStore:
         self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], results: CommitResults
     ) -> CommitResults:
         """The answers of a commit, asked for singly where the client tells one partition's error as that of all."""
-        if len(positions) == 1 or not all(map(_is_of_one, results.values())):
+        if len(positions) == 1 or not all(map(is_of_one, results.values())):
             return results
         singly = [await self.commit(owner, {partition: at}) for partition, at in positions.items()]
         return {partition: error for result in singly for partition, error in result.items()}
@@ -149,7 +157,7 @@ class GroupOffsetStore:
         if not positions:
             return {}
         await coordinator_ready(self._connection, group)
-        request = ConsumerGroupTopicPartitions(group, _native(positions))
+        request = ConsumerGroupTopicPartitions(plain(group), _native(positions))
 
         async def attempt() -> CommitResults:
             answer = await ask_coordinator(
@@ -187,7 +195,7 @@ class GroupOffsetStore:
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
 
 
-def _is_of_one(error: BrokerError | None) -> bool:
+def is_of_one(error: BrokerError | None) -> bool:
     """Whether this may be the error of a single partition, while the others were stored."""
     return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
 
@@ -213,12 +221,17 @@ def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset
     return None if found.offset < 0 else StoredOffset(found.offset, found.metadata or "")
 
 
+def unanswered(partition: TopicPartition, group: str) -> BrokerError:
+    """Of a commit that the broker answered for others only."""
+    return BrokerError(
+        f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the broker did not answer for it",
+        retriable=True,
+    )
+
+
 def _outcomes(group: str, positions: Mapping[TopicPartition, StoredOffset], answered: Sequence[Any]) -> CommitResults:
     results: dict[TopicPartition, BrokerError | None] = {
-        partition: BrokerError(
-            f"The broker did not answer for {partition.topic!r}[{partition.partition}]", retriable=True
-        )
-        for partition in positions
+        partition: unanswered(partition, group) for partition in positions
     }
     for each in answered:
         partition = TopicPartition(each.topic, each.partition)

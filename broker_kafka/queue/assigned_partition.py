@@ -12,7 +12,7 @@ from typing import Final
 from broker_kafka.queue.clock import LogClock
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.markers_queue import MarkersQueue
-from broker_kafka.queue.wire import Kind, Marker, read_marker
+from broker_kafka.queue.wire import Kind, Marker, read_markers
 
 __all__ = ["AssignedPartition", "PartitionOptions"]
 
@@ -21,13 +21,14 @@ __all__ = ["AssignedPartition", "PartitionOptions"]
 class PartitionOptions:
     """:ivar max_jump_ms: see `LogClock`.
     :ivar stall_ms: see `LogClock`.
-    :ivar renew_distance: a START so many offsets back is renewed.
+    :ivar renew_distance: a START so many offsets back is renewed, since a new owner reads from it; a record
+        holds up to 200 markers.
     :ivar renew_age_ms: a START of so long ago is renewed; much less than the marker topic's retention.
     """
 
     max_jump_ms: int = 60_000
     stall_ms: int = 10_000
-    renew_distance: int = 100_000
+    renew_distance: int = 20_000
     renew_age_ms: int = 3_600_000
 
 
@@ -38,7 +39,7 @@ class AssignedPartition:
         behind the deadline that caused it.
     :param at: the local monotonic time in milliseconds.
     :ivar position: the next offset to read.
-    :ivar unknown: how many records were no marker known here.
+    :ivar unknown: how many markers, or records without any, were not known here.
     """
 
     def __init__(self, start: int, end: int, at: int, options: PartitionOptions | None = None) -> None:
@@ -56,21 +57,24 @@ class AssignedPartition:
 
     # -- what is read --------------------------------------------------------------------------------------
 
-    def read(self, offset: int, timestamp: int, data: bytes | None, at: int) -> Marker | None:
-        """A record of the marker topic, in the order of the log; the marker, if it is one. One that was read before is
+    def read(self, offset: int, timestamp: int, data: bytes | None, at: int) -> int:
+        """A record of the marker topic, in the order of the log; how many markers it has. One that was read before is
         passed over."""
         if offset < self.position:
-            return None
+            return 0
         self._heard(at)
-        marker = read_marker(data)
-        if marker is None or data is None:
-            self.unknown += 1
-        else:
-            time = self.clock.read(timestamp, at)
-            self._timed = self._open
-            self.markers.read(offset, time, marker, data if marker.kind == Kind.START else b"")
+        found = read_markers(data)
+        time: int | None = None
+        for marker, part in found:
+            if marker is None:
+                self.unknown += 1
+                continue
+            if time is None:
+                time = self.clock.read(timestamp, at)
+                self._timed = self._open
+            self.markers.read(offset, time, marker, part)
         self._moved(offset + 1)
-        return marker
+        return len(found)
 
     def moved(self, position: int) -> None:
         """The position passed records that are not shown: those of transactions."""
@@ -165,3 +169,8 @@ class AssignedPartition:
     def committed(self, offset: int) -> None:
         """It is stored."""
         self._committed = max(self._committed, offset)
+
+    @property
+    def committed_position(self) -> int:
+        """The offset that is stored, or from which it was read first."""
+        return self._committed

@@ -64,7 +64,7 @@ class Renewal(_message.Message):
     def __init__(self, of: _Optional[int] = ..., as_of: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "attempt", "headers", "origin", "released", "renewal", "holder", "more_ids", "reason", "max_attempts", "dead_letter")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "attempt", "headers", "origin", "released", "renewal", "holder", "reason", "max_attempts", "dead_letter", "packed", "more_offsets")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -77,10 +77,11 @@ class Marker(_message.Message):
     RELEASED_FIELD_NUMBER: _ClassVar[int]
     RENEWAL_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
-    MORE_IDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    MORE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     version: Version
     type: Type
     message_id: MessageID
@@ -93,8 +94,9 @@ class Marker(_message.Message):
     released: bool
     renewal: Renewal
     holder: str
-    more_ids: _containers.RepeatedCompositeFieldContainer[MessageID]
     reason: str
     max_attempts: int
     dead_letter: str
-    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., more_ids: _Optional[_Iterable[_Union[MessageID, _Mapping]]] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ...) -> None: ...
+    packed: _containers.RepeatedScalarFieldContainer[bytes]
+    more_offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ..., packed: _Optional[_Iterable[bytes]] = ..., more_offsets: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -15,6 +15,11 @@ from broker_kafka.queue.wire import Kind, Marker, MessageId
 
 __all__ = ["MarkersQueue"]
 
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_START: Final = Kind.START
+_END: Final = Kind.END
+_CLOSED: Final = State.CLOSED
+
 
 class MarkersQueue:
     """:param first: the offset from which the log is read.
@@ -63,7 +68,8 @@ class MarkersQueue:
         :param time: of the partition's clock, which does not fall.
         :param data: its bytes, kept of a START until the message ends.
         """
-        if marker.kind == Kind.START:
+        kind = marker.kind
+        if kind is _START:
             lease = self._open.get(marker.id)
             if marker.renews is not None:
                 self._renewed(offset, time, marker, data, lease)
@@ -71,14 +77,12 @@ class MarkersQueue:
                 self._start(offset, time, marker, data)
             else:
                 self._start_again(lease, offset, time, marker, data)
-        elif marker.kind == Kind.END:
-            self._end(marker.id)
-            for other in marker.more:
-                self._end(other)
+        elif kind is _END:
+            for message in marker.ids():
+                self._end(message)
         else:
-            self._keep(marker.id, offset, time, marker)
-            for other in marker.more:
-                self._keep(other, offset, time, marker)
+            for message in marker.ids():
+                self._keep(message, offset, time, marker)
 
     def _start(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
         lease = Lease(
@@ -137,7 +141,7 @@ class MarkersQueue:
             self._deadlines.add(lease)
 
     def _end(self, id: MessageId) -> None:
-        if id in self._to_end:
+        if self._to_end and id in self._to_end:
             del self._to_end[id], self._overtaken[id]
         lease = self._open.pop(id, None)
         if lease is None:
@@ -145,7 +149,7 @@ class MarkersQueue:
             return
         self.bytes -= len(lease.data)
         lease.data = b""
-        lease.state = State.CLOSED
+        lease.state = _CLOSED
         if lease.renewing:
             self._overtaken[id] = lease.pin
 

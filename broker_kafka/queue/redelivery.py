@@ -6,14 +6,26 @@ Its headers tell how many deliveries count, whence it came first, whose it is, a
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker_kafka.headers import record_id
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.wire import Content, Headers, MessageId, Origin
+from broker_kafka.scheduling import DUE
 
-__all__ = ["ATTEMPTS", "ORIGIN", "QUEUE", "Sending", "again", "attempts_of", "dead_letter", "is_exhausted", "origin_of"]
+__all__ = [
+    "ATTEMPTS",
+    "ORIGIN",
+    "QUEUE",
+    "Sending",
+    "again",
+    "attempts_of",
+    "dead_letter",
+    "is_exhausted",
+    "origin_of",
+]
 
 ATTEMPTS: Final = "anybroker-attempts"
 """How many deliveries of the message count already, in decimal."""
@@ -23,6 +35,7 @@ QUEUE: Final = "anybroker-queue"
 """The queue that it was sent again for: others that read the same topic pass over it."""
 _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST: Final = 2**31
 
 
@@ -43,12 +56,13 @@ def is_exhausted(lease: Lease, content: Content) -> bool:
 def again(lease: Lease, content: Content) -> Sending:
     """The message once more, for the queue that held it."""
     origin = content.origin or _place(lease.id)
-    headers = _without(content.headers, {ATTEMPTS, ORIGIN, QUEUE})
+    # Who gets it before any delivery looks at the time again, by a clock of its own; afterwards that is past.
+    dropped = {ATTEMPTS, ORIGIN, QUEUE, DUE} if lease.attempt else {ATTEMPTS, ORIGIN, QUEUE}
+    headers = _without(content.headers, dropped)
     names = {name for name, _ in headers}
     if _ID not in names:
         headers += ((_ID, record_id(origin.topic, origin.partition, origin.offset).encode()),)
-    if _TIME not in names and origin.timestamp_ms:
-        headers += ((_TIME, b"%d" % (1000 * origin.timestamp_ms)),)
+    headers = _timed(headers, origin)
     headers += (
         (ATTEMPTS, b"%d" % lease.attempt),
         (ORIGIN, f"{origin.topic}:{origin.partition}:{origin.offset}:{origin.timestamp_ms}".encode()),
@@ -59,9 +73,11 @@ def again(lease: Lease, content: Content) -> Sending:
 
 
 def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
-    """The whole record, and why, whence and after how many deliveries it is given up; the count itself is left out, so
-    that who sends it back begins anew."""
+    """The whole record, and what a consumer's letter tells: why, whence, when and after how many deliveries it is given
+    up; the count itself is left out, so that who sends it back begins anew."""
     origin = content.origin or _place(lease.id)
+    # By the brokers' clock, as all of the tracker's times.
+    given_up = _EPOCH + timedelta(milliseconds=lease.deadline)
     told = {
         "reason": reason,
         "error": lease.reason,
@@ -69,12 +85,14 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
         "topic": origin.topic,
         "subscription": lease.id.queue,
         "id": record_id(origin.topic, origin.partition, origin.offset),
+        "time": given_up.isoformat(),
     }
-    headers = _without(content.headers, {ATTEMPTS, ORIGIN, QUEUE, _ID})
     for name, value in content.headers:
         if name == _ID and value is not None:
             told["id"] = value.decode("utf-8", "replace")
-    headers += tuple([(DEAD_LETTER_PREFIX + name, text.encode()) for name, text in told.items() if text])
+    added = {DEAD_LETTER_PREFIX + name: text.encode() for name, text in told.items() if text}
+    headers = _timed(_without(content.headers, {ATTEMPTS, ORIGIN, QUEUE, DUE, _ID, *added}), origin)
+    headers += tuple(added.items())
     return Sending(content.dead_letter, content.key, content.value, headers)
 
 
@@ -100,6 +118,13 @@ def origin_of(headers: Headers) -> Origin | None:
 
 def _place(id: MessageId) -> Origin:
     return Origin(id.topic, id.partition, id.offset, 0)
+
+
+def _timed(headers: Headers, origin: Origin) -> Headers:
+    """With the producer's time, which the new record's timestamp does not tell."""
+    if not origin.timestamp_ms or any(name == _TIME for name, _ in headers):
+        return headers
+    return (*headers, (_TIME, b"%d" % (1000 * origin.timestamp_ms)))
 
 
 def _without(headers: Headers, names: set[str]) -> Headers:

@@ -1,11 +1,12 @@
 """Markers as bytes: V1, the format of kafka-mq-go, and V2, which adds fields that a V1 tracker skips. Pure functions.
 
-`markers.proto` is the format. A marker that this version does not know is read as None, never raised: a newer tracker,
-or somebody else, may share the topic.
+`markers.proto` is the format. A record has one marker, or carries many. A marker that this version does not know is
+read as None, never raised: a newer tracker, or somebody else, may share the topic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -24,8 +25,10 @@ __all__ = [
     "Marker",
     "MessageId",
     "Origin",
+    "StartWriter",
+    "pack_markers",
     "read_content",
-    "read_marker",
+    "read_markers",
     "write_marker",
 ]
 
@@ -91,7 +94,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     :ivar released: nobody holds the message; a KEEPALIVE that says so is a release, and may say when it comes again.
     :ivar renews: of a START that a tracker repeats, the offset of the START that it repeats.
     :ivar as_of: of such a START, the offset below which it knows all markers.
-    :ivar more: KEEPALIVE and END: more messages of which it is said.
+    :ivar more: KEEPALIVE and END: the offsets of more messages of which it is said, of the same place and queue.
     :ivar reason: a release: why.
     """
 
@@ -102,8 +105,13 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     released: bool = False
     renews: int | None = None
     as_of: int = 0
-    more: tuple[MessageId, ...] = ()
+    more: tuple[int, ...] = ()
     reason: str = ""
+
+    def ids(self) -> list[MessageId]:
+        """All messages of which it tells."""
+        topic, partition, offset, queue = self.id
+        return [MessageId(topic, partition, each, queue) for each in (offset, *self.more)]
 
 
 TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
@@ -111,38 +119,62 @@ TIME_MARKER: Final = Marker(kind=Kind.END, id=MessageId("", 0, -1))
 
 _KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
 _TYPES: Final = {kind: number for number, kind in _KINDS.items()}
+_START: Final = Kind.START
+"""Attributes of an enum class cost a slow look-up each; this is read per message."""
 _VERSIONS: Final = frozenset({V1, V2})
 
 
-def read_marker(data: bytes | None) -> Marker | None:
-    """What a marker says; None for one that is not known: no marker, of another version or kind, or without an id."""
-    if not data:
-        return None
+def read_markers(data: bytes | None) -> Sequence[tuple[Marker | None, bytes]]:
+    """The markers of a record, each with its own bytes; None for one that is not known: no marker, of another version
+    or kind, or without an id."""
+    raw = _Marker()
+    marker = _read(raw, data or b"")
+    if marker is None or not raw.packed:
+        return ((marker, data or b""),)
+    # One message of protobuf for all of a record: to make one takes longer than to read one.
+    each = _Marker()
+    return [(_read(each, part), part) for part in raw.packed]
+
+
+def pack_markers(markers: Sequence[bytes]) -> bytes:
+    """One record that carries these, as `read_markers` finds them. A V1 tracker passes over all of them."""
+    return _Marker(version=V2, type=END, message_id=_MessageID(offset=-1), packed=markers).SerializeToString()
+
+
+def _read(raw: _Marker, data: bytes) -> Marker | None:
+    """:param raw: which is read into."""
     try:
-        raw = _Marker.FromString(data)
+        raw.ParseFromString(data)
     except DecodeError:
         return None
-    kind = _KINDS.get(raw.type)
-    if kind is None or raw.version not in _VERSIONS or not raw.HasField("message_id"):
+    kind, version = _KINDS.get(raw.type), raw.version
+    if kind is None or version not in _VERSIONS or not raw.HasField("message_id"):
         return None
-    if raw.version == V1:
-        return Marker(kind=kind, id=_read_id(raw.message_id), after_ms=min(raw.redeliver_after_ms, _LONGEST))
-    renewal = raw.renewal if raw.HasField("renewal") else None
+    message = _read_id(raw.message_id)
+    if "\0" in message.topic or "\0" in message.queue:
+        return None  # no client takes such a name, and whoever asked it for one would fail
+    after_ms = raw.redeliver_after_ms
+    if after_ms > _LONGEST:
+        after_ms = _LONGEST
+    if version == V1:
+        return Marker(kind=kind, id=message, after_ms=after_ms)
+    starts = kind is _START
+    renewal = raw.renewal if starts and raw.HasField("renewal") else None
     return Marker(
         kind=kind,
-        id=_read_id(raw.message_id),
-        after_ms=min(raw.redeliver_after_ms, _LONGEST),
+        id=message,
+        after_ms=after_ms,
         attempt=raw.attempt if raw.HasField("attempt") else None,
         released=raw.released,
         renews=None if renewal is None else renewal.of,
         as_of=0 if renewal is None else renewal.as_of,
-        more=tuple(map(_read_id, raw.more_ids)) if raw.more_ids else (),
+        more=() if starts else tuple(raw.more_offsets),
         reason=raw.reason,
     )
 
 
 def read_content(data: bytes) -> Content:
-    """What a START carries, of bytes that `read_marker` takes.
+    """What a START carries, of bytes that `read_markers` gives.
 
     :raises google.protobuf.message.DecodeError: they are no marker.
     """
@@ -190,14 +222,99 @@ def write_marker(marker: Marker, content: Content | None = None, *, v1: bool = F
         attempt=marker.attempt,
         released=marker.released,
         reason=marker.reason,
+        more_offsets=marker.more,
     )
     if marker.renews is not None:
         raw.renewal.of, raw.renewal.as_of = marker.renews, marker.as_of
-    if marker.more:
-        raw.more_ids.extend(map(_write_id, marker.more))
     if content is not None:
         _write_content(raw, content)
     return raw.SerializeToString()
+
+
+class StartWriter:
+    """Writes the STARTs of messages of one partition, as `write_marker` does; many of them for little.
+
+    What they share is set once, in one message of protobuf that is written again and again.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        queue: str,
+        *,
+        lease_ms: int,
+        holder: str,
+        max_attempts: int = 0,
+        dead_letter: str = "",
+    ) -> None:
+        self._place: Final = (topic, partition)
+        self._raw: Final = _Marker(
+            version=V2,
+            type=START,
+            message_id=_MessageID(topic=topic, partition=partition, queue=queue),
+            redeliver_after_ms=lease_ms,
+            holder=holder,
+            max_attempts=max_attempts,
+            dead_letter=dead_letter,
+        )
+        self._id: Final = self._raw.message_id
+        self._origin: Final = self._raw.origin
+        self._origin.topic, self._origin.partition = self._place
+        self._lease_ms: Final = lease_ms
+        self._is_plain = True
+        """Whether the last START had a key, a value, no headers, its origin in this partition, and a holder."""
+
+    def plain(self, offset: int, attempt: int, key: bytes, value: bytes, timestamp_ms: int) -> bytes:
+        """The START of a message that has no headers, and is where it was sent first."""
+        raw, origin = self._raw, self._origin
+        if not self._is_plain:
+            self._is_plain = True
+            raw.ClearField("headers")
+            origin.topic, origin.partition = self._place
+            self._wait(0)
+        self._id.offset = origin.offset = offset
+        origin.timestamp_ms = timestamp_ms
+        raw.attempt, raw.key, raw.value = attempt, key, value
+        return raw.SerializeToString()
+
+    def write(
+        self,
+        offset: int,
+        attempt: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        origin: Origin,
+        *,
+        wait_ms: int = 0,
+    ) -> bytes:
+        """The START of any message.
+
+        :param wait_ms: above 0 nobody holds it: it is to come again after so long, and `attempt` deliveries count.
+        """
+        raw = self._raw
+        self._is_plain = False
+        self._id.offset, raw.attempt = offset, attempt
+        if key is None:
+            raw.ClearField("key")
+        else:
+            raw.key = key
+        if value is None:
+            raw.ClearField("value")
+        else:
+            raw.value = value
+        raw.ClearField("headers")
+        for name, data in headers:
+            raw.headers.add(name=name, value=data)
+        first = self._origin
+        first.topic, first.partition, first.offset, first.timestamp_ms = origin
+        self._wait(wait_ms)
+        return raw.SerializeToString()
+
+    def _wait(self, wait_ms: int) -> None:
+        self._raw.released = wait_ms > 0
+        self._raw.redeliver_after_ms = wait_ms or self._lease_ms
 
 
 def _write_content(raw: _Marker, content: Content) -> None:

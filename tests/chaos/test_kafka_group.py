@@ -6,28 +6,22 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
 
 from broker.bus import Bus, connect
 from broker.records import Record
 from broker_kafka.group import GroupConsumer, Rebalance
-from broker_kafka.offsets import SqlOffsetStore
+from tests.chaos.kafka_group_running import Process, quick
 from tests.kafka.group_members import eventually, fill, new_group, options_of
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
-from tests.servers.postgres import postgres_url
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
@@ -47,6 +41,7 @@ class Account:
     rebalances: Counter[str] = field(default_factory=Counter)
 
     def note(self, record: Record[Any]) -> None:
+        """Called right before it is marked: who is cancelled in between has noted what the group never hears of."""
         self.handled[record.topic, record.partition, record.offset] += 1
 
     def told(self, event: Rebalance) -> None:
@@ -65,9 +60,9 @@ class Account:
 
 async def one_by_one(group: GroupConsumer, account: Account, quota: int) -> None:
     async for record in group:
-        account.note(record)
         if random.random() < 0.02:
             await asyncio.sleep(random.random() / 50)
+        account.note(record)
         group.mark(record)
         quota -= 1
         if quota <= 0:
@@ -76,10 +71,11 @@ async def one_by_one(group: GroupConsumer, account: Account, quota: int) -> None
 
 async def by_batch(group: GroupConsumer, account: Account, quota: int) -> None:
     async for batch in group.batches(random.choice((7, 50, 300))):
-        for record in batch:
-            account.note(record)
+        for _ in batch:
             if random.random() < 0.02:
                 await asyncio.sleep(random.random() / 50)
+        for record in batch:
+            account.note(record)
         group.mark_all(batch)
         quota -= len(batch)
         if quota <= 0:
@@ -92,9 +88,9 @@ async def by_partition(group: GroupConsumer, account: Account, quota: int) -> No
 
     async def work(stream: AsyncIterator[Record[Any]]) -> None:
         async for record in stream:
-            account.note(record)
             if random.random() < 0.02:
                 await asyncio.sleep(random.random() / 50)
+            account.note(record)
             group.mark(record)
             left[0] -= 1
             if left[0] <= 0:
@@ -189,42 +185,6 @@ async def test_members_come_and_go_and_every_record_is_handled_once(
 # -- members that are stopped and killed -----------------------------------------------------------------------
 
 
-class Process:
-    """A member in a process of its own, and what it has said so far."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.said: list[dict[str, Any]] = []
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.kafka_group_process", *arguments], stdout=subprocess.PIPE
-        )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self._child.stdout is not None
-        with self._child.stdout as lines:
-            for line in lines:
-                if line.endswith(b"\n"):
-                    self.said.append(json.loads(line))
-
-    def all(self, word: str) -> list[dict[str, Any]]:
-        return [said for said in tuple(self.said) if said["say"] == word]
-
-    def send(self, how: signal.Signals) -> None:
-        self._child.send_signal(how)
-
-    def kill(self) -> None:
-        self._child.kill()
-        self._child.wait()
-        self._listener.join()
-
-
-def quick(protocol: str) -> dict[str, Any]:
-    """Options with which a member that is silent is soon taken for dead."""
-    options = {**options_of(protocol), "commit_interval": 0.1}
-    return options if protocol == "consumer" else {**options, "session_timeout_ms": 3000}
-
-
 @pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
 async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protocol: str) -> None:
     server, group, options = shared_server(), new_group(), quick(protocol)
@@ -260,86 +220,6 @@ async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protoc
         process.kill()
     before = {(each["partition"], each["offset"]) for each in process.all("record")}
     assert before | set(seen) == {(partition, offset) for partition in (0, 1) for offset in range(400)}
-
-
-def database(kind: str, directory: Path) -> str:
-    return postgres_url() if kind == "postgres" else f"sqlite:///{directory}/results.db?timeout=30"
-
-
-async def query(engine: Engine, statement: str) -> list[Any]:
-    def run() -> list[Any]:
-        with engine.begin() as tx:
-            result = tx.execute(text(statement))
-            return [tuple(row) for row in result] if result.returns_rows else []
-
-    return await asyncio.to_thread(run)
-
-
-@pytest.mark.parametrize(("kind", "protocol"), [("sqlite", "consumer"), ("postgres", "cooperative-sticky")])
-async def test_results_and_positions_in_one_database_are_exactly_once_under_kills(
-    kind: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server, group, options = shared_server(), new_group(), quick(protocol)
-    topic = RawAdmin(server.bootstrap).make_topic(partitions=3)
-    url, table = await asyncio.to_thread(database, kind, tmp_path), f"results_{uuid4().hex[:8]}"
-    engine = create_engine(url)
-    # No key: a record that took effect twice is a row twice.
-    await query(engine, f"CREATE TABLE {table} (place INTEGER, position BIGINT, body VARCHAR(40))")
-    await SqlOffsetStore(engine).create_table()
-    arguments = (server.url, topic, group, json.dumps(options), url, table)
-    processes = [Process(*arguments) for _ in range(2)]
-    kills = stops = 0
-    ended: list[Process] = []
-
-    async def rows() -> int:
-        return (await query(engine, f"SELECT COUNT(*) FROM {table}"))[0][0]  # noqa: S608
-
-    def saved() -> list[int]:
-        return [len(process.all("saved")) for process in processes]
-
-    try:
-        for wave in range(3):
-            had = saved()
-            await fill(server, topic, 3, 500, wave * 500)
-            # Whoever works on this wave: the other may find nothing left of it.
-            at_work = await eventually(
-                lambda: [index for index, now in enumerate(saved()) if now > had[index]],  # noqa: B023
-                60,
-            )
-            victim = random.choice(at_work)
-            if wave == 1:
-                # Longer than its session: its partitions go on elsewhere, and then it wakes up.
-                processes[victim].send(signal.SIGSTOP)
-                await asyncio.sleep(4 if protocol != "consumer" else 8)
-                processes[victim].send(signal.SIGCONT)
-                stops += 1
-            else:
-                processes[victim].kill()
-                ended.append(processes[victim])
-                processes[victim] = Process(*arguments)
-                kills += 1
-        until = asyncio.get_running_loop().time() + 150
-        while await rows() < 4500 and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.1)
-    finally:
-        for process in processes:
-            process.kill()
-    found = await query(engine, f"SELECT place, position, body FROM {table}")  # noqa: S608
-    stored = await SqlOffsetStore(engine).stored(group)
-    engine.dispose()
-    twice = len(found) - len(set(found))
-    with capsys.disabled():
-        sys.stdout.write(
-            f"\n{kind}, {protocol}: {kills} kills, {stops} stop; {len(found)} rows, "
-            f"{4500 - len(set(found))} missing, {twice} twice; "
-            f"{sum(len(each.all('lost')) for each in (*processes, *ended))} times lost\n"
-        )
-    assert sorted(found) == [(place, at, f"{place}/{at}") for place in range(3) for at in range(1500)]
-    assert {place.partition: at.offset for place, at in stored.items() if at and not isinstance(at, Exception)} == {
-        0: 1500,
-        1: 1500,
-        2: 1500,
-    }
 
 
 # -- a broker that dies ----------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
 from broker.bus import Bus
 from broker.settings import BackendSettings
@@ -33,14 +33,34 @@ GUARDED = Listener(
     },
 )
 
+SAME_ON_EVERY_ENGINE = frozenset(
+    {
+        "admin.ensure-at-once",
+        "admin.health-misses-the-server",
+        "admin.lag-counts-records",
+        "admin.partitions-as-asked",
+        "admin.retention-is-kept",
+        "admin.topic-counts-its-messages",
+        "blocking.errors-are-the-same",
+        "blocking.records-and-log",
+        "blocking.several-threads",
+        "errors.all-say-what-to-do",
+        "errors.no-server",
+        "errors.wrong-credentials",
+    }
+)
+"""Promises of topics, records, publishing and the connection itself, whichever engine serves the messages."""
+IN_CHAOS = frozenset({"reconnect.kill-loses-nothing", "reconnect.restart-loses-nothing"})
+"""Promises of which every engine has a test of its own, with more faults, in `tests/chaos`."""
+
 
 class Wired:
     """The broker of this test process, and its proxies."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
         names = [f"WIRE{number}" for number in range(WIRES)]
         self.server = KafkaServer(
-            {"connection.failed.authentication.delay.ms": "0"},
+            {"connection.failed.authentication.delay.ms": "0", **(options or {})},
             listeners=[PLAIN, GUARDED, *(Listener(name) for name in names)],
         )
         self.proxies = [Proxy(self.server.ports[name]) for name in names]
@@ -82,12 +102,18 @@ class KafkaHarness(ServerHarness[KafkaServer]):
     lease_seconds = 2.0
     shares_restarts = True
     options = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Promises of which no test runs."""
 
     def __init__(self) -> None:
-        self.wired = wired()
+        self.wired = self.make_wired()
         super().__init__(self.wired.server)
         self._free = count()
         self._pooled: list[str] = []
+
+    def make_wired(self) -> Wired:
+        """The broker; a variant of the harness has another."""
+        return wired()
 
     def url(self, *, short_lease: bool = False) -> str:
         return f"{self.server.url}?{self.options}{'&client_id=wired' if short_lease else ''}"
@@ -129,3 +155,14 @@ class ConsumerProtocolHarness(KafkaHarness):
 
     in_matrix = False
     options = "group_protocol=consumer&topic_metadata_refresh_interval_ms=1000"
+
+
+class MarkersHarness(KafkaHarness):
+    """Messages settled by markers; their leases are short where a test wants that."""
+
+    name = "kafka[markers]"
+    left_out = SAME_ON_EVERY_ENGINE | IN_CHAOS
+    options = f"{KafkaHarness.options}&queue=markers"
+
+    def url(self, *, short_lease: bool = False) -> str:
+        return f"{super().url(short_lease=short_lease)}{f'&lease_seconds={self.lease_seconds}' if short_lease else ''}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.bus import connect
 from broker.errors import (
     InvalidSetting,
     TopicNotFound,
@@ -15,6 +16,7 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Hooks
+from broker.names import native_name
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
@@ -55,6 +57,24 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
     assert again.identity
     assert anew.identity not in {None, again.identity}
     await asyncio.to_thread(produce, kafka.bootstrap, name, [b"x"])
+
+
+async def test_names_in_the_brokers_own_form(kafka: KafkaServer, name: str):
+    topic, group = native_name(f"9.{name}"), native_name(f"for {name}/é")
+    async with connect(f"{kafka.url}?session_timeout_ms=2000&heartbeat_interval_ms=300") as bus:
+        await bus.admin.ensure_topic(topic, partitions=1)
+        await bus.topic(topic).publish(b"x")
+        async with bus.messages(topic, subscription=group) as inbox:
+            message = await inbox.next_message(timeout=15)
+            assert message is not None
+            await message.ack()
+        await bus.admin.ensure_topic(topic, partitions=2, retention=timedelta(hours=1))
+        assert (await bus.admin.lag(topic, group)).waiting == 0
+        assert await bus.admin.subscriptions(topic) == [group]
+        await bus.admin.delete_subscription(topic, group)
+        assert await bus.admin.subscriptions(topic) == []
+        await bus.admin.delete_topic(topic)
+        assert topic not in await bus.admin.topics()
 
 
 async def test_ensure_at_once_from_many(spi: KafkaAdmin, name: str):

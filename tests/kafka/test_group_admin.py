@@ -19,10 +19,11 @@ from broker.errors import (
 )
 from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset
 from broker.hooks import Hooks
-from broker.spi import Start, TopicPartition
+from broker.spi import Lag, Start, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.groups_admin import KafkaGroups
+from broker_kafka.offset_map import encode
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.raw_positions import store
@@ -102,6 +103,17 @@ async def test_a_group_that_never_committed_counts_from_its_start(
     with pytest.raises(BackendError, match=r"1 member .*someone"):
         await spi.delete_subscription(topic, group)
     await asyncio.to_thread(client.close)
+
+
+async def test_what_is_finished_and_no_longer_there_is_not_taken_off_the_lag(
+    spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
+):
+    produce(kafka.bootstrap, topic, [b"x"] * 6)
+    store(admin, group, topic, 1, encode(1, [(2, 4)]).text)
+    assert await spi.lag(topic, group) == Lag(waiting=3, partitions={0: 5})
+    # Of the finished 2 and 3 the first is gone, as is the position itself.
+    admin.delete_records(topic, 3)
+    assert await spi.lag(topic, group) == Lag(waiting=2, partitions={0: 3})
 
 
 async def test_a_subscription_or_topic_that_is_not_there(spi: KafkaAdmin, topic: str, group: str, name: str):

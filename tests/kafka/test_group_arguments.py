@@ -90,5 +90,5 @@ async def test_a_seek_elsewhere_is_a_lost_lease_whether_there_is_such_a_partitio
     async with opened(kafka, topic, group) as consumer:
         await take(consumer, 3)
         for place in (TopicPartition(topic, 9), TopicPartition("no-such-topic", 0)):
-            with pytest.raises(LeaseLost, match="is not assigned to this member"):
+            with pytest.raises(LeaseLost, match=f"is not assigned to this member of group {group!r}"):
                 await consumer.seek({TopicPartition(topic, 0): 1, place: 0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -151,6 +152,26 @@ async def test_a_record_and_a_batch_commit_themselves(kafka: KafkaServer, topic:
 
 
 @both_protocols
+async def test_a_partition_that_comes_back_is_committed_again(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
+):
+    topic = make_topic(partitions=2)
+    await fill(kafka, topic, 2, 5)
+    options: dict[str, Any] = {**options_of(protocol), "commit_interval": None}
+    async with opened(kafka, topic, group, **options) as consumer:
+        consumer.mark_all(record for record in await take(consumer, 10) if record.offset < 2)
+        async with opened(kafka, topic, group, **options):
+            # What goes away is committed within the callback that takes it.
+            (gone,) = await eventually(lambda: {0, 1} - {each.partition for each in consumer.assignment()})
+        await eventually(lambda: len(consumer.assignment()) == 2)
+        assert admin.committed(group, topic, gone).offset == 2
+        assert consumer.mark_position(topic, gone, 4)
+        async with asyncio.timeout(10):
+            assert (await consumer.commit())[TopicPartition(topic, gone)] is None
+        assert admin.committed(group, topic, gone).offset == 4
+
+
+@both_protocols
 async def test_a_record_of_an_earlier_assignment_marks_nothing(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
 ):
@@ -171,9 +192,10 @@ async def test_a_record_of_an_earlier_assignment_marks_nothing(
         stash.mark(old[-1])
         assert consumer.mark_stashed(stash) == [(topic, gone)]
         assert consumer.positions()[TopicPartition(topic, gone)] is None
-        with pytest.raises(LeaseLost):
+        taken = rf"was taken away from this member of group {group!r} before"
+        with pytest.raises(LeaseLost, match=f"{taken} the commit"):
             await old[-1].commit()
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLost, match=f"{taken} its results were saved"):
             await consumer.save_point(old)
         assert {record.offset for record in await take(consumer, 5)} == set(range(5))
 

@@ -79,6 +79,19 @@ def test_only_the_commit_of_the_present_value_makes_it_clean():
     assert marks.dirty
 
 
+def test_a_commit_without_an_answer_leaves_it_to_be_committed_again():
+    marks = Marks(StoredOffset(8))
+    marks.mark(12)
+    marks.trying()
+    # It may have been carried out, or be carried out yet.
+    assert marks.reset(8)
+    assert marks.dirty
+    assert marks.rewinds
+    marks.trying()
+    marks.stored(StoredOffset(8))
+    assert not marks.dirty
+
+
 def test_finished_records_count_up_to_the_first_that_is_not():
     marks = Marks(None)
     marks.runs.hand_over([record(offset) for offset in (3, 4, 5, 9, 10)])

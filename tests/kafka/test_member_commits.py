@@ -18,10 +18,12 @@ from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 def test_what_is_not_ours_is_told_apart_from_the_rest() -> None:
     offsets = [NativePartition("orders", 0, 5), NativePartition("orders", 1, 6)]
-    ours, refused = split_owned(offsets, {("orders", 0)})
+    ours, refused = split_owned(offsets, {("orders", 0)}, "billing")
     assert ours == offsets[:1]
     assert [*refused] == [TopicPartition("orders", 1)]
-    assert isinstance(refused[TopicPartition("orders", 1)], LeaseLost)
+    error = refused[TopicPartition("orders", 1)]
+    assert isinstance(error, LeaseLost)
+    assert "Partition 1 of topic 'orders' is not assigned to this member of group 'billing'" in str(error)
 
 
 async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_store() -> None:

@@ -18,6 +18,8 @@ from tests.servers.kafka import PLAIN, KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 from tests.servers.proxy import Proxy
 
+pytestmark = pytest.mark.xdist_group("kafka-positions")
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[KafkaServer, Proxy]]:

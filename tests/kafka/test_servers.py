@@ -124,7 +124,7 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
     owner.communicate(timeout=10)
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
     # The next test process removes what it left.
-    sweep = "from tests.servers.kafka import _sweep; _sweep()"
+    sweep = "from tests.servers.server_process import sweep; sweep('anybroker-test-kafka-')"
     subprocess.run([sys.executable, "-c", sweep], check=True, timeout=20, cwd=Path.cwd())
     assert not Path(directory).exists()
 

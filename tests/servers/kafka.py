@@ -9,28 +9,21 @@ from __future__ import annotations
 
 import atexit
 import base64
-import os
 import shutil
-import signal
-import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple, Self
 from uuid import uuid4
 
 from tests.servers.kafka_jars import Distribution, distribution
-from tests.servers.process import ChildProcess
+from tests.servers.server_process import ServerProcess, hold_port
 
 __all__ = ["BUSY_OPTIONS", "PLAIN", "TEST_OPTIONS", "KafkaServer", "Listener", "shared_server"]
 
 START_SECONDS = 45.0
-STOP_SECONDS = 30.0
 _STARTED = "Kafka Server started"
-_PREFIX = "anybroker-test-kafka-"
 
 TEST_OPTIONS: Mapping[str, str] = {
     "auto.create.topics.enable": "false",
@@ -64,6 +57,8 @@ TEST_OPTIONS: Mapping[str, str] = {
     # CPU, must not be shut out: it would tell clients for a moment that there is no broker.
     "broker.heartbeat.interval.ms": "250",
     "broker.session.timeout.ms": "4500",
+    # Else a controller with nothing to write writes that twice a second, a third of what an idle broker costs.
+    "metadata.max.idle.interval.ms": "10000",
     # A broker that nobody asks for anything should cost next to nothing: three run beside all the tests.
     "num.io.threads": "2",
     "num.network.threads": "1",
@@ -89,11 +84,13 @@ class Listener(NamedTuple):
 PLAIN = Listener("PLAIN")
 
 
-class KafkaServer:
+class KafkaServer(ServerProcess):
     """One broker and controller. `options` are added to its server.properties, by their own names.
 
     The first listener is the one that `url` and `bootstrap` name, and the one brokers talk to each other on.
     """
+
+    stop_seconds = 30.0
 
     def __init__(
         self,
@@ -105,8 +102,7 @@ class KafkaServer:
         node: int = 1,
         cluster_id: str | None = None,
     ) -> None:
-        _sweep()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        super().__init__("kafka")
         self.data = self.directory / "data"
         """Its log directory; may be set before the first start."""
         self.node = node
@@ -115,13 +111,12 @@ class KafkaServer:
         self._java_options = tuple(java_options)
         self._kafka = kafka
         self._cluster_id = cluster_id or make_id()
-        self._held = {name: _hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
+        self._held = {name: hold_port() for name in (*(each.name for each in listeners), "CONTROLLER")}
         self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
         self.advertised = {each.name: self.ports[each.name] for each in listeners}
         """The ports that clients are told to use; to be changed before the start for a proxy in between."""
         self.voters = {node: self.ports["CONTROLLER"]}
         """Node and controller's port of every member of the quorum."""
-        self._child: ChildProcess | None = None
         self._log_read = 0
 
     @property
@@ -133,27 +128,12 @@ class KafkaServer:
     def url(self) -> str:
         return f"kafka://{self.bootstrap}"
 
-    @property
-    def log(self) -> str:
-        """All it has said, over all its runs."""
-        path = self.directory / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.return_code is None
-
-    @property
-    def process_id(self) -> int:
-        return self._running_child().pid
-
     def address(self, listener: str | None = None) -> str:
         """Host and port of a listener."""
         return f"127.0.0.1:{self.ports[listener or self._listeners[0].name]}"
 
     def start(self, *, wait: bool = True) -> Self:
         """Start and wait until clients are served; without `wait`, return as soon as the process is there."""
-        assert not self.running, "this broker runs already"
         kafka = self._kafka or distribution()
         if not self.data.exists():
             self.data.mkdir()
@@ -168,7 +148,7 @@ class KafkaServer:
             self._release_ports()
         self._log_read = len(self.log)
         command = kafka.command(*self._java_options, "kafka.Kafka", str(config))
-        self._child = ChildProcess(command, self.directory / "log")
+        self._launch(command)
         return self.wait_until_started() if wait else self
 
     def wait_until_started(self) -> Self:
@@ -188,50 +168,10 @@ class KafkaServer:
         self.kill()
         raise RuntimeError(f"Kafka is not ready after {START_SECONDS} s: {told}")
 
-    def stop(self) -> None:
-        """End it orderly."""
-        self.end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it without notice."""
-        self.end(signal.SIGKILL)
-
-    def end(self, how: signal.Signals, seconds: float = STOP_SECONDS) -> None:
-        """End it by a signal. Nothing happens if it does not run."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.end(how, seconds)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay and nothing moves."""
-        self._running_child().pause()
-
-    def resume(self) -> None:
-        self._running_child().resume()
-
     def close(self) -> None:
         """Kill it, give its ports back and remove all it stored."""
-        self.kill()
+        super().close()
         self._release_ports()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _running_child(self) -> ChildProcess:
-        assert self._child is not None, "this broker does not run"
-        return self._child
 
     def _release_ports(self) -> None:
         for held in self._held.values():
@@ -275,26 +215,11 @@ def shared_server() -> KafkaServer:
 
 
 def make_id() -> str:
-    """A random id as Kafka writes them: sixteen bytes in base64."""
-    return base64.urlsafe_b64encode(uuid4().bytes).rstrip(b"=").decode()
-
-
-def _hold_port() -> socket.socket:
-    """A free port, bound and not listened on: nobody is given it, and the broker can still bind and listen."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
+    """A random id as Kafka writes them: sixteen bytes in base64. None begins as an option of its tools does."""
+    while (made := base64.urlsafe_b64encode(uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return made
 
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n")
-
-
-@cache
-def _sweep() -> None:
-    """Remove the directories of brokers whose owners were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(path, ignore_errors=True)

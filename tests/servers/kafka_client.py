@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 __all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "use_all", "wait_for"]
@@ -59,6 +65,13 @@ class RawAdmin:
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
         """Remove what comes before the offset, as retention does; -1 removes all."""
         _wait(self.client.delete_records([TopicPartition(topic, partition, before)], operation_timeout=SECONDS))
+
+    def configure_group(self, group: str, config: Mapping[str, str]) -> None:
+        """Set configuration of a group, by Kafka's names."""
+        operation = AlterConfigOpType.SET
+        entries = [ConfigEntry(name, value, incremental_operation=operation) for name, value in config.items()]
+        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+        _wait(self.client.incremental_alter_configs([resource]))
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """The node that leads the partition; -1 if none does."""

@@ -12,11 +12,12 @@ from typing import Self
 
 from tests.servers.kafka import KafkaServer, make_id
 from tests.servers.kafka_client import SECONDS, RawAdmin, wait_for
+from tests.servers.server_process import Servers
 
 __all__ = ["KafkaCluster"]
 
 
-class KafkaCluster:
+class KafkaCluster(Servers):
     """`size` brokers; each can be stopped, killed, paused and restarted through `cluster[index]`."""
 
     def __init__(self, size: int = 3, options: Mapping[str, str] | None = None) -> None:
@@ -84,13 +85,3 @@ class KafkaCluster:
         """Kill all and remove all they stored."""
         for broker in self.brokers:
             broker.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -44,6 +44,7 @@ from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.kafka_client import SECONDS, RawAdmin, wait_for
 from tests.servers.kafka_tokens import AUDIENCE, ISSUER, TokenServer
 from tests.servers.nats import Certificates
+from tests.servers.server_process import Servers
 
 __all__ = ["DOORS", "SecureBroker"]
 
@@ -68,7 +69,7 @@ _MODULES = {
 _VALIDATOR = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
 
 
-class SecureBroker:
+class SecureBroker(Servers):
     """The broker, its certificates and its token server; to be used as a context."""
 
     def __init__(self) -> None:
@@ -148,16 +149,6 @@ class SecureBroker:
         self.server.close()
         self.tokens.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _tls_options(self, keys: Path) -> Mapping[str, str]:
         return {

@@ -9,20 +9,38 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_jars import distribution
 
-__all__ = ["main", "run_with"]
+__all__ = ["main", "run_beside", "run_with"]
+
+
+class _Server(Protocol):
+    """One that a URL names; entering it starts it, and closes it where that fails."""
+
+    @property
+    def url(self) -> str: ...
+
+    def __enter__(self) -> object: ...
+
+    def close(self) -> None: ...
 
 
 def main(command: Sequence[str]) -> int:
+    return run_beside(KafkaServer, command, fetch=distribution)
+
+
+def run_beside(make: Callable[[], _Server], command: Sequence[str], *, fetch: Callable[[], object]) -> int:
+    """Fetch a server and run the command beside it, if there is one; its exit status, or 1 where that cannot be."""
     try:
-        distribution()
+        fetch()
         if not command:
             return 0
-        server = KafkaServer().start()
+        server = make()
+        server.__enter__()
     except RuntimeError as error:
         sys.stderr.write(f"{error}\n")
         return 1

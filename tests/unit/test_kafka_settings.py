@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from broker.errors import BrokerError, InvalidSetting, UnknownSetting
 from broker_kafka.properties import OWNED
 from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
+from broker_kafka.queue_settings import QueueSettings
 from broker_kafka.settings import KafkaSettings
 
 
@@ -134,3 +135,67 @@ class TestRoles:
         settings = KafkaSettings.from_url("kafka://h")
         assert settings.properties == {"client.rack": "a", "debug": "msg"}
         assert settings.sasl_password == SecretStr("p")
+
+
+GIVEN = {
+    "markers": {
+        "lease_seconds": "30",
+        "marker_format": "v1",
+        "marker_topic": "open",
+        "queue_tracker": "false",
+        "queue_id": "billing",
+        "queue_transactions": "true",
+    },
+    "share": {"share_lock": "20", "share_members": "2"},
+}
+"""The settings of each engine of queues."""
+
+
+class TestEngines:
+    @pytest.mark.parametrize(
+        ("queue", "engine", "name", "value"),
+        [
+            (queue, engine, name, value)
+            for queue in ("", "offsets", "markers", "share")
+            for engine, given in GIVEN.items()
+            for name, value in given.items()
+            if queue != engine
+        ],
+    )
+    def test_a_setting_of_another_engine_is_refused_with_the_mend(
+        self, queue: str, engine: str, name: str, value: str
+    ) -> None:
+        told = refused(f"kafka://h?{f'queue={queue}&' if queue else ''}{name}={value}")
+        assert f"{name!r} (from url) is " in told
+        assert value in told.replace("True", "true").replace("False", "false")
+        assert f"and queue={queue or 'offsets'} (from {'url' if queue else 'default'})" in told
+        assert f"Say queue={engine}, or leave {name} out" in told
+
+    @pytest.mark.parametrize("engine", list(GIVEN))
+    def test_those_of_its_own_are_taken(self, engine: str) -> None:
+        parameters = "&".join(f"{name}={value}" for name, value in GIVEN[engine].items())
+        settings = KafkaSettings.from_url(f"kafka://h?queue={engine}&{parameters}")
+        assert settings.queue == engine
+        for name in GIVEN[engine]:
+            assert settings.origin(name).kind == "url"
+
+    def test_every_setting_of_queues_belongs_to_an_engine(self) -> None:
+        assert set(QueueSettings.model_fields) == {"queue", *GIVEN["markers"], *GIVEN["share"]}
+
+    def test_arguments_are_refused_and_none_is_no_setting(self) -> None:
+        with pytest.raises(InvalidSetting, match=r"'share_lock' \(from argument\) is 20.0, .* \(from arg"):
+            KafkaSettings(queue="markers", share_lock=20)
+        assert KafkaSettings(queue="markers", share_lock=None).share_lock is None
+
+    def test_a_queue_of_the_url_sets_aside_what_the_environment_gives_for_another(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("BROKER_KAFKA_LEASE_SECONDS", "60")
+        with pytest.raises(InvalidSetting, match=r"from environment BROKER_KAFKA_LEASE_SECONDS.* is 60.0"):
+            KafkaSettings()
+        monkeypatch.setenv("BROKER_KAFKA_QUEUE", "markers")
+        assert KafkaSettings().lease_seconds == 60
+        assert KafkaSettings.from_url("kafka://h?queue=share").queue == "share"
+        monkeypatch.setenv("BROKER_KAFKA_QUEUE_ID", "billing")
+        with pytest.raises(InvalidSetting, match=r"'queue_id' .* would deliver the messages of all queues"):
+            KafkaSettings.from_url("kafka://h?queue=offsets")

@@ -6,6 +6,8 @@ transactional. `naive_open` reads the whole log by the plain rules of the protoc
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,12 +20,13 @@ from broker_kafka.queue.wire import (
     Kind,
     Marker,
     MessageId,
+    pack_markers,
     read_content,
-    read_marker,
+    read_markers,
     write_marker,
 )
 
-__all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "naive_open", "taken"]
+__all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "markers_of", "naive_open", "taken"]
 
 TOPIC = "orders"
 FAR = PartitionOptions(renew_distance=10**9)
@@ -133,6 +136,16 @@ class Simulation:
     def write(self, marker: Marker, content: Content | None = None, *, timestamp: int | None = None) -> int:
         return self.append(write_marker(marker, content), timestamp=timestamp)
 
+    @contextmanager
+    def packing(self) -> Generator[None]:
+        """What is written in this block lies in one record."""
+        begun = len(self.log)
+        yield
+        parts = [record.data for record in self.log[begun:]]
+        del self.log[begun:]
+        if parts:
+            self.append(pack_markers(parts))
+
     def append(self, data: bytes, *, timestamp: int | None = None) -> int:
         offset = len(self.log)
         self.log.append(Record(offset, self.now if timestamp is None else timestamp, data))
@@ -209,13 +222,20 @@ class Simulation:
             idle = 0 if self.redeliver() else idle + 1
 
 
+def markers_of(log: Iterable[Record]) -> Iterator[tuple[Record, Marker]]:
+    """All markers of some records, each with its record."""
+    for record in log:
+        for marker, _ in read_markers(record.data):
+            if marker is not None:
+                yield record, marker
+
+
 def naive_open(log: list[Record]) -> dict[MessageId, int]:
     """The open messages of a whole log, and how many deliveries of each count."""
     found: dict[MessageId, int] = {}
     released: set[MessageId] = set()
-    for record in log:
-        marker = read_marker(record.data)
-        if marker is None or marker.renews is not None:
+    for _, marker in markers_of(log):
+        if marker.renews is not None:
             continue
         if marker.kind == Kind.START:
             found[marker.id] = marker.attempt or 0

@@ -258,6 +258,7 @@ def test_n_a_poison_message_ends_in_the_dead_letters_with_all_of_it() -> None:
         "dead-letter-topic": b"orders",
         "dead-letter-subscription": b"q",
         "dead-letter-id": b"m0",
+        "dead-letter-time": b"1970-01-01T00:16:43+00:00",
     }
     queue.read()
     assert len(queue.tracker.markers) == 0
@@ -310,12 +311,12 @@ def test_a_marker_may_tell_of_many_messages() -> None:
     queue = taken(3)
     first, second, third = [held.id for held in queue.held]
     queue.now += 900
-    queue.write(Marker(kind=Kind.KEEPALIVE, id=first, more=(second, third), after_ms=1000))
+    queue.write(Marker(kind=Kind.KEEPALIVE, id=first, more=(second.offset, third.offset), after_ms=1000))
     queue.read()
     queue.now += 999
     queue.read()
     assert queue.redeliver() == []
-    queue.write(Marker(kind=Kind.END, id=second, more=(third,)))
+    queue.write(Marker(kind=Kind.END, id=second, more=(third.offset,)))
     queue.now += 1
     queue.read()
     assert [lease.id for lease in queue.redeliver()] == [first]

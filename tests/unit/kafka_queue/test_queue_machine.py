@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker_kafka.queue.assigned_partition import AssignedPartition
-from broker_kafka.queue.wire import Kind, MessageId, read_marker
-from tests.unit.kafka_queue.simulation import Held, Record, Simulation, naive_open
+from broker_kafka.queue.wire import Kind, MessageId
+from tests.unit.kafka_queue.simulation import Held, Record, Simulation, markers_of, naive_open
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -41,6 +41,12 @@ class QueueMachine(RuleBasedStateMachine):
                 self.doubled.add(value)
             assert value in self.doubled or held.attempt >= self.attempts[value], "attempts were forgotten"
             self.attempts[value] = held.attempt
+
+    @rule(count=st.integers(2, 3), commits=st.sampled_from([True, True, False]))
+    def take_together(self, count: int, commits: bool) -> None:
+        with self.queue.packing():
+            for _ in range(count):
+                self.take(commits, None)
 
     @precondition(lambda self: self.queue.held)
     @rule(which=st.integers(0, 9), lost=st.booleans(), twice=st.booleans())
@@ -128,20 +134,12 @@ class QueueMachine(RuleBasedStateMachine):
         queue = self.queue
         assert self.committed <= queue.committed <= len(queue.log)
         self.committed = queue.committed
-        covered = {
-            marker.id
-            for record in queue.log[queue.committed :]
-            if (marker := read_marker(record.data)) is not None and marker.kind == Kind.START
-        }
+        covered = {marker.id for _, marker in markers_of(queue.log[queue.committed :]) if marker.kind == Kind.START}
         assert set(naive_open(queue.log)) <= covered
 
     @invariant()
     def no_message_is_taken_without_a_start(self) -> None:
-        started = {
-            marker.id.offset
-            for record in self.queue.log
-            if (marker := read_marker(record.data)) is not None and marker.kind == Kind.START
-        }
+        started = {marker.id.offset for _, marker in markers_of(self.queue.log) if marker.kind == Kind.START}
         assert set(range(self.queue.taken)) <= started
 
     @invariant()
@@ -180,9 +178,8 @@ def earliest(log: Sequence[Record], id: MessageId) -> int:
     """The time from which a message may be sent again, by what the log says of it."""
     due = 0
     released = False
-    for record in log:
-        marker = read_marker(record.data)
-        if marker is None or marker.id != id or marker.renews is not None:
+    for record, marker in markers_of(log):
+        if marker.id != id or marker.renews is not None:
             continue
         if marker.kind == Kind.START or (marker.kind == Kind.KEEPALIVE and (marker.released or not released)):
             due, released = record.timestamp + marker.after_ms, marker.released

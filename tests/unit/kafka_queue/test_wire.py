@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker_kafka.queue import markers_pb2
 from broker_kafka.queue.wire import (
@@ -16,8 +18,10 @@ from broker_kafka.queue.wire import (
     Marker,
     MessageId,
     Origin,
+    StartWriter,
+    pack_markers,
     read_content,
-    read_marker,
+    read_markers,
     write_marker,
 )
 
@@ -50,19 +54,36 @@ GOLDEN = {
     ),
 }
 
+
+def read_marker(data: bytes | None) -> Marker | None:
+    """What a record of one marker says."""
+    ((marker, _),) = read_markers(data)
+    return marker
+
+
 texts = st.text(max_size=8)
-ids = st.builds(MessageId, texts, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), texts)
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+ids = st.builds(MessageId, names, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), names)
 times = st.integers(0, 2**41)
-markers = st.builds(
+starts = st.builds(
     Marker,
-    kind=st.sampled_from(Kind),
+    kind=st.just(Kind.START),
     id=ids,
     after_ms=times,
     attempt=st.none() | st.integers(0, 2**32 - 1),
     released=st.booleans(),
-    more=st.lists(ids, max_size=3).map(tuple),
     reason=texts,
 ) | st.builds(Marker, kind=st.just(Kind.START), id=ids, renews=times, as_of=times)
+markers = starts | st.builds(
+    Marker,
+    kind=st.sampled_from([Kind.END, Kind.KEEPALIVE]),
+    id=ids,
+    after_ms=times,
+    attempt=st.none() | st.integers(0, 2**32 - 1),
+    released=st.booleans(),
+    more=st.lists(st.integers(0, 2**63 - 1), max_size=3).map(tuple),
+    reason=texts,
+)
 payloads = st.none() | st.binary(max_size=8)
 contents = st.builds(
     Content,
@@ -92,7 +113,7 @@ def test_v1_is_read(name: str) -> None:
 
 
 def test_v1_has_one_message_for_each_marker() -> None:
-    marker = Marker(kind=Kind.END, id=FIRST, more=(FAR,))
+    marker = Marker(kind=Kind.END, id=FIRST, more=(6,))
     with pytest.raises(ValueError, match="this of 2"):
         write_marker(marker, v1=True)
 
@@ -108,6 +129,29 @@ def test_v2_comes_back_as_it_was(marker: Marker, content: Content) -> None:
     data = write_marker(marker, content)
     assert read_marker(data) == marker
     assert read_content(data) == content
+
+
+@given(st.lists(st.tuples(markers, contents), min_size=2, max_size=5))
+def test_packed_markers_come_back_as_they_were(written: list[tuple[Marker, Content]]) -> None:
+    parts = [write_marker(marker, content) for marker, content in written]
+    read = read_markers(pack_markers(parts))
+    assert list(read) == list(zip([marker for marker, _ in written], parts, strict=True))
+
+
+def test_what_is_packed_and_unknown_hides_no_other() -> None:
+    start = write_marker(Marker(kind=Kind.START, id=FIRST), Content())
+    foreign = bytes.fromhex("10 07 1a 04 08 01 10 05")
+    assert [marker is None for marker, _ in read_markers(pack_markers([foreign, start, b"\xff", start]))] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_v1_tracker_passes_over_what_is_packed() -> None:
+    raw = markers_pb2.Marker.FromString(pack_markers([b"x", b"y"]))
+    assert (raw.type, raw.message_id.partition, raw.message_id.offset) == (markers_pb2.END, 0, -1)
 
 
 def test_a_v1_tracker_reads_a_release_as_a_keepalive_of_that_delay() -> None:
@@ -145,8 +189,20 @@ def test_the_generated_code_is_that_of_the_committed_format() -> None:
         bytes.fromhex("10 01"),
         bytes.fromhex("10 07 1a 04 08 01 10 05"),
         bytes.fromhex("08 09 1a 04 08 01 10 05"),
+        write_marker(Marker(kind=Kind.START, id=MessageId("a\0b", 0, 1))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("a", 0, 1, "q\0"))),
     ],
-    ids=["none", "empty", "garbage", "text", "no id", "another kind", "another version"],
+    ids=[
+        "none",
+        "empty",
+        "garbage",
+        "text",
+        "no id",
+        "another kind",
+        "another version",
+        "no name of a topic",
+        "no name of a queue",
+    ],
 )
 def test_what_is_not_known_is_no_marker(data: bytes | None) -> None:
     assert read_marker(data) is None
@@ -162,3 +218,35 @@ def test_a_marker_that_asks_for_ten_thousand_years_asks_for_a_hundred() -> None:
     marker = read_marker(write_marker(Marker(kind=Kind.START, id=FIRST, after_ms=2**64 - 1)))
     assert marker is not None
     assert marker.after_ms < 2**42
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2**63 - 1),
+            st.integers(1, 2**31),
+            st.none() | st.binary(max_size=4),
+            st.none() | st.binary(max_size=4),
+            st.lists(st.tuples(texts, st.none() | st.binary(max_size=4)), max_size=2).map(tuple),
+            st.none() | st.builds(Origin, texts, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), times),
+            times,
+            st.integers(0, 90_000),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_starts_of_one_partition_are_written_as_any_other(starts: list[tuple[Any, ...]]) -> None:
+    """Whatever was written with the writer before."""
+    writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me", max_attempts=5, dead_letter="d")
+    for offset, attempt, key, value, headers, origin, time, wait in starts:
+        first = origin or Origin("t", 3, offset, time)
+        marker = Marker(kind=Kind.START, id=MessageId("t", 3, offset, "q"), after_ms=30_000, attempt=attempt)
+        shared: dict[str, Any] = {"holder": "me", "max_attempts": 5, "dead_letter": "d"}
+        content = Content(key=key, value=value, headers=headers, origin=first, **shared)
+        if origin is None and not headers and key is not None and value is not None:
+            data = writer.plain(offset, attempt, key, value, time)
+        else:
+            marker = replace(marker, after_ms=wait or 30_000, released=wait > 0)
+            data = writer.write(offset, attempt, key, value, headers, first, wait_ms=wait)
+        assert data == write_marker(marker, content)

@@ -1,0 +1,26 @@
+"""A message that this process holds: which one, where its markers lie, and until when it is ours."""
+
+from __future__ import annotations
+
+from broker_kafka.queue.wire import MessageId
+
+__all__ = ["Hold"]
+
+
+class Hold:
+    """:ivar id: the message.
+    :ivar partition: of the marker topic, chosen once: all markers of a message lie in one, whatever the topic grows to.
+    :ivar attempt: which delivery this is, from 1.
+    :ivar until: the loop time at which the lease is over as far as is known here: its last START or KEEPALIVE that is
+        on the brokers was begun a lease before. A tracker counts from when it was written, which is later.
+    :ivar ended: whether an END or a release was written, so that nothing more is to be said of it.
+    """
+
+    __slots__ = ("attempt", "ended", "id", "partition", "until")
+
+    def __init__(self, id: MessageId, partition: int, attempt: int) -> None:
+        self.id = id
+        self.partition = partition
+        self.attempt = attempt
+        self.until = 0.0
+        self.ended = False

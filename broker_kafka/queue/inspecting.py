@@ -1,0 +1,74 @@
+"""What is open in a queue, read from its marker topic without a group; nothing is changed.
+
+*Concurrency.* Any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A subscription without a marker
+topic has nothing open; other errors of the brokers are raised.
+"""
+
+from __future__ import annotations
+
+from broker.errors import BrokerError, NotFound, OffsetOutOfRange
+from broker.spi import LogReaderSpi, TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.names import is_topic_name
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.queue.lease import Lease
+from broker_kafka.queue.marker_topic import marker_topic_name, tracker_group
+from broker_kafka.queue.markers_queue import MarkersQueue
+from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.wire import read_markers
+
+__all__ = ["open_in", "open_leases", "state_of"]
+
+_BATCH = 1000
+
+
+async def open_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[Lease]:
+    """Every message of the subscription that has a START and no END, as of now.
+
+    It reads the marker topic from where the trackers have committed.
+
+    :raises BrokerError: the brokers do not tell.
+    """
+    shared = connection.settings.marker_topic
+    topic = marker_topic_name(subscription, shared)
+    if not is_topic_name(topic):
+        return []
+    try:
+        bounds = await log.bounds(topic)
+    except NotFound:
+        return []
+    places = [TopicPartition(topic, partition) for partition in bounds]
+    stored = await GroupOffsetStore(connection).fetch(tracker_group(subscription, shared), places)
+    found: list[Lease] = []
+    for place in places:
+        position = stored[place]
+        if isinstance(position, BrokerError):
+            raise position
+        first, following = bounds[place.partition]
+        start = first if position is None else max(first, position.offset)
+        found += await open_in(log, place, start, following)
+    own = OwnRecords.of(subscription, connection.settings)
+    return [lease for lease in found if own.has_lease(lease)]
+
+
+async def open_in(log: LogReaderSpi, place: TopicPartition, start: int, stop: int) -> list[Lease]:
+    """The same of one marker partition, as of the offset `stop`, read from `start`."""
+    markers = MarkersQueue(start)
+    if start < stop:
+        try:
+            async for batch in log.read(place.topic, place.partition, start, stop, _BATCH):
+                for record in batch:
+                    time = record.broker_time
+                    milliseconds = 0 if time is None else int(1000 * time.timestamp())
+                    for marker, data in read_markers(record.data):
+                        if marker is not None:
+                            markers.read(record.offset, milliseconds, marker, data)
+        except OffsetOutOfRange:
+            # Retention was quicker; what it removed is known to nobody.
+            return list(markers)
+    return list(markers)
+
+
+def state_of(lease: Lease, now: int) -> str:
+    """`held`, `waiting` or `due`, at this time in milliseconds since 1970."""
+    return "due" if lease.deadline <= now else "waiting" if lease.released else "held"

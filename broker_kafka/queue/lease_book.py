@@ -1,0 +1,175 @@
+"""What becomes of messages that are held here: ended, given back, kept; it writes their markers and minds their leases.
+
+*Concurrency.* One event loop; calls may run at once. *Cancellation.* What was begun goes on. *Failure.* A message whose
+lease is over is told as LeaseLost, and nothing is written of it: it comes again. One whose END was known to be written
+only then is told as SettleError: it may come again. A marker that is not on the brokers in
+time leaves its messages held, so that the call can be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
+from broker.messages import Outcome
+from broker.spi import Settlement
+from broker_kafka.queue.hold import Hold
+from broker_kafka.queue.marker_format import MarkerFormat
+from broker_kafka.queue.marker_producer import MarkerProducer, Placed, joined
+from broker_kafka.queue.wire import Kind, Marker, write_marker
+
+__all__ = ["LeaseBook"]
+
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_ACK: Final = Outcome.ACK
+_REJECT: Final = Outcome.REJECT
+
+_REASON: Final = 1000
+"""Characters of a reason that a marker carries."""
+
+
+class LeaseBook:
+    """:param lease_seconds: after so long without a KEEPALIVE a message comes again.
+    :param format: of the markers.
+    """
+
+    def __init__(self, producer: MarkerProducer, *, lease_seconds: float, format: MarkerFormat) -> None:
+        self._producer = producer
+        self._together: Final = format.together
+        self._v1: Final = format.v1
+        self.lease_seconds: Final = lease_seconds
+        self.lease_ms: Final = max(1, int(1000 * lease_seconds))
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[BrokerError | None]:
+        """As `MessageSource.settle`."""
+        results: list[BrokerError | None] = [None] * len(settlements)
+        done: dict[Hold, int] = {}
+        released: dict[Hold, Placed] = {}
+        ended: list[Hold] = []
+        now = self._loop.time()
+        for place, settlement in enumerate(settlements):
+            hold: Hold = settlement.message.lease
+            if now >= hold.until:
+                # A tracker may have given the message to somebody else.
+                results[place] = _lost(hold)
+            elif not hold.ended:
+                hold.ended = True
+                done[hold] = place
+                if settlement.outcome is _ACK or settlement.outcome is _REJECT:
+                    ended.append(hold)
+                else:
+                    released[hold] = self._release(hold, settlement)
+        markers = [(placed, [hold]) for hold, placed in released.items()]
+        markers += [(self._ends(part), part) for part in joined(ended, self._together)]
+        if not markers:
+            return results
+        outcomes = await self._producer.write([placed for placed, _ in markers])
+        failed: list[BrokerError] = []
+        now = self._loop.time()
+        for (_, holds), error in zip(markers, outcomes, strict=True):
+            for hold in holds:
+                if error is not None:
+                    failed.append(error)
+                    hold.ended = False
+                    results[done[hold]] = error
+                elif now >= hold.until:
+                    # What was given back comes again, written too late or not; an END may have been in time.
+                    results[done[hold]] = _lost(hold) if hold in released else _unsure(hold)
+        if len(failed) == len(results) and all(error.retriable for error in failed):
+            raise failed[0]
+        return results
+
+    def give_back(self, holds: Iterable[Hold]) -> None:
+        """Have these come again at once; nobody awaits it."""
+        placed: list[Placed] = []
+        for hold in holds:
+            hold.ended = True
+            placed.append(self._released(hold, 0, hold.attempt - 1, ""))
+        if placed:
+            task = self._loop.create_task(self._producer.write(placed), name="broker-kafka-give-back")
+            self._tasks.add(task)
+            task.add_done_callback(self._over)
+
+    async def extend(self, holds: Sequence[Hold]) -> list[BrokerError | None]:
+        """Renew the leases of these; waits no longer than a third of one.
+
+        A message that is being settled needs none, and is told as renewed.
+        """
+        begun = self._loop.time()
+        over = {hold for hold in holds if begun >= hold.until}
+        parts = joined((hold for hold in dict.fromkeys(holds) if not hold.ended and hold not in over), self._together)
+        error: BrokerError | None = None
+        refused: dict[Hold, BrokerError] = {}
+        if parts:
+            work = self._loop.create_task(
+                self._producer.write([self._keepalive(part) for part in parts]), name="broker-kafka-extend"
+            )
+            self._tasks.add(work)
+            work.add_done_callback(self._over)
+            await asyncio.wait({work}, timeout=self.lease_seconds / 3)
+            if work.done():
+                for part, error in zip(parts, work.result(), strict=True):
+                    for hold in part:
+                        if error is None:
+                            hold.until = max(hold.until, begun + self.lease_seconds)
+                        else:
+                            refused[hold] = error
+            else:
+                error = OperationTimeout("The brokers did not take the KEEPALIVEs in time")
+                refused = dict.fromkeys((hold for part in parts for hold in part), error)
+        now = self._loop.time()
+        return [_lost(hold) if now >= hold.until else refused.get(hold) for hold in holds]
+
+    # -- markers -------------------------------------------------------------------------------------------
+
+    def _ends(self, holds: Sequence[Hold]) -> Placed:
+        first, *more = holds
+        marker = Marker(kind=Kind.END, id=first.id, more=tuple([hold.id.offset for hold in more]))
+        return Placed(first.partition, write_marker(marker, v1=self._v1))
+
+    def _keepalive(self, holds: Sequence[Hold]) -> Placed:
+        first, *more = holds
+        others = tuple([hold.id.offset for hold in more])
+        marker = Marker(kind=Kind.KEEPALIVE, id=first.id, after_ms=self.lease_ms, more=others)
+        return Placed(first.partition, write_marker(marker, v1=self._v1))
+
+    def _release(self, hold: Hold, settlement: Settlement) -> Placed:
+        # What was given back untried does not count as a delivery.
+        attempts = hold.attempt - 1 if settlement.outcome is Outcome.RELEASE else hold.attempt
+        return self._released(hold, max(0, round(1000 * (settlement.delay or 0.0))), attempts, settlement.reason)
+
+    def _released(self, hold: Hold, after_ms: int, attempts: int, reason: str) -> Placed:
+        marker = Marker(
+            kind=Kind.KEEPALIVE,
+            id=hold.id,
+            after_ms=after_ms,
+            attempt=attempts,
+            released=True,
+            reason=reason[:_REASON],
+        )
+        return Placed(hold.partition, write_marker(marker, v1=self._v1))
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the producer was closed, and the leases end by themselves
+
+
+def _lost(hold: Hold) -> LeaseLost:
+    topic, partition, offset, queue = hold.id
+    return LeaseLost(
+        f"The lease of {topic}[{partition}]@{offset} in queue {queue!r} is over",
+        advice="It comes again; raise lease_seconds if this process was only slow",
+    )
+
+
+def _unsure(hold: Hold) -> SettleError:
+    topic, partition, offset, queue = hold.id
+    return SettleError(
+        f"The lease of {topic}[{partition}]@{offset} in queue {queue!r} ended before its END was known to be written",
+        advice="It may come again, or be done: this process, or the brokers, were too slow; raise lease_seconds",
+    )

@@ -1,0 +1,125 @@
+"""`QueueAdmin`: the administration of topics and groups, where subscriptions are queues with markers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Final
+
+from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
+from broker.errors import NotFound
+from broker.spi import Bounds, Lag, LogReaderSpi, TopicPartition
+from broker_kafka.admin import KafkaAdmin
+from broker_kafka.connection import Connection
+from broker_kafka.names import is_topic_name
+from broker_kafka.positions import bounds_of, high_watermarks, partitions_of
+from broker_kafka.queue.inspecting import open_leases
+from broker_kafka.queue.marker_topic import marker_topic_name, tracker_group
+from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.untaken import read_untaken
+from broker_kafka.settings import KafkaSettings
+
+__all__ = ["QueueAdmin", "redrives_by_offsets"]
+
+_COUNTED: Final = 1000
+"""Records that are read to be counted."""
+_PATIENCE: Final = 1.0
+"""Seconds; a transaction of a tracker that lives is over by then."""
+_PAUSE: Final = 0.05
+
+
+class QueueAdmin(KafkaAdmin):
+    """As `KafkaAdmin`; it knows of messages that are held or wait for their time, and removes the marker topic."""
+
+    def __init__(self, connection: Connection, log: LogReaderSpi) -> None:
+        super().__init__(connection)
+        self._connection = connection
+        self._log = log
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """`unsettled` counts the messages of the topic that are held by somebody, or wait to come again.
+
+        `waiting` counts messages where there are few: no marks of transactions, and nothing that is another queue's.
+        What an open transaction hides, such as that of a tracker that was killed, counts as if each record were one.
+        That of redrives without markers is as with offsets.
+        """
+        if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
+            return await super().lag(topic, subscription)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE
+        markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
+        while True:
+            lag, waiting, unsettled = await self._look(topic, subscription)
+            hidden = [await self._hidden(topic), await self._hidden(markers) if is_topic_name(markers) else 0]
+            # Messages go from waiting to held and back while they are counted; none is to be in neither number.
+            _, waiting_then, unsettled_then = await self._look(topic, subscription)
+            if not any(hidden) or loop.time() >= until:
+                break
+            await asyncio.sleep(_PAUSE)
+        return replace(
+            lag,
+            waiting=max(waiting, waiting_then) + hidden[0],
+            unsettled=max(unsettled, unsettled_then) + hidden[1],
+        )
+
+    async def _hidden(self, topic: str) -> int:
+        """Records that a transaction hides which has not ended."""
+        try:
+            places = await partitions_of(self._connection, topic)
+            # Asked first, so that what is written meanwhile does not seem to be hidden.
+            ends = await high_watermarks(self._connection, places, self._connection.settings.request_timeout)
+            seen = await bounds_of(self._connection, places)
+        except NotFound:
+            return 0
+        return sum(max(0, end - seen[place].next) for place, end in ends.items())
+
+    async def _look(self, topic: str, subscription: str) -> tuple[Lag, int, int]:
+        """What Kafka tells, and the messages that wait and that are held, in this order."""
+        lag = await super().lag(topic, subscription)
+        waiting = lag.waiting
+        if 0 < waiting <= _COUNTED:
+            waiting = await self._count(topic, subscription)
+        leases = await open_leases(self._connection, self._log, subscription)
+        # V1's markers name no topic, and are then of one topic alone.
+        return lag, waiting, sum(lease.id.topic in ("", topic) for lease in leases)
+
+    async def _count(self, topic: str, subscription: str) -> int:
+        """The messages of the subscription that lie behind its positions."""
+        positions = (await self.describe_group(subscription)).positions
+        own = OwnRecords.of(subscription, self._connection.settings)
+        count = 0
+        for partition, (first, following) in (await self._log.bounds(topic)).items():
+            place = TopicPartition(topic, partition)
+            bounds = Bounds(max(first, positions.get(place, first)), following)
+            async for records in read_untaken(self._log, own, place, bounds, _COUNTED):
+                count += len(records)
+        return count
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        """Its marker topic goes with it, unless it is shared, and what the trackers have committed; no consumer may be
+        open, nor tracker."""
+        await super().delete_subscription(topic, name)
+        try:
+            await self.describe_group(name)
+        except NotFound:
+            pass
+        else:
+            return  # it reads other topics, and never read this one
+        if self._connection.settings.marker_topic is not None:
+            return
+        markers = marker_topic_name(name)
+        if is_topic_name(markers):
+            await self.delete_topic(markers)
+        await self.delete_group(tracker_group(name))
+
+
+def redrives_by_offsets(settings: KafkaSettings) -> bool:
+    """Whether redrives consume dead letters by offsets on a bus whose queues have markers.
+
+    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`
+    would pass over those of others for good, and others may track a marker topic that is shared. Else markers know
+    letters that another reader gave back from those that lie there.
+    """
+    return settings.queue == "markers" and (
+        settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"
+    )

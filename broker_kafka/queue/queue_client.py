@@ -1,0 +1,394 @@
+"""The queue client: takes records of the subscription's group, and hands each over once its START is on the brokers.
+
+*Order of things.* Of what was taken together all STARTs are written and awaited, then the group's positions are
+committed once, then it is handed over; `StartTransactions` does both in one transaction. A process that dies before the
+commit leaves the records to the next member; one that dies after it leaves them to the tracker. *Concurrency.* One
+event loop; `settle` and `extend` may run beside `fetch`. *Partitions* that go wait for the commit that is under way;
+what was handed over stays ours, since its markers are nobody else's. *Failure.* What could not be started or committed
+is kept and tried with the next `fetch`, and is forgotten when its partition goes: whoever has that reads it from the
+committed position. A partition with a message that the marker topic is too small for waits until somebody mends that,
+and others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from math import inf
+from time import time
+from typing import Any, Final, Protocol, TypeVar
+
+from broker.errors import BrokerError, Closed, LeaseLost, MessageTooLarge
+from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.messages import Message
+from broker.spi import RecordListener, Settlement, SourceListener, TopicPartition
+from broker_kafka.queue.commit_texts import commit_text
+from broker_kafka.queue.hold import Hold
+from broker_kafka.queue.lease_book import LeaseBook
+from broker_kafka.queue.marker_producer import MarkerProducer
+from broker_kafka.queue.set_aside import SetAside
+from broker_kafka.queue.start_transactions import StartTransactions
+from broker_kafka.queue.starting import Starting, Taken
+from broker_kafka.records import KafkaRecordSource
+
+__all__ = ["QueueClient"]
+
+R = TypeVar("R")
+
+_GRACE: Final = 1.0
+"""Seconds that a fetch which is interrupted waits for what is being started."""
+_CLOSE: Final = 1.0
+_TRUSTED: Final = 5.0
+"""Seconds for which a commit or an assignment says that the group has not given our partitions to others."""
+
+
+class Tracking(Protocol):
+    """The tracker of the subscription."""
+
+    @property
+    def failure(self) -> BrokerError | None:
+        """Why nothing comes again any more."""
+        ...
+
+
+class QueueClient:
+    """Implements `MessageSource` and `TellsIdle` for the consumer, and `RecordListener` for the member of the group.
+
+    :param member: makes the member of the group, which tells this of its partitions.
+    :param transactions: in which STARTs are written with the positions; None writes them one after the other.
+    :param tracker: with whose failure nothing more is handed over; None if others track.
+    :param session_seconds: silence after which the group gives our partitions to others.
+    :param ended: awaited when it was closed, however that went.
+    """
+
+    def __init__(
+        self,
+        listener: SourceListener,
+        *,
+        member: Callable[[RecordListener], KafkaRecordSource],
+        producer: MarkerProducer,
+        starting: Starting,
+        transactions: StartTransactions | None,
+        book: LeaseBook,
+        tracker: Tracking | None,
+        session_seconds: float,
+        ended: Callable[[QueueClient], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._listener = listener
+        self._producer = producer
+        self._starting = starting
+        self._transactions = transactions
+        self._book = book
+        self._tracker = tracker
+        self._trusted = min(_TRUSTED, session_seconds / 2)
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._assignments: dict[TopicPartition, int] = {}
+        """What is assigned, and the number of the assignment."""
+        self._assigned = self._named = 0
+        self._text = ""
+        """Stored with the group's positions; it was made for the assignment `_named`."""
+        self._taken: list[Taken] = []
+        """What is not committed, in the order of each partition."""
+        self._aside = SetAside()
+        self._known_at = -inf
+        """The loop time at which the group was last heard to leave our partitions to us."""
+        self._claiming: asyncio.Future[None] | None = None
+        """While something is being started and committed."""
+        self._interrupted = asyncio.Event()
+        self._fetching = self._closed = False
+        self._member = member(self)
+
+    async def open(self) -> None:
+        """Connect the producer, and join the group.
+
+        :raises BrokerError: one of both cannot be.
+        """
+        if self._transactions is not None:
+            await self._transactions.open()
+        await asyncio.gather(self._producer.open(), self._member.open())
+
+    # -- MessageSource -------------------------------------------------------------------------------------
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        if self._tracker is not None and self._tracker.failure is not None:
+            raise self._tracker.failure
+        self._fetching = True
+        try:
+            self._taken += self._aside.due(self._loop.time())
+            if not self._taken:
+                await self._take(max_messages, max_bytes, wait)
+            if not self._taken:
+                return []
+            self._claiming = self._loop.create_future()
+            try:
+                if self._transactions is not None:
+                    return await self._claim_at_once(self._transactions)
+                return await self._claim()
+            finally:
+                self._claiming.set_result(None)
+                self._claiming = None
+        finally:
+            self._fetching = False
+            if not self._closed:
+                self._interrupted.clear()
+
+    def interrupt(self) -> None:
+        if self._fetching:
+            self._interrupted.set()
+        self._member.interrupt()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        return await self._book.settle(settlements)
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        return await self._book.extend([message.lease for message in messages])
+
+    async def is_idle(self, seconds: float) -> bool:
+        """As of the group's member; what waits for its time, or is held elsewhere, is not there to be taken."""
+        return not self._taken and not self._aside and await self._member.is_idle(seconds)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._interrupted.set()
+        try:
+            await asyncio.gather(self._member.close(), self._producer.close(_CLOSE))
+        finally:
+            try:
+                if self._transactions is not None:
+                    await self._transactions.close()
+            finally:
+                await self._ended(self)
+
+    # -- starting and committing ---------------------------------------------------------------------------
+
+    async def _take(self, max_messages: int, max_bytes: int, wait: float) -> None:
+        """Take what is there, up to so much, and wait for the first of it: each START and commit costs a round trip."""
+        while (
+            max_messages > 0
+            and max_bytes > 0
+            and (runs := await self._member.fetch_runs(max_messages, max_bytes, wait))
+        ):
+            for run in runs:
+                # A run of a partition that went is not let out, so that this assignment is the one it came in.
+                assignment = self._assignments.get(TopicPartition(run.topic, run.partition), 0)
+                self._taken += self._starting.taken(run, assignment)
+                max_messages -= len(run)
+                max_bytes -= run.size
+            wait = 0.0
+
+    async def _claim(self) -> list[Message[Any]]:
+        """START what was taken, commit, and hand over what is ours by then.
+
+        :raises BrokerError: nothing of it could be; it is tried again with the next fetch.
+        """
+        if self._loop.time() - self._known_at > self._trusted and not await self._are_ours():
+            return []
+        begun = self._loop.time()
+        failed = await self._start([taken for taken in self._taken if taken.hold is not None])
+        if failed is None:
+            return []
+        positions: dict[TopicPartition, int] = {}
+        stopped: dict[TopicPartition, BrokerError] = {}
+        for taken in self._present():
+            error = failed.get(taken) if failed else None
+            if error is not None:
+                # What comes after it in its partition waits for it too.
+                stopped.setdefault(taken.place, error)
+            if not stopped or taken.place not in stopped:
+                positions[taken.place] = taken.offset + 1
+        errors = [error for error in stopped.values() if not isinstance(error, MessageTooLarge)]
+        results = await self._commit(positions)
+        if results is None:
+            return []
+        errors += [error for error in results.values() if error is not None]
+        committed = {place: positions[place] for place, error in results.items() if error is None}
+        messages = self._hand_over(committed, begun + self._book.lease_seconds)
+        self._set_aside({each: error for each, error in stopped.items() if isinstance(error, MessageTooLarge)})
+        self._free(set(committed).difference(stopped))
+        if not messages and errors:
+            raise next((error for error in errors if not error.retriable), errors[0])
+        return messages
+
+    async def _claim_at_once(self, transactions: StartTransactions) -> list[Message[Any]]:
+        """The same in one transaction. One that takes long is not left behind: the next fetch goes on with it.
+
+        :raises BrokerError: as `_claim`.
+        """
+        claim = transactions.claim(self._member, self._present)
+        if not await self._is_done(claim):
+            return []
+        claimed = transactions.take_outcome(claim)
+        messages = self._hand_over(claimed.positions, claimed.begun + self._book.lease_seconds)
+        self._set_aside(claimed.too_large)
+        self._free(claimed.positions)
+        return messages
+
+    def _set_aside(self, too_large: Mapping[TopicPartition, BrokerError]) -> None:
+        """Have partitions wait, so that nothing of others has to, and tell how that is mended."""
+        for place, error in too_large.items():
+            waiting = [taken for taken in self._present() if taken.place == place]
+            if waiting and self._aside.add(place, waiting, self._loop.time()):
+                text = f"{place.topic}[{place.partition}] waits from {waiting[0].offset} on: {error}"
+                logger.warning(text)
+                self.event(Warned(text=text))
+                self._member.pause([place])
+            self._forget([place])
+
+    def _free(self, places: Collection[TopicPartition]) -> None:
+        """The first of what waited in these is handed over, and the rest goes on."""
+        for place in places:
+            if place in self._aside:
+                self._taken += self._aside.free(place)
+                self._member.resume([place])
+
+    async def _are_ours(self) -> bool:
+        """Whether something of what was taken is still ours, by what the group's coordinator says.
+
+        A process that stood still would else START what others have done meanwhile.
+
+        :raises BrokerError: the coordinator does not tell.
+        """
+        firsts: dict[TopicPartition, int] = {}
+        for taken in self._present():
+            firsts.setdefault(taken.place, taken.offset)
+        results = await self._commit(firsts)
+        if results is None:
+            return False
+        for error in results.values():
+            if error is not None:
+                raise error
+        return bool(self._present())
+
+    async def _commit(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, BrokerError | None] | None:
+        """Commit positions; the answers but for partitions that are not ours any more, or None as `_start`."""
+        if not positions:
+            return {}
+        asked_at = self._loop.time()
+        answers = await self._unless_interrupted(self._commit_named(positions))
+        if answers is None:
+            return None
+        gone = {place for place, error in answers.items() if isinstance(error, LeaseLost)}
+        self._drop(gone)
+        if any(error is None for error in answers.values()):
+            self._known_at = asked_at
+        return {place: error for place, error in answers.items() if place not in gone}
+
+    async def _commit_named(
+        self, positions: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        if self._named != self._assigned:
+            # A member that was forgotten and comes back has another id, and is assigned anew.
+            self._named, self._text = self._assigned, commit_text(await self._member.member_id())
+        return await self._member.commit_noted({place: (at, self._text) for place, at in positions.items()})
+
+    async def _start(self, taken: Sequence[Taken]) -> dict[Taken, BrokerError] | None:
+        """Write the START of each; those that failed, or None if the fetch was interrupted meanwhile."""
+        if not taken:
+            return {}
+        placed = self._starting.starts(taken, int(1000 * time()))
+        outcomes = await self._unless_interrupted(self._producer.write(placed, by=self._known_at + 2 * self._trusted))
+        if outcomes is None:
+            return None
+        return {each: error for each, error in zip(taken, outcomes, strict=True) if error is not None}
+
+    def _hand_over(self, committed: Mapping[TopicPartition, int], until: float) -> list[Message[Any]]:
+        """What lies below the committed positions, as messages; what is left is kept."""
+        messages: list[Message[Any]] = []
+        late: list[Hold] = []
+        kept: list[Taken] = []
+        # All that was started together has one lease; if it is over, this process stood still.
+        is_over = self._loop.time() >= until
+        for taken in self._taken:
+            if taken.offset >= committed.get(taken.place, 0):
+                kept.append(taken)
+            elif (hold := taken.hold) is not None and not taken.waits:
+                hold.until = until
+                if is_over:
+                    # A tracker may have sent it again.
+                    late.append(hold)
+                else:
+                    messages.append(self._starting.message(taken))
+        self._taken = kept
+        self._book.give_back(late)
+        return messages
+
+    def _present(self) -> list[Taken]:
+        """What was taken and is still of the present assignment; the rest is forgotten."""
+        self._taken = [each for each in self._taken if self._assignments.get(each.place) == each.assignment]
+        return self._taken
+
+    def _drop(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget all that is not committed of these, which are not ours."""
+        self._forget(partitions)
+        if waited := self._aside.forget(partitions):
+            self._member.resume(waited)
+
+    def _forget(self, partitions: Collection[TopicPartition]) -> None:
+        self._taken = [each for each in self._taken if each.place not in partitions]
+
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, R]) -> R | None:
+        """Its result; None if the fetch was interrupted and it takes long. It goes on then.
+
+        What was started and not committed is read again by whoever has its partition; of what was committed and not
+        handed over the lease ends.
+        """
+        task = self._loop.create_task(work, name="broker-kafka-claim")
+        try:
+            return task.result() if await self._is_done(task) else None
+        finally:
+            if not task.done():
+                task.add_done_callback(_look_at)
+
+    async def _is_done(self, task: asyncio.Task[Any]) -> bool:
+        """Wait for it; False if the fetch was interrupted and it takes long."""
+        stop = self._loop.create_task(self._interrupted.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=_GRACE)
+        finally:
+            stop.cancel()
+        return task.done()
+
+    # -- RecordListener ------------------------------------------------------------------------------------
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._known_at = self._loop.time()
+        for partition in partitions:
+            self._assigned += 1
+            self._assignments[partition] = self._assigned
+        self.event(PartitionsAssigned(partitions=tuple(partitions), current=tuple(self._assignments)))
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        current = tuple(each for each in self._assignments if each not in partitions)
+        self.event(PartitionsRevoked(partitions=tuple(partitions), current=current))
+        if self._claiming is not None:
+            await asyncio.wait({self._claiming}, timeout=max(0.0, deadline - self._loop.time()))
+        self._gone(partitions)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._gone(partitions)
+        self.event(PartitionsLost(partitions=tuple(partitions), current=tuple(self._assignments)))
+
+    def event(self, event: Event) -> None:
+        self._listener.event(event)
+
+    def _gone(self, partitions: Sequence[TopicPartition]) -> None:
+        for partition in partitions:
+            self._assignments.pop(partition, None)
+        self._drop(set(partitions))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("The source is closed")
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,64 @@
+"""Which names a queue with markers can have, beside those of its marker topic and its trackers' group.
+
+*Failure.* A name that would be taken for another's is refused before anything is made or joined.
+"""
+
+from __future__ import annotations
+
+from broker.errors import BrokerError, InvalidName, NotFound
+from broker.names import Ephemeral
+from broker.spi import MessageSubscription
+from broker_kafka.connection import Connection
+from broker_kafka.names import is_topic_name
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.positions import partitions_of
+from broker_kafka.queue.marker_topic import MARKERS, TRACKER, marker_topic_name, tracker_group
+
+__all__ = ["check_names"]
+
+
+async def check_names(connection: Connection, subscription: MessageSubscription) -> None:
+    """:raises InvalidName: the subscription is named as the trackers of another are, or cannot have a marker topic; or
+        its topic, or that of its dead letters, is one of markers.
+    :raises BrokerError: the brokers do not tell.
+    """
+    name = subscription.subscription
+    if isinstance(name, Ephemeral):
+        return
+    if name.endswith(TRACKER):
+        raise InvalidName(
+            f"subscription is {name!r}, which is the group of the trackers of {name.removesuffix(TRACKER)!r}",
+            advice=f"Name a queue with markers so that it does not end with {TRACKER!r}",
+        )
+    markers = marker_topic_name(name, connection.settings.marker_topic)
+    if not is_topic_name(markers):
+        raise InvalidName(
+            f"subscription is {name!r}, and no topic on Kafka can be named {markers!r} for its markers",
+            advice="Name a topic for them with marker_topic, or the subscription with at most 241 of "
+            "ASCII letters, digits, '.', '_' and '-'",
+        )
+    for field, topic in (("topic", subscription.topic), ("dead_letter", subscription.dead_letter)):
+        if topic == markers:
+            raise InvalidName(
+                f"{field} is {topic!r}, where the markers of subscription {name!r} lie",
+                advice=f"Take another topic as {field}, or other markers with marker_topic",
+            )
+        if topic is not None and topic.endswith(MARKERS) and await _is_of_markers(connection, topic):
+            queue = topic.removesuffix(MARKERS)
+            raise InvalidName(
+                f"{field} is {topic!r}, where the markers of subscription {queue!r} lie",
+                advice=f"Take another topic as {field}; broker queue inspect {queue} shows what these tell",
+            )
+
+
+async def _is_of_markers(connection: Connection, topic: str) -> bool:
+    """Whether trackers have committed positions of it; by its name alone it may be anything."""
+    try:
+        places = await partitions_of(connection, topic)
+    except NotFound:
+        return False
+    found = await GroupOffsetStore(connection).fetch(tracker_group(topic.removesuffix(MARKERS)), places)
+    for position in found.values():
+        if isinstance(position, BrokerError):
+            raise position
+    return any(position is not None for position in found.values())

@@ -1,0 +1,116 @@
+"""Opens the queue client of a subscription: its group, its marker topic, its tracker, its producer, its member."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from broker.errors import Unsupported
+from broker.names import Ephemeral
+from broker.spi import MessageSubscription, RecordListener, RecordSubscription, SourceListener
+from broker_kafka.connection import Connection
+from broker_kafka.queue.fenced_writer import Entry
+from broker_kafka.queue.lease_book import LeaseBook
+from broker_kafka.queue.marker_format import FORMATS
+from broker_kafka.queue.marker_producer import MarkerProducer
+from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_name
+from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.queue.start_transactions import StartTransactions
+from broker_kafka.queue.starting import Starting
+from broker_kafka.queue.trackers import Trackers
+from broker_kafka.records import KafkaRecordSource
+
+__all__ = ["open_queue"]
+
+_HOST: Final = socket.gethostname()
+
+
+class Host(Protocol):
+    """The backend, which closes what is open with it."""
+
+    def attach(self, opened: Any) -> None: ...
+    def detach(self, closed: Any) -> None: ...
+
+
+async def open_queue(
+    host: Host,
+    connection: Connection,
+    trackers: Trackers,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+) -> QueueClient:
+    """The open client of a subscription whose group exists.
+
+    :raises ConfigurationError: its marker topic is not fit for markers, or holds V1 markers of another topic.
+    :raises BrokerError: one of its clients cannot be opened.
+    """
+    queue = subscription.subscription
+    if isinstance(queue, Ephemeral):
+        raise Unsupported(
+            "A queue with markers has no ephemeral subscriptions", advice="Name the subscription, or use queue=offsets"
+        )
+    partitions = await ensure_marker_topic(connection, queue, topics=(subscription.topic,))
+    settings = connection.settings
+    written = FORMATS[settings.marker_format]
+    if written.v1:
+        trackers.keep_to_one_topic(queue, subscription.topic)
+    tracker = await trackers.use(queue, subscription.topic) if settings.queue_tracker else None
+    # A process that stood still for longer is not to write what others have done meanwhile.
+    lasts = min(settings.lease_seconds, settings.session_timeout_ms / 2000)
+    markers = marker_topic_name(queue, settings.marker_topic)
+    producer = MarkerProducer(connection, markers, settings.queue_id or queue, lasts=lasts, together=written.together)
+    book = LeaseBook(producer, lease_seconds=settings.lease_seconds, format=written)
+    starting = Starting(
+        OwnRecords.of(queue, settings),
+        partitions,
+        lease_ms=book.lease_ms,
+        holder=f"{settings.client_id}@{_HOST}:{os.getpid()}",
+        format=written,
+        max_deliveries=subscription.max_deliveries,
+        dead_letter=subscription.dead_letter,
+    )
+    transactions = None
+    if settings.queue_transactions:
+        transactions = StartTransactions(
+            connection,
+            queue,
+            Entry(markers, (settings.queue_id or queue).encode(), None),
+            starting,
+            lasts=lasts,
+            together=written.together,
+        )
+
+    async def ended(closed: QueueClient) -> None:
+        try:
+            if tracker is not None:
+                await asyncio.shield(trackers.leave(queue))
+        finally:
+            host.detach(closed)
+
+    wanted = RecordSubscription(topics=(subscription.topic,), group=queue, start=subscription.start)
+    client = QueueClient(
+        listener,
+        member=_member(connection, wanted),
+        producer=producer,
+        starting=starting,
+        transactions=transactions,
+        book=book,
+        tracker=tracker,
+        session_seconds=settings.session_timeout_ms / 1000,
+        ended=ended,
+    )
+    host.attach(client)
+    try:
+        await client.open()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+def _member(connection: Connection, wanted: RecordSubscription) -> Callable[[RecordListener], KafkaRecordSource]:
+    return lambda listener: KafkaRecordSource(connection, wanted, listener, on_close=lambda _: None)

@@ -1,0 +1,26 @@
+"""How a record that is handed over as a message of a queue is shown. Pure, safe from any thread."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from broker_kafka.headers import RecordView
+from broker_kafka.queue.redelivery import attempts_of
+
+__all__ = ["QUEUE_VIEW", "UNCOUNTED_VIEW"]
+
+
+class _QueueView(RecordView):
+    """As any record, and it tells which delivery this is."""
+
+    __slots__ = ()
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        headers = raw.headers()
+        return attempts_of(headers) + 1 if headers else 1
+
+
+QUEUE_VIEW: Final = _QueueView()
+"""The one view of all messages of queues."""
+UNCOUNTED_VIEW: Final = RecordView()
+"""That of messages whose markers are V1: those keep no count."""

@@ -1,0 +1,102 @@
+"""The settings of Kafka's queues: which engine serves messages, and what each is told."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from broker.errors import InvalidSetting
+from broker.settings import BackendSettings
+
+__all__ = ["QueueSettings"]
+
+_ENGINES: Final = {
+    **dict.fromkeys(
+        (
+            "lease_seconds",
+            "marker_format",
+            "marker_topic",
+            "queue_tracker",
+            "queue_id",
+            "queue_transactions",
+        ),
+        "markers",
+    ),
+    **dict.fromkeys(("share_lock", "share_members"), "share"),
+}
+"""The settings of one engine alone, which mean nothing in others."""
+_WITHOUT: Final = {"queue_id": "would deliver the messages of all queues"}
+_RANKS: Final = {"default": 0, "file": 1, "environment": 2, "url": 3, "argument": 3}
+"""Of origins: which goes before which."""
+
+
+class QueueSettings(BackendSettings):
+    """Those of `KafkaSettings` that are no property of librdkafka and concern the Message family alone."""
+
+    queue: Literal["offsets", "markers", "share"] = Field(
+        default="offsets",
+        description="How the messages of a subscription are settled: by the `offsets` of its group; by `markers` in a "
+        "topic of their own, with leases and delays that outlive the process; or by the broker, in a `share` group "
+        "(KIP-932, Kafka 4.2)",
+    )
+    lease_seconds: float = Field(
+        default=30.0,
+        ge=0.5,
+        le=43_200,
+        description="Queue `markers`: after so many seconds without a sign of its holder a message comes again",
+    )
+    marker_format: Literal["v2", "v2-single", "v1"] = Field(
+        default="v2",
+        description="Queue `markers`: how consumers write them. A tracker of kafka-mq-go follows `v2-single`, which "
+        "loses nothing, and `v1`, which keeps no attributes, ids and attempts of what comes again; but not `v2`",
+    )
+    marker_topic: str | None = Field(
+        default=None,
+        pattern="^[A-Za-z0-9._-]{1,240}$",
+        description="Queue `markers`: the topic of the markers, which several subscriptions or kafka-mq-go may share; "
+        "left open, each subscription has its own, `<subscription>.markers`",
+    )
+    queue_tracker: bool = Field(
+        default=True,
+        description="Queue `markers`: whether consumers track their queue; else `broker tracker` or kafka-mq-go must",
+    )
+    queue_id: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Queue `markers`: the queue within topics that many share: only records with this key are its "
+        "messages, and all others are passed over",
+    )
+    queue_transactions: bool = Field(
+        default=False,
+        description="Queue `markers`: write the STARTs of what is taken together and the group's positions in one "
+        "transaction, so that a process that stood still in between doubles nothing",
+    )
+    share_lock: float | None = Field(
+        default=None,
+        ge=1,
+        le=3600,
+        description="Queue `share`: seconds for which a message is a consumer's, set on the group; left open, the "
+        "group's own, or the brokers' 30",
+    )
+    share_members: int = Field(
+        default=8,
+        ge=1,
+        le=100,
+        description="Queue `share`: most clients of one consumer, each of which waits for the last message it took",
+    )
+
+    def check_given(self) -> None:
+        super().check_given()
+        for name, engine in _ENGINES.items():
+            # What somebody else has given for all connections may be set aside for one, but never the choice of queue.
+            outdone = name != "queue_id" and _RANKS[self.origin("queue").kind] > _RANKS[self.origin(name).kind]
+            if self.queue != engine and self._is_given(name) and not outdone:
+                raise InvalidSetting(
+                    f"Setting {name!r} (from {self.origin(name)}) is {getattr(self, name)!r}, and "
+                    f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'has no use for it')}",
+                    advice=f"Say queue={engine}, or leave {name} out",
+                )
+
+    def _is_given(self, name: str) -> bool:
+        return self.origin(name).kind != "default" and getattr(self, name) is not None

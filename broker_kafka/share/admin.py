@@ -1,0 +1,73 @@
+"""`ShareAdmin`: administration of a connection with `queue=share`, whose subscriptions are share groups.
+
+*Concurrency, cancellation, failure* are those of `KafkaAdmin`, which does all that concerns topics and groups of
+records. Kafka's client neither lists nor describes share groups, and does not tell how far they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.errors import Unsupported
+from broker.spi import Lag, Start, SubscriptionInfo
+from broker_kafka.admin import KafkaAdmin
+from broker_kafka.connection import Connection
+from broker_kafka.positions import partitions_of
+from broker_kafka.share.group_config import delete_group, prepare, read_config, require
+
+__all__ = ["ShareAdmin"]
+
+
+class ShareAdmin(KafkaAdmin):
+    """As `KafkaAdmin`, with share groups for subscriptions."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        """Make the group, by its configuration.
+
+        :raises Unsupported: the start is another than the earliest.
+        """
+        if options:
+            return await super().ensure_subscription(topic, name, start=start, options=options)
+        await partitions_of(self._connection, topic)
+        await prepare(self._connection, name, start)
+        return await self.describe_subscription(topic, name)
+
+    async def delete_subscription(self, topic: str, name: str) -> None:
+        """Delete the group from all topics."""
+        await partitions_of(self._connection, topic)
+        await delete_group(self._connection, name)
+
+    async def list_subscriptions(self, topic: str) -> Sequence[str]:
+        """:raises Unsupported: always."""
+        await partitions_of(self._connection, topic)
+        raise _cannot("list share groups", "kafka-share-groups --list")
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        """What the group is configured with, whatever topics it reads.
+
+        :raises SubscriptionNotFound: nobody has made it.
+        """
+        await partitions_of(self._connection, topic)
+        config = await require(self._connection, topic, name)
+        return SubscriptionInfo(topic=topic, name=name, native={"type": "share", "config": dict(config.values)})
+
+    async def lag(self, topic: str, subscription: str) -> Lag:
+        """That of a group of records.
+
+        :raises Unsupported: it is a share group.
+        """
+        await partitions_of(self._connection, topic)
+        if (await read_config(self._connection, subscription)).exists:
+            raise _cannot("tell the lag of a share group", f"kafka-share-groups --describe --group {subscription}")
+        return await super().lag(topic, subscription)
+
+
+def _cannot(what: str, instead: str) -> Unsupported:
+    return Unsupported(f"Kafka's client cannot {what}", advice=f"Use Kafka's own tool: {instead}")

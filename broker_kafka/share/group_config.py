@@ -1,0 +1,206 @@
+"""The configuration of a share group, which is all of it that Kafka's client can see and change from outside.
+
+A group that this SDK has made has configuration of its own, and is told to exist by that: the client lists and
+describes no share groups. *Concurrency.* Stateless; any number at once, and the last change holds. *Cancellation.* A
+cancelled change may have been made. *Failure.* Errors name the group and the configuration, with what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigSource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from broker.errors import BrokerError, InvalidSetting, NotAuthorized, SubscriptionNotFound, Unsupported
+from broker.spi import Start
+from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready, plain, settled
+from broker_kafka.connection import NEVER, Connection
+from broker_kafka.errors import kafka_error
+from broker_kafka.share.capabilities import DELIVERIES
+
+__all__ = ["ShareGroupConfig", "delete_group", "no_share_groups", "prepare", "read_config", "require"]
+
+_START: Final = "share.auto.offset.reset"
+_LOCK: Final = "share.record.lock.duration.ms"
+_ISOLATION: Final = "share.isolation.level"
+_DELIVERIES: Final = "share.delivery.count.limit"
+_GROUP_SOURCE: Final = 8
+"""librdkafka passes on what brokers call the configuration of a group; confluent-kafka has no name for it."""
+_NO_GROUP_CONFIG: Final = frozenset({KafkaError.INVALID_REQUEST, KafkaError.UNSUPPORTED_VERSION})
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupConfig:
+    """What a group is configured with.
+
+    :ivar values: all that is in effect, by Kafka's names.
+    :ivar own: the names of those that were set on the group itself; none for a group that nobody has made here.
+    """
+
+    values: Mapping[str, str]
+    own: frozenset[str]
+
+    @property
+    def exists(self) -> bool:
+        """Whether somebody has made it by this SDK, or configured it."""
+        return bool(self.own)
+
+    @property
+    def lock_seconds(self) -> float:
+        """How long a message is a consumer's."""
+        return int(self.values[_LOCK]) / 1000
+
+    @property
+    def delivery_limit(self) -> int | None:
+        """After how many deliveries the brokers drop a message; None where they do not tell of a group."""
+        return int(self.values[_DELIVERIES]) if _DELIVERIES in self.values else None
+
+
+async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
+    """:raises Unsupported: the brokers know no share groups."""
+    resource = ConfigResource(ResourceType.GROUP, plain(group))
+    try:
+        found = await ask_one(
+            connection,
+            lambda client: client.describe_configs([resource], request_timeout=connection.settings.request_timeout),
+            f"Describing share group {group!r}",
+        )
+    except BrokerError as error:
+        native = kafka_error(error.native) if error.native is not None else None
+        if native is not None and native.code() in _NO_GROUP_CONFIG:
+            raise no_share_groups(connection, error.native) from error
+        raise
+    values = {name: str(entry.value) for name, entry in found.items() if name.startswith("share.")}
+    if _LOCK not in values:
+        raise no_share_groups(connection, None)
+    own = frozenset(name for name in values if _source(found[name]) == _GROUP_SOURCE)
+    return ShareGroupConfig(values, own)
+
+
+async def require(connection: Connection, topic: str, group: str) -> ShareGroupConfig:
+    """:raises SubscriptionNotFound: nobody has made the group."""
+    config = await read_config(connection, group)
+    if not config.exists:
+        raise SubscriptionNotFound(
+            f"There is no share group {group!r} for topic {topic!r}",
+            advice="Make it with bus.admin.ensure_subscription, or open it with create=True",
+        )
+    return config
+
+
+async def prepare(connection: Connection, group: str, start: Start) -> tuple[ShareGroupConfig, ShareGroupConfig]:
+    """Configure the group, to begin where nobody of it has begun at `start`; what it was before, and what it is.
+
+    What was set on the group by somebody else stays, but for the start, and for the lock if the settings name one.
+
+    :raises Unsupported: the brokers know no share groups, or the start is another than the earliest.
+    :raises NotAuthorized: the group may not be configured from here.
+    """
+    if start != "earliest":
+        raise Unsupported(
+            f"A share group cannot begin at {start!r} here: its brokers keep no position before the first ack",
+            advice="Begin at the earliest, or set the group's position with Kafka's own tool: kafka-share-groups "
+            "--reset-offsets",
+        )
+    before = await read_config(connection, group)
+    # Brokers of 4.2 have no such limit of a group, and their own holds.
+    ours = {_ISOLATION: "read_committed", _DELIVERIES: str(DELIVERIES)}
+    wanted: dict[str, str] = {_START: "earliest"}
+    wanted |= {n: v for n, v in ours.items() if n in before.values and n not in before.own}
+    lock = connection.settings.share_lock
+    if lock is not None:
+        wanted[_LOCK] = str(round(lock * 1000))
+    changes = {name: value for name, value in wanted.items() if name not in before.own or before.values[name] != value}
+    return before, await _alter(connection, group, changes) if changes else before
+
+
+async def delete_group(connection: Connection, group: str) -> None:
+    """Delete the group with its configuration; one that is not there is none.
+
+    :raises BrokerError: it has members.
+    """
+    await coordinator_ready(connection, group)
+    # One that was made, and that nobody has joined, is configuration only.
+    with suppress(SubscriptionNotFound):
+        await ask_one(
+            connection,
+            lambda client: client.delete_consumer_groups([plain(group)], request_timeout=NEVER),
+            f"Deleting share group {group!r}",
+            how=ask_coordinator,
+        )
+    config = await read_config(connection, group)
+    if config.own:
+        await _alter(connection, group, dict.fromkeys(config.own))
+
+
+def no_share_groups(connection: Connection, native: BaseException | None) -> Unsupported:
+    """The error for brokers that are too old, or whose share groups are switched off."""
+    return Unsupported(
+        f"The brokers at {connection.servers} have no share groups, which queue=share needs",
+        native=native,
+        advice="Use Kafka 4.2 or newer, and switch them on with `kafka-features upgrade --feature share.version=1`; "
+        "or leave out queue=share",
+    )
+
+
+async def _alter(connection: Connection, group: str, changes: Mapping[str, str | None]) -> ShareGroupConfig:
+    """Set these, or unset what is None; what the group is configured with then."""
+    entries = [
+        ConfigEntry(
+            name,
+            value or "",
+            incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+        )
+        for name, value in changes.items()
+    ]
+    resource = ConfigResource(ResourceType.GROUP, plain(group), incremental_configs=entries)
+    result = await ask(
+        connection,
+        lambda client: client.incremental_alter_configs(
+            [resource], request_timeout=connection.settings.request_timeout
+        ),
+        f"Configuring share group {group!r}",
+    )
+    if isinstance(result, NotAuthorized):
+        told = ", ".join(f"{name}={value}" for name, value in changes.items())
+        raise NotAuthorized(
+            f"Share group {group!r} may not be configured from here",
+            native=result.native,
+            advice=f"Allow ALTER_CONFIGS on the group, or have an administrator set {told} and open it with "
+            "create=False",
+        )
+    if isinstance(result, InvalidSetting) and _LOCK in changes and "lock.duration" in str(result):
+        raise InvalidSetting(
+            f"share_lock is {connection.settings.share_lock:g}, which the brokers do not take",
+            native=result.native,
+            advice="Stay between their group.share.min. and group.share.max.record.lock.duration.ms, 15 to 60 s "
+            "unless they are configured",
+        )
+    if isinstance(result, BrokerError):
+        raise result
+
+    async def attempt() -> ShareGroupConfig:
+        return await read_config(connection, group)
+
+    def is_old(found: ShareGroupConfig) -> bool:
+        return any(
+            name in found.own if value is None else found.values.get(name) != value for name, value in changes.items()
+        )
+
+    # Brokers hear of it from their controller, a moment after it was taken.
+    return await settled(connection.settings.request_timeout, attempt, is_old)
+
+
+def _source(entry: Any) -> int:
+    source = entry.source
+    return source.value if isinstance(source, ConfigSource) else int(source)

@@ -1,0 +1,380 @@
+"""The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
+
+*Members.* A member of librdkafka gets nothing more until all it has got is settled. So one of them fetches at a time,
+and where all others wait for their last message another is made, up to `share_members`. *Leases* last as long as the
+group's lock and are not renewed. What is not settled in time is told as lost, a little before the broker's clock says
+so, since one late ack takes those of its partition along that are sent with it. What waits here for half of the lock
+without being asked for is released, for others; each delivery counts. *Settling.* The broker answers each ack.
+*Close* leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from confluent_kafka import AcknowledgeType, KafkaError
+
+from broker.buffers import take_from
+from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OperationTimeout, Unsupported
+from broker.hooks import Warned, logger
+from broker.messages import Message, Outcome
+from broker.names import Ephemeral
+from broker.spi import MessageSubscription, Settlement, SourceListener
+from broker.waker import Waker
+from broker_kafka.connection import Connection
+from broker_kafka.errors import kafka_error
+from broker_kafka.headers import NativeRecord
+from broker_kafka.share.batch import Batch, place_of
+from broker_kafka.share.group_config import delete_group, no_share_groups
+from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
+from broker_kafka.share.views import SHARE_VIEW
+
+__all__ = ["ShareMessageSource"]
+
+_CLOSE_SECONDS: Final = 8.0
+_MOST_AT_ONCE: Final = 500
+_PATIENCE: Final = 0.05
+"""How long all members may be waiting for their last message before there is one more."""
+_IDLE_SECONDS: Final = 30.0
+
+_KINDS: Final = {
+    Outcome.ACK: AcknowledgeType.ACCEPT,
+    Outcome.REJECT: AcknowledgeType.REJECT,
+    Outcome.NACK: AcknowledgeType.RELEASE,
+    Outcome.RELEASE: AcknowledgeType.RELEASE,
+}
+
+
+class ShareMessageSource:
+    """Implements `MessageSource` of `broker.spi`.
+
+    :param lock: seconds for which a message is ours.
+    :param limit: deliveries after which the brokers drop it, if they tell.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: MessageSubscription,
+        listener: SourceListener,
+        *,
+        group: str,
+        lock: float,
+        limit: int | None,
+        on_close: Callable[[ShareMessageSource], object],
+    ) -> None:
+        self._connection = connection
+        self._topic = subscription.topic
+        self._ephemeral = isinstance(subscription.subscription, Ephemeral)
+        self._listener = listener
+        self.group: Final = group
+        self._lock = lock
+        self._limit = limit
+        self._on_close = on_close
+        self._what = f"Share group {group!r} of topic {self._topic!r}"
+        most = max(1, min(_MOST_AT_ONCE, subscription.max_outstanding))
+        self._config = member_config(connection.client_config("consumer"), group, most)
+        self._loop = asyncio.get_running_loop()
+        self._members: dict[ShareMember, Batch | None] = {}
+        self._fetches: ShareMember | None = None
+        """The one that has been asked for a batch."""
+        self._used_at: dict[ShareMember, float] = {}
+        self._adding: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[bool]] = set()
+        self._buffer: deque[Message[Any]] = deque()
+        self._failures: deque[BrokerError] = deque()
+        self._joined: asyncio.Future[None] = self._loop.create_future()
+        self._waker = Waker()
+        self._interrupted = self._fetching = self._closed = False
+
+    async def open(self, *, waits: bool) -> None:
+        """Start the first member.
+
+        :param waits: until it takes part, which shows that the brokers have share groups.
+        :raises OperationTimeout: it does not in time.
+        """
+        await self._add(watches=waits)
+        if not waits:
+            return
+        self._ask()
+        timeout = self._connection.settings.request_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                await self._joined
+        except TimeoutError as error:
+            raise OperationTimeout(
+                f"{self._what}: no partition was assigned in {timeout:g} s",
+                advice="A new group waits for the brokers' group.share.heartbeat.interval.ms; raise request_timeout",
+            ) from error
+
+    # -- fetching ------------------------------------------------------------------------------------------
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        self._check_open()
+        self._fetching = True
+        until = self._loop.time() + wait
+        stuck_at = self._loop.time() + _PATIENCE
+        try:
+            while True:
+                if self._buffer:
+                    return take_from(self._buffer, max_messages, max_bytes)
+                if self._failures:
+                    raise self._failures.popleft()
+                if self._interrupted:
+                    return []
+                now = self._loop.time()
+                asked = self._ask()
+                if not asked and now >= stuck_at:
+                    self._add_soon()
+                left = until - now
+                if left <= 0:
+                    if self._connection.down:
+                        raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
+                    self._let_idle_go(now)
+                    return []
+                await self._waker.wait(left if asked or now >= stuck_at else min(left, stuck_at - now))
+                if self._closed:
+                    return []
+        finally:
+            self._fetching = self._interrupted = False
+
+    def interrupt(self) -> None:
+        self._interrupted = self._fetching
+        self._waker.wake()
+
+    def _ask(self) -> bool:
+        """Have one member fetch; False if all wait for the last of what they have got."""
+        if self._fetches is None:
+            free = next((member for member, batch in self._members.items() if batch is None), None)
+            if free is None:
+                return False
+            self._fetches = free
+            self._used_at[free] = self._loop.time()
+            free.want()
+        return True
+
+    # -- settling ------------------------------------------------------------------------------------------
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        self._check_open()
+        results: list[BrokerError | None] = [None] * len(settlements)
+        now = self._loop.time()
+        asked: dict[Batch, list[int]] = {}
+        for index, settlement in enumerate(settlements):
+            batch: Batch = settlement.message.lease
+            if now >= batch.deadline or place_of(settlement.message) not in batch.open:
+                results[index] = LeaseLost(f"{self._what}: the lock of message {settlement.message.id!r} has ended")
+                continue
+            asked.setdefault(batch, []).append(index)
+            if settlement.outcome in (Outcome.NACK, Outcome.RELEASE):
+                self._tell_if_last(settlement.message)
+
+        async def of(batch: Batch, indices: list[int]) -> None:
+            wanted = [
+                Acknowledgement(*place_of(settlements[index].message), _KINDS[settlements[index].outcome])
+                for index in indices
+            ]
+            try:
+                answers: Sequence[BrokerError | None] = await batch.member.settle(wanted)
+            except BrokerError as error:
+                answers = [error] * len(indices)
+            for index, answer in zip(indices, answers, strict=True):
+                results[index] = answer
+                batch.open.pop(place_of(settlements[index].message), None)
+            self._finish(batch)
+
+        await asyncio.gather(*(of(batch, indices) for batch, indices in asked.items()))
+        return results
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Never done: the client of Kafka cannot renew a lock."""
+        return [Unsupported("The lock of a share group's message cannot be renewed")] * len(messages)
+
+    def _finish(self, batch: Batch) -> None:
+        """If all of it is settled, its member is free for the next."""
+        if batch.open or self._members.get(batch.member) is not batch:
+            return
+        self._members[batch.member] = None
+        batch.stop_timers()
+        self._waker.wake()
+
+    def _tell_if_last(self, message: Message[Any]) -> None:
+        attempt = message.raw.delivery_count()
+        if self._limit is not None and attempt is not None and attempt >= self._limit:
+            text = (
+                f"{self._what}: message {message.id!r} was given back after delivery {attempt} of {self._limit}, and "
+                "the brokers drop it"
+            )
+            logger.warning(text)
+            self._listener.event(Warned(text=text))
+
+    # -- locks ---------------------------------------------------------------------------------------------
+
+    def _expire(self, batch: Batch) -> None:
+        """The lock is about to end: nothing of it is ours any more."""
+        if self._closed or not batch.open:
+            return
+        gone, places = list(batch.open.values()), list(batch.open)
+        self._drop_buffered(batch)
+        batch.open.clear()
+        self._listener.lost(gone)
+        self._give_up(batch, places)
+
+    def _give_back_waiting(self, batch: Batch) -> None:
+        """What nobody has asked for in half of the lock is for others."""
+        waiting = self._drop_buffered(batch)
+        if not waiting or self._closed:
+            return
+        places = [place_of(message) for message in waiting]
+        for message, place in zip(waiting, places, strict=True):
+            self._tell_if_last(message)
+            del batch.open[place]
+        self._give_up(batch, places)
+
+    def _drop_buffered(self, batch: Batch) -> list[Message[Any]]:
+        dropped = [message for message in self._buffer if message.lease is batch]
+        if dropped:
+            self._buffer = deque(message for message in self._buffer if message.lease is not batch)
+        return dropped
+
+    def _give_up(self, batch: Batch, places: Sequence[tuple[int, int]]) -> None:
+        try:
+            batch.member.give_up(places)
+        except BrokerError as error:
+            logger.debug("%s: %s", self._what, error)
+        self._finish(batch)
+
+    # -- MemberHost ----------------------------------------------------------------------------------------
+
+    def arrived(self, member: ShareMember, records: Sequence[NativeRecord], since: float) -> None:
+        if self._closed or member not in self._members:
+            return  # leaving the group gives them back
+        if self._fetches is member:
+            self._fetches = None
+        batch = Batch(member, since + self._lock - min(1.0, self._lock / 10))
+        for raw in records:
+            message: Message[Any] = Message(self._topic, raw.value(), raw, SHARE_VIEW, lease=batch, size=len(raw))
+            batch.open[place_of(message)] = message
+            self._buffer.append(message)
+        self._members[member] = batch
+        batch.timers = [
+            self._loop.call_at(since + self._lock / 2, self._give_back_waiting, batch),
+            self._loop.call_at(batch.deadline, self._expire, batch),
+        ]
+        self._begun()
+        self._waker.wake()
+
+    def joined(self, member: ShareMember) -> None:
+        self._begun()
+
+    def failed(self, member: ShareMember, error: BrokerError) -> None:
+        if self._closed:
+            return
+        if member.failure is not None:
+            self._forget(member)
+        found = kafka_error(error.native) if error.native is not None else None
+        if found is not None and found.code() == KafkaError.UNSUPPORTED_VERSION:
+            error = no_share_groups(self._connection, error.native)
+        if not self._joined.done() and not error.retriable:
+            self._joined.set_exception(error)
+        if self._failures and error.retriable:
+            return
+        self._failures.append(error)
+        self._waker.wake()
+
+    def _begun(self) -> None:
+        if not self._joined.done():
+            self._joined.set_result(None)
+
+    # -- members -------------------------------------------------------------------------------------------
+
+    def _add_soon(self) -> None:
+        if self._adding is None and len(self._members) < self._connection.settings.share_members:
+            self._adding = self._loop.create_task(self._add_another(), name="broker-kafka-share-member")
+
+    async def _add_another(self) -> None:
+        try:
+            await self._add(watches=False)
+        except BrokerError as error:
+            self._failures.append(error)
+        finally:
+            self._adding = None
+            self._waker.wake()
+
+    async def _add(self, *, watches: bool) -> None:
+        member = ShareMember(
+            self._config,
+            self,
+            topic=self._topic,
+            name=f"broker-kafka-share-{self.group}",
+            watches=watches,
+            timeout=self._connection.settings.request_timeout,
+        )
+        await member.start()
+        if self._closed:
+            await member.stop(_CLOSE_SECONDS)
+            return
+        self._members[member] = None
+        self._used_at[member] = self._loop.time()
+
+    def _let_idle_go(self, now: float) -> None:
+        """End a member that was not needed for long."""
+        idle = [
+            member
+            for member, batch in self._members.items()
+            if batch is None and member is not self._fetches and now - self._used_at[member] > _IDLE_SECONDS
+        ]
+        if idle and len(self._members) > 1:
+            member = idle[-1]
+            del self._members[member], self._used_at[member]
+            task = self._loop.create_task(member.stop(_CLOSE_SECONDS), name="broker-kafka-share-leaving")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    def _forget(self, member: ShareMember) -> None:
+        """It has ended by itself: what it held comes again when the brokers miss it."""
+        batch = self._members.pop(member, None)
+        if self._fetches is member:
+            self._fetches = None
+        if batch is not None:
+            batch.stop_timers()
+            gone = list(batch.open.values())
+            self._drop_buffered(batch)
+            batch.open.clear()
+            self._listener.lost(gone)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._waker.wake()
+        try:
+            await self._leave()
+        finally:
+            self._on_close(self)
+
+    async def _leave(self) -> None:
+        for batch in self._members.values():
+            if batch is not None:
+                batch.stop_timers()
+        if self._joined.done():
+            self._joined.exception()  # whoever waited for it was told
+        if self._adding is not None:
+            await asyncio.wait({self._adding})
+        left = await asyncio.gather(*(member.stop(_CLOSE_SECONDS) for member in self._members), *self._leaving)
+        if not all(left):
+            logger.warning("%s: leaving takes long; what it holds comes again when its lock ends", self._what)
+        self._members.clear()
+        self._buffer.clear()
+        if self._ephemeral:
+            try:
+                await delete_group(self._connection, self.group)
+            except BrokerError as error:
+                logger.debug("%s stays: %s", self._what, error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self._what} was closed")

@@ -1,0 +1,58 @@
+"""Opens messages of a share group: makes the group where it is missing, and joins it.
+
+*Cancellation* leaves no member, and the group's configuration as it is by then. *Failure.* As told by `subscribe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.errors import Unsupported
+from broker.names import Ephemeral
+from broker.spi import MessageSubscription, SourceListener
+from broker_kafka.connection import Connection
+from broker_kafka.names import group_id
+from broker_kafka.positions import partitions_of
+from broker_kafka.share.group_config import prepare, require
+from broker_kafka.share.messages import ShareMessageSource
+
+__all__ = ["subscribe"]
+
+
+async def subscribe(
+    connection: Connection,
+    subscription: MessageSubscription,
+    listener: SourceListener,
+    on_close: Callable[[ShareMessageSource], object],
+) -> ShareMessageSource:
+    """Join the group; a new one has a member when this returns.
+
+    :raises TopicNotFound: there is no such topic.
+    :raises SubscriptionNotFound: nobody has made the group, and it is not to be made.
+    :raises Unsupported: the brokers have no share groups, or retry topics are asked for.
+    """
+    if subscription.retry_topics:
+        raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
+    await partitions_of(connection, subscription.topic)
+    group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
+    waits = False
+    if subscription.create or ephemeral:
+        before, config = await prepare(connection, group, subscription.start)
+        waits = not before.exists
+    else:
+        config = await require(connection, subscription.topic, group)
+    source = ShareMessageSource(
+        connection,
+        subscription,
+        listener,
+        group=group,
+        lock=config.lock_seconds,
+        limit=config.delivery_limit,
+        on_close=on_close,
+    )
+    try:
+        await source.open(waits=waits)
+    except BaseException:
+        await source.close()
+        raise
+    return source

@@ -1,0 +1,399 @@
+"""What became of every message of a queue with markers: from its topics, past the SDK, and from what its workers wrote.
+
+A message has one record for each time that it was sent, here a copy. What a topic holds is read to its end as it is
+now; blocking. Times are seconds since 1970, of the brokers' logs and of the workers, on one machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from confluent_kafka import Message
+
+from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.queue.redelivery import attempts_of
+from broker_kafka.queue.wire import Kind, Marker, read_content, read_markers
+from tests.servers.kafka_client import read_all
+
+__all__ = ["NOT_HANDED_OVER", "Books", "Copy", "Delivery", "Life", "Place", "Said", "read_copies", "read_deliveries"]
+
+NOT_HANDED_OVER: Final = "its holder committed it too late to hand it over"
+
+
+class Place(NamedTuple):
+    partition: int
+    offset: int
+
+
+class Said(NamedTuple):
+    """A marker of one copy.
+
+    :ivar holder: the worker of a START.
+    :ivar tracked: whether a tracker wrote it.
+    """
+
+    marker: Marker
+    time: float
+    holder: str
+    tracked: bool
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """:ivar attempts: how many deliveries its header counts.
+    :ivar said: its markers, in their order.
+    """
+
+    number: int
+    place: Place
+    attempts: int
+    time: float
+    said: list[Said] = field(default_factory=list[Said])
+    deliveries: list[Delivery] = field(default_factory=list["Delivery"])
+
+    def ends(self, *, tracked: bool) -> list[Said]:
+        return [said for said in self.said if said.marker.kind is Kind.END and said.tracked is tracked]
+
+    @property
+    def first_end(self) -> Said | None:
+        return next((said for said in self.said if said.marker.kind is Kind.END), None)
+
+    @property
+    def last_start(self) -> Said | None:
+        return next((said for said in reversed(self.said) if said.marker.kind is Kind.START), None)
+
+    @property
+    def release(self) -> Said | None:
+        """The first marker before the END by which its holder gave it back."""
+        for said in self.said:
+            if said.marker.kind is Kind.END:
+                return None
+            if said.marker.kind is Kind.KEEPALIVE and said.marker.released:
+                return said
+        return None
+
+    @property
+    def counted(self) -> set[int]:
+        """How many deliveries a copy that follows may count."""
+        start, release = self.last_start, self.release
+        counts: set[int] = set()
+        if release is not None and release.marker.attempt is not None:
+            counts.add(release.marker.attempt)
+        if start is not None and (not counts or (release is not None and release.time > self._deadline(release))):
+            # What was given back too late may have been sent already.
+            counts.add(start.marker.attempt or 1)
+        return counts
+
+    @property
+    def early(self) -> float:
+        """Seconds of its lease, or of the delay asked for, that were left when it was sent again."""
+        end = self.first_end
+        return self._deadline(end) - end.time if end is not None and end.tracked else 0.0
+
+    def _deadline(self, until: Said) -> float:
+        """When it was due to be sent again, by what was said before."""
+        deadline = 0.0
+        for said in self.said:
+            if said is until:
+                break
+            # A KEEPALIVE that comes too late changes nothing for a tracker that has sent the message.
+            if said.marker.kind is Kind.START or said.time <= deadline:
+                deadline = said.time + said.marker.after_ms / 1000
+        return deadline
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """:ivar steps: what its worker wrote of it, and when."""
+
+    worker: Life
+    number: int
+    place: Place
+    attempt: int
+    steps: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def handled(self) -> bool:
+        """Whether the work was done, and settling it was begun."""
+        return "acks" in self.steps or "rejects" in self.steps
+
+    @property
+    def begun(self) -> float:
+        return self.steps["got"]
+
+    @property
+    def over(self) -> float:
+        return max(self.steps.values())
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """A worker process, from its start to its end.
+
+    :ivar died: when it was killed, or crashed; None if it did not.
+    :ivar stills: from when to when it was frozen, or blocked itself.
+    :ivar lost: what it was told that it lost, whether a handler had it or not.
+    """
+
+    name: str
+    path: Path
+    died: float | None = None
+    stills: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    lost: set[Place] = field(default_factory=set[Place])
+
+    def stood_still(self, begin: float, end: float) -> bool:
+        return overlaps(self.stills, begin, end)
+
+
+def overlaps(spans: Iterable[tuple[float, float]], begin: float, end: float) -> bool:
+    return any(first <= end and last >= begin for first, last in spans)
+
+
+def read_deliveries(lives: Sequence[Life]) -> list[Delivery]:
+    """What the workers wrote; notes in their lives when they blocked themselves, and when they crashed."""
+    found: list[Delivery] = []
+    for life in lives:
+        mine: dict[Place, Delivery] = {}
+        for line in life.path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n") or line.startswith("ready"):
+                continue
+            step, number, place, attempt, time = line.split()
+            at = Place(*map(int, place.split(":")))
+            if step == "expires":
+                life.lost.add(at)
+                continue
+            if step == "got":
+                mine[at] = Delivery(life, int(number), at, int(attempt))
+                found.append(mine[at])
+            elif step == "crashes":
+                life.died = float(time)
+            elif step == "unblocks":
+                life.stills.append((mine[at].steps["blocks"], float(time)))
+            mine[at].steps[step] = float(time)
+        # One that was killed while it blocked itself never said that it went on.
+        unended = [each.steps for each in mine.values() if "unblocks" not in each.steps]
+        life.stills += [(steps["blocks"], life.died or inf) for steps in unended if "blocks" in steps]
+    return found
+
+
+def read_copies(bootstrap: str, topic: str, subscription: str, partitions: int) -> dict[Place, Copy]:
+    """All records of the topic, with the markers of each."""
+    copies: dict[Place, Copy] = {}
+    for partition in range(partitions):
+        for record in read_all(bootstrap, topic, partition):
+            place = Place(partition, record.offset() or 0)
+            headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+            copies[place] = Copy(int(record.value() or b""), place, attempts_of(tuple(headers)), _time(record))
+    for partition in range(partitions):
+        for record in read_all(bootstrap, marker_topic_name(subscription), partition):
+            for marker, data in read_markers(record.value()):
+                assert marker is not None, f"not a marker: {data!r}"
+                holder = ""
+                if marker.kind is Kind.START:
+                    holder = read_content(data).holder.partition("@")[0]
+                said = Said(marker, _time(record), holder, record.key() is None)
+                for each in marker.ids():
+                    if each.offset >= 0:
+                        copies[Place(each.partition, each.offset)].said.append(said)
+    return copies
+
+
+def _time(record: Message) -> float:
+    return record.timestamp()[1] / 1000
+
+
+class Books:
+    """The balance of one run.
+
+    :param sent: numbers with a receipt.
+    :param unsure: numbers of which the publisher told an error.
+    :param away: from when to when the broker was restarted.
+    :ivar problems: what may not be.
+    """
+
+    def __init__(
+        self,
+        copies: dict[Place, Copy],
+        lives: Sequence[Life],
+        letters: Iterable[int],
+        *,
+        sent: set[int],
+        unsure: set[int],
+        away: Sequence[tuple[float, float]],
+    ) -> None:
+        deliveries = read_deliveries(lives)
+        self._lives = {life.name: life for life in lives}
+        self._copies = copies
+        self._letters = Counter(letters)
+        self._away = away
+        self.problems: list[str] = []
+        self.settled: Counter[str] = Counter()
+        self.again: Counter[str] = Counter()
+        """Why copies were sent again."""
+        self.twice: Counter[str] = Counter()
+        """Why what was handled was handled again."""
+        self.attempts: Counter[int] = Counter()
+        """Of the deliveries."""
+        self.deliveries = len(deliveries)
+        self.handled = sum(each.handled for each in deliveries)
+        for delivery in deliveries:
+            self.attempts[delivery.attempt] += 1
+            copies[delivery.place].deliveries.append(delivery)
+        messages: defaultdict[int, list[Copy]] = defaultdict(list)
+        for copy in copies.values():
+            messages[copy.number].append(copy)
+        self.messages = len(messages)
+        self.copies = len(copies)
+        for number in sent - messages.keys():
+            self._wrong(number, "has a receipt and is not in the topic")
+        for number in messages.keys() - sent - unsure:
+            self._wrong(number, "is in the topic and was not sent")
+        for number, those in messages.items():
+            those.sort(key=lambda copy: (copy.attempts, copy.time))
+            self._check(number, those)
+
+    def _wrong(self, number: int, what: str) -> None:
+        self.problems.append(f"message {number} {what}")
+
+    def _check(self, number: int, copies: list[Copy]) -> None:
+        settled: list[Copy] = []
+        for copy in copies:
+            tracked = copy.ends(tracked=True)
+            if len(tracked) > 1:
+                self._wrong(number, f"has {len(tracked)} ENDs of trackers at {copy.place}")
+            if tracked:
+                self._check_again(copy, tracked[0])
+            elif copy.ends(tracked=False):
+                settled.append(copy)
+            for delivery in copy.deliveries:
+                self._check_delivery(copy, delivery)
+        following = sum(bool(copy.ends(tracked=True)) for copy in copies)
+        if following != len(copies) - 1:
+            self._wrong(number, f"was sent {len(copies)} times, and trackers ended {following} of these")
+        for former, copy in pairwise(copies):
+            if copy.attempts not in former.counted:
+                self._wrong(number, f"counts {copy.attempts} at {copy.place}, not {former.counted} of {former.place}")
+        if len(settled) != 1:
+            self._wrong(number, f"was settled {len(settled)} times")
+            self.settled["lost, or left open" if not settled else "settled twice"] += 1
+            return
+        self._check_settled(number, settled[0], [each for copy in copies for each in copy.deliveries])
+
+    def _check_delivery(self, copy: Copy, delivery: Delivery) -> None:
+        if delivery.attempt != copy.attempts + 1:
+            self._wrong(copy.number, f"was delivered as attempt {delivery.attempt} of {copy.attempts} + 1")
+        if delivery.handled and "settled" in delivery.steps and len(copy.deliveries) == 1:
+            end = copy.first_end
+            if end is None or end.tracked:
+                self._wrong(copy.number, f"was settled at {copy.place}, and came again all the same")
+
+    def _check_again(self, copy: Copy, end: Said) -> None:
+        if copy.early > 0:
+            self._wrong(copy.number, f"was sent again {copy.early:.3f} s before its time at {copy.place}")
+        why = self._why_again(copy, end)
+        self.again[why] += 1
+        if why.startswith("not explained"):
+            self._wrong(copy.number, f"was sent again, {why}, from {copy.place}")
+
+    def _why_again(self, copy: Copy, end: Said) -> str:
+        start = copy.last_start
+        if start is None:
+            return "not explained: without a START"
+        if (release := copy.release) is not None:
+            if any("nacks" in each.steps for each in copy.deliveries):
+                return "nacked"
+            if release.marker.attempt == start.marker.attempt:
+                return "held for longer than max_lease"
+            return "given back untried"
+        mine = [each for each in copy.deliveries if each.worker.name == start.holder]
+        life = self._lives.get(start.holder)
+        if life is None:
+            return "not explained: nobody holds it"
+        if life.died is not None and life.died <= end.time:
+            return "its holder died" if mine else "its holder died, before it was handed over"
+        if life.stood_still(start.time, end.time):
+            return "its holder stood still"
+        if overlaps(self._away, start.time, end.time):
+            return "the broker was away"
+        if copy.place in life.lost or any("lost" in each.steps for each in mine):
+            return "its holder was told that it lost it"
+        if not mine:
+            # It was committed while its group changed hands, or its commit was answered after the lease.
+            return NOT_HANDED_OVER
+        return "not explained: its holder was well"
+
+    def _check_settled(self, number: int, copy: Copy, deliveries: list[Delivery]) -> None:
+        settling = [each for each in copy.deliveries if each.handled]
+        if not settling:
+            self._wrong(number, f"was ended at {copy.place} by nobody who handled it")
+            return
+        told = [each for each in settling if "settled" in each.steps] or settling
+        how = "rejected" if "rejects" in told[0].steps else "acked"
+        self.settled[how] += 1
+        if "settled" not in told[0].steps:
+            self.settled[f"of these, their END is there and {self._untold(told[0])}"] += 1
+        rejections = sum("rejects" in each.steps for each in deliveries)
+        letters = self._letters[number]
+        if letters > rejections or (how == "rejected" and not letters):
+            self._wrong(number, f"has {letters} dead letters and was rejected {rejections} times")
+        if letters > (how == "rejected"):
+            self.settled["dead letters besides, of what came again"] += letters - (how == "rejected")
+        for delivery in deliveries:
+            if delivery.handled and delivery is not told[0]:
+                why = self._why_twice(delivery)
+                self.twice[why] += 1
+                if why.startswith("not explained"):
+                    self._wrong(number, f"was handled twice, {why}: {delivery.steps} at {delivery.place}")
+
+    def _untold(self, delivery: Delivery) -> str:
+        failed = [step for step in delivery.steps if step.startswith("failed")]
+        if "lost" in delivery.steps:
+            return "it was told as lost"
+        if failed:
+            return f"it was told as {failed[0].partition(':')[2]}"
+        return (
+            "its worker left before it was told" if "leaves" in delivery.steps else "its worker died before it was told"
+        )
+
+    def _why_twice(self, delivery: Delivery) -> str:
+        steps, life = delivery.steps, delivery.worker
+        if "lost" in steps:
+            if life.stood_still(delivery.begun, delivery.over):
+                return "its holder stood still, lost it and went on"
+            return "its holder lost it and went on"
+        if life.died is not None and "settled" not in steps:
+            return "its holder died before its END"
+        if "leaves" in steps:
+            return "its holder left before its END"
+        if any(step.startswith("failed") for step in steps):
+            return "the answer to its END was lost"
+        if self._started_by_a_sleeper(delivery):
+            return "another stood still between its START and its commit"
+        return "not explained"
+
+    def _started_by_a_sleeper(self, delivery: Delivery) -> bool:
+        """Whether one who stood still shortly before started the same copy."""
+        starts = [(self._lives.get(said.holder), said.time) for said in self._copies[delivery.place].said]
+        return any(life and life is not delivery.worker and life.stood_still(at - 2.0, at) for life, at in starts)
+
+    def table(self) -> str:
+        """The balance as lines."""
+        lines = [
+            f"{'messages':<56}{self.messages:>8}",
+            f"{'deliveries':<56}{self.deliveries:>8}",
+            *self._part("settled", self.settled),
+            *self._part(f"sent again: {self.copies - self.messages}", self.again),
+            *self._part("handled again", self.twice),
+            *self._part("deliveries by attempt", Counter({str(n): self.attempts[n] for n in sorted(self.attempts)})),
+            f"{'problems':<56}{len(self.problems):>8}",
+        ]
+        return "\n".join(lines)
+
+    def _part(self, title: str, counts: Counter[str]) -> list[str]:
+        return [title, *(f"    {what:<52}{count:>8}" for what, count in counts.items())]

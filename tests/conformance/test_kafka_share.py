@@ -1,0 +1,55 @@
+"""The Message family of the conformance kit on share groups, which a real broker serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from broker.testing.conformance import (
+    Administration,
+    Blocking,
+    Cancelling,
+    Closing,
+    DeadLetters,
+    Delivery,
+    Errors,
+    Flow,
+    Leases,
+    Observing,
+    Outcomes,
+    Reconnecting,
+    Retrying,
+    Settling,
+    Shapes,
+)
+from tests.conformance.kafka_share_harness import KafkaShareHarness, end_share_wired
+
+# In one process, which then starts one broker, and ends it when they are over.
+pytestmark = pytest.mark.xdist_group("kafka-share-conformance")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broker_of_the_module() -> Iterator[None]:
+    yield
+    end_share_wired()
+
+
+class TestKafkaShare(
+    Delivery,
+    Settling,
+    Shapes,
+    Outcomes,
+    Flow,
+    Leases,
+    Retrying,
+    DeadLetters,
+    Closing,
+    Cancelling,
+    Administration,
+    Reconnecting,
+    Errors,
+    Observing,
+    Blocking,
+):
+    harness_class = KafkaShareHarness

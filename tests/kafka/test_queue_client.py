@@ -1,0 +1,157 @@
+"""What consumers of a queue with markers see, beside the kit: redeliveries as they were, neighbours, administration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from confluent_kafka import Producer
+
+from broker.bus import Bus, connect
+from broker.errors import SubscriptionNotFound, Unsupported
+from broker.hooks import Warned
+from broker.names import ephemeral
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import eventually, nothing_more, numbered, take
+from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.queue.placing import marker_partition
+from broker_kafka.queue.wire import TIME_MARKER, Kind, read_markers, write_marker
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import produce, read_all
+
+PATIENCE = 20.0
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with connect(f"{kafka.url}?{QUICK}") as bus:
+        yield bus
+
+
+async def test_what_comes_again_is_the_message_as_it_was(kafka: KafkaServer, bus: Bus, topic: str, group: str) -> None:
+    headers = [("colour", b"red"), ("colour", b"blue"), ("binary", b"\xff"), ("none", None)]
+    async with bus.messages(topic, subscription=group) as inbox:
+        produce(kafka.bootstrap, topic, [None], key=b"k", headers=headers)
+        (first,) = await take(inbox, 1, PATIENCE)
+        await first.nack(delay=0)
+        (again,) = await take(inbox, 1, PATIENCE)
+        assert (again.data, again.key, again.id, again.attributes) == (None, b"k", first.id, first.attributes)
+        assert again.publish_time == first.publish_time
+        assert again.native.headers()[: len(headers)] == headers
+        assert (first.delivery_attempt, again.delivery_attempt) == (1, 2)
+        await again.ack()
+
+
+@pytest.mark.parametrize("partitioner", ["murmur2_random", "random"])
+async def test_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_queue_in_many(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, partitioner: str
+) -> None:
+    topic = make_topic(partitions=3)
+    url = f"{kafka.url}?{QUICK}&partitioner={partitioner}"
+    async with connect(url) as bus, bus.messages(topic, subscription=group) as inbox:
+        sent = [OutboundMessage(b"%d" % number, "k", partition=number % 3) for number in range(12)]
+        await bus.topic(topic).publish_batch(sent)
+        for message in await take(inbox, 12, PATIENCE):
+            await message.ack()
+    for partition in range(3):
+        records = await asyncio.to_thread(read_all, kafka.bootstrap, marker_topic_name(group), partition)
+        markers = [marker for record in records for marker, _ in read_markers(record.value())]
+        known = [marker for marker in markers if marker is not None and marker != TIME_MARKER]
+        told = {(marker.kind, message) for marker in known for message in marker.ids()}
+        messages = {message for _, message in told}
+        assert told == {(kind, message) for kind in (Kind.START, Kind.END) for message in messages}
+        assert {marker_partition(message, 3) for message in messages} == {partition}
+
+
+async def test_what_an_open_transaction_hides_counts_in_the_lag(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str
+) -> None:
+    worker = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": group, "log_level": 0})
+    await asyncio.to_thread(worker.init_transactions, PATIENCE)
+    async with bus.messages(topic, subscription=group) as inbox:
+        worker.begin_transaction()
+        worker.produce(marker_topic_name(group), write_marker(TIME_MARKER), partition=0)
+        assert await asyncio.to_thread(worker.flush, PATIENCE) == 0
+        await bus.topic(topic).publish(b"x")
+        (message,) = await take(inbox, 1, PATIENCE)
+        assert (await bus.admin.lag(topic, group)).unsettled
+        await asyncio.to_thread(worker.commit_transaction, PATIENCE)
+        assert (await bus.admin.lag(topic, group)).unsettled == 1
+        await message.ack()
+
+
+async def test_subscriptions_of_one_topic_have_its_messages_each_for_itself(bus: Bus, topic: str, group: str) -> None:
+    async with (
+        bus.messages(topic, subscription=group) as first,
+        bus.messages(topic, subscription=f"{group}-2") as second,
+    ):
+        await bus.topic(topic).publish(b"x")
+        (mine,) = await take(first, 1, PATIENCE)
+        (theirs,) = await take(second, 1, PATIENCE)
+        assert mine.id == theirs.id
+        await theirs.ack()
+        await mine.nack(delay=0)
+        (again,) = await take(first, 1, PATIENCE)
+        assert (again.id, again.delivery_attempt) == (mine.id, 2)
+        await again.ack()
+        await nothing_more(second, 0.3)
+
+
+async def test_lag_tells_what_nobody_has_taken_and_what_is_held(bus: Bus, topic: str, group: str) -> None:
+    async with bus.messages(topic, subscription=group, max_outstanding=3) as inbox:
+        await bus.topic(topic).publish_batch(numbered(10))
+        held = await take(inbox, 3, PATIENCE)
+        lag = await bus.admin.lag(topic, group)
+        assert (lag.waiting, lag.unsettled) == (7, 3)
+        await held[0].nack(delay=3600)
+        for message in held[1:]:
+            await message.ack()
+        for _ in range(7):
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.ack()
+
+        async def only_the_delayed_one() -> bool:
+            lag = await bus.admin.lag(topic, group)
+            return (lag.waiting, lag.unsettled) == (0, 1)
+
+        await eventually(only_the_delayed_one, PATIENCE, "one that waits for its time")
+
+
+async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: MakeTopic, group: str) -> None:
+    gone, there = make_topic(), make_topic()
+    warnings: list[str] = []
+    bus.hooks.listen(lambda event: warnings.append(event.text) if isinstance(event, Warned) else None)
+    async with bus.messages(there, subscription=group) as inbox:
+        async with bus.messages(gone, subscription=group) as other:
+            await bus.topic(gone).publish_batch(numbered(3))
+            for message in await take(other, 3, PATIENCE):
+                await message.nack(delay=2)
+        await bus.admin.delete_topic(gone)
+        await bus.topic(there).publish(b"x")
+        while not warnings:
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.nack(delay=0.1)
+        (message,) = await take(inbox, 1, PATIENCE)
+        await message.ack()
+    # One for all of them, and none of a transaction that had to be undone.
+    assert len(warnings) == 1
+    assert "topic is gone" in warnings[0]
+
+
+async def test_a_deleted_subscription_takes_its_markers_along(bus: Bus, topic: str, group: str) -> None:
+    async with bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish(b"x")
+        await take(inbox, 1, PATIENCE)
+    assert marker_topic_name(group) in await bus.admin.topics()
+    await bus.admin.delete_subscription(topic, group)
+    assert marker_topic_name(group) not in await bus.admin.topics()
+    with pytest.raises(SubscriptionNotFound):
+        await bus.admin.describe_subscription(topic, group)
+
+
+async def test_what_markers_cannot_do_is_refused(bus: Bus, topic: str) -> None:
+    with pytest.raises(Unsupported, match="ephemeral"):
+        bus.messages(topic, subscription=ephemeral())

@@ -1,0 +1,237 @@
+"""Failure cases B, H, J, M and P of a queue with markers, which are those of its client, on a real broker.
+
+kafka-mq-go fails in each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.errors import BrokerError, ConfigurationError, ConnectionFailed
+from broker.hooks import Warned
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take
+from broker_kafka.queue.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.queue.redelivery import QUEUE
+from broker_kafka.queue.wire import TIME_MARKER, Kind, read_markers
+from broker_kafka.records import KafkaRecordSource
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import PLAIN, KafkaServer, Listener
+from tests.servers.kafka_client import RawAdmin, produce, read_all
+from tests.servers.proxy import Proxy
+
+PATIENCE = 20.0
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+Write = Callable[..., Coroutine[Any, Any, list[BrokerError | None]]]
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer, request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    async with connect(f"{kafka.url}?{QUICK}{getattr(request, 'param', '')}") as bus:
+        yield bus
+
+
+@pytest.fixture(scope="module")
+def wired() -> Iterator[tuple[KafkaServer, Proxy]]:
+    """A broker that is reached through a proxy, too."""
+    server = KafkaServer(listeners=[PLAIN, Listener("WIRE")])
+    with Proxy(server.ports["WIRE"]) as proxy:
+        server.advertised["WIRE"] = proxy.port
+        with server:
+            yield server, proxy
+
+
+def url_of(proxy: Proxy) -> str:
+    return f"kafka://127.0.0.1:{proxy.port}"
+
+
+def kinds_of(kafka: KafkaServer, queue: str) -> list[Kind]:
+    """The kinds of all markers of a queue, but for those that a tracker writes to hear the time."""
+    records = read_all(kafka.bootstrap, marker_topic_name(queue))
+    found = [marker for record in records for marker, _ in read_markers(record.value())]
+    return [marker.kind for marker in found if marker is not None and marker != TIME_MARKER]
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, kind: Kind, which: int) -> None:
+    """Have one marker of this kind not written, the first time that so many are, with what its producer would tell."""
+    write: Write = MarkerProducer.write
+    left = [which]
+
+    async def failing(self: MarkerProducer, markers: Sequence[Placed], **how: Any) -> list[BrokerError | None]:
+        found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
+        mine = [place for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
+        if not left or len(mine) < left[0] + 1:
+            return await write(self, markers, **how)
+        place = mine[left.pop()]
+        outcomes = await write(self, [*markers[:place], *markers[place + 1 :]])
+        return [*outcomes[:place], ConnectionFailed("It was not sent"), *outcomes[place:]]
+
+    monkeypatch.setattr(MarkerProducer, "write", failing)
+
+
+async def test_b_a_message_whose_start_failed_is_not_lost_and_not_doubled(
+    bus: Bus, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_once(monkeypatch, Kind.START, 3)
+    await bus.topic(topic).publish_batch(numbered(10))
+    async with bus.messages(topic, subscription=group, prefetch=10) as inbox:
+        messages = await take(inbox, 10, PATIENCE)
+        assert bodies(messages) == once(numbered(10))
+        for message in messages:
+            await message.ack()
+        await nothing_more(inbox, 0.3)
+
+
+async def test_b_what_was_started_and_not_committed_is_handed_over_once(
+    bus: Bus, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = KafkaRecordSource.commit_noted
+    failures = [ConnectionFailed("The coordinator is away"), ConnectionFailed("The coordinator is away")]
+
+    async def failing(self: KafkaRecordSource, positions: Any) -> Any:
+        return dict.fromkeys(positions, failures.pop()) if failures else await commit(self, positions)
+
+    monkeypatch.setattr(KafkaRecordSource, "commit_noted", failing)
+    await bus.topic(topic).publish_batch(numbered(10))
+    async with bus.messages(topic, subscription=group, prefetch=10) as inbox:
+        messages = await take(inbox, 10, PATIENCE)
+        assert bodies(messages) == once(numbered(10))
+        for message in messages:
+            await message.ack()
+        await nothing_more(inbox, 0.3)
+    assert not failures
+
+
+async def test_h_a_quiet_queue_on_a_busy_topic_keeps_its_time_outs(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    foreign = {"headers": [(QUEUE, b"somebody-else")]}
+    stop = asyncio.Event()
+
+    async def keep_busy() -> None:
+        while not stop.is_set():
+            await asyncio.to_thread(produce, kafka.bootstrap, topic, [b"x"] * 50, **foreign)
+
+    async with bus.messages(topic, subscription=group) as inbox:
+        busy = asyncio.ensure_future(keep_busy())
+        try:
+            began = loop.time()
+            assert await inbox.next_message(timeout=1.0) is None
+            await bus.topic(topic).publish(b"mine")
+            message = await inbox.next_message(timeout=PATIENCE)
+            assert message is not None
+            assert message.data == b"mine"
+            await message.ack()
+            await inbox.close()
+            assert loop.time() - began < PATIENCE
+        finally:
+            stop.set()
+            await busy
+    # What is another queue's was passed over for good.
+    assert kinds_of(kafka, group) == [Kind.START, Kind.END]
+
+
+async def test_j_the_end_of_one_message_that_fails_is_nobody_elses(
+    bus: Bus, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(partitions=2)
+    async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
+        # Markers of messages in different partitions are records of their own.
+        await bus.topic(topic).publish_batch([OutboundMessage(b"0", partition=0), OutboundMessage(b"1", partition=1)])
+        first, second = await take(inbox, 2, PATIENCE)
+        fail_once(monkeypatch, Kind.END, 1)
+        outcomes = await asyncio.gather(first.ack(), second.ack(), return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["ConnectionFailed", "NoneType"]
+
+
+async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServer, Proxy], group: str) -> None:
+    server, proxy = wired
+    topic = RawAdmin(server.bootstrap).make_topic()
+    loop = asyncio.get_running_loop()
+    async with connect(f"{url_of(proxy)}?{QUICK}") as bus:
+        inbox = bus.messages(topic, subscription=group, close_timeout=1.0)
+        await inbox.open()
+        produce(server.bootstrap, topic, numbered(10))
+        messages = await take(inbox, 10, PATIENCE)
+        proxy.hold()
+        try:
+            # An END and, of what is given back, releases are on their way to nowhere.
+            ack = asyncio.ensure_future(messages[0].ack())
+            began = loop.time()
+            await inbox.close()
+            assert loop.time() - began < 8.0
+            await asyncio.wait({ack})
+            began = loop.time()
+            await bus.close()
+            assert loop.time() - began < 20.0
+        finally:
+            proxy.hold(False)
+    async with connect(f"{server.url}?{QUICK}") as bus:
+        # What the wire had taken of the END may have come through since.
+        assert (await bus.admin.lag(topic, group)).unsettled in (9, 10)
+
+
+async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, Proxy], group: str) -> None:
+    server, proxy = wired
+    topic = RawAdmin(server.bootstrap).make_topic()
+    async with (
+        connect(f"{url_of(proxy)}?{QUICK}") as bus,
+        connect(f"{server.url}?{QUICK}") as other,
+        bus.messages(topic, subscription=group, confirm_acks=True) as inbox,
+    ):
+        produce(server.bootstrap, topic, numbered(20))
+        for message in await take(inbox, 20, PATIENCE):
+            if (message.data or b"").endswith(b"5"):
+                proxy.cut()
+            await message.ack()
+
+        async def is_done() -> bool:
+            lag = await other.admin.lag(topic, group)
+            return (lag.waiting, lag.unsettled) == (0, 0)
+
+        await eventually(is_done, PATIENCE, "all are ended")
+        await nothing_more(inbox, 0.3)
+    kinds = kinds_of(server, group)
+    assert kinds.count(Kind.START) == 20
+    assert kinds.count(Kind.END) <= 20
+
+
+@pytest.mark.parametrize("bus", ["", "&queue_transactions=true"], ids=["apart", "together"], indirect=True)
+async def test_a_start_that_is_too_large_is_told_and_holds_up_no_other_partition(
+    kafka: KafkaServer, bus: Bus, make_topic: MakeTopic, group: str
+) -> None:
+    topic = make_topic(partitions=2, config={"max.message.bytes": "100000"})
+    warned: list[str] = []
+    bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    config = {"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 3_000_000}
+    async with bus.messages(topic, subscription=group) as inbox:
+        # Larger than the marker topic was made for.
+        await bus.admin.ensure_topic(topic, max_message_bytes=3_000_000)
+        produce(config, topic, [b"first", b"x" * 2_000_000, b"behind"], partition=0)
+        (first,) = await take(inbox, 1, PATIENCE)
+        await eventually(lambda: warned, PATIENCE, "the warning")
+        produce(config, topic, [b"beside"], partition=1)
+        (beside,) = await take(inbox, 1, PATIENCE)
+        assert (first.data, beside.data) == (b"first", b"beside")
+        assert len(warned) == 1
+        assert f"{topic}[0] waits from 1 on" in warned[0]
+        (mend,) = re.findall(r"ensure_topic\('(.+)', max_message_bytes=(\d+)\)", warned[0])
+        # Until it is mended no other consumer opens, which tells how it is, too.
+        with pytest.raises(ConfigurationError, match=r"max\.message\.bytes"):
+            async with bus.messages(topic, subscription=group):
+                pass
+        assert mend[0] == marker_topic_name(group)
+        await bus.admin.ensure_topic(mend[0], max_message_bytes=int(mend[1]))
+        large, behind = await take(inbox, 2, PATIENCE)
+        assert (len(large.data or b""), behind.data) == (2_000_000, b"behind")
+        for message in (first, beside, large, behind):
+            await message.ack()
+        await nothing_more(inbox, 0.3)

@@ -1,0 +1,112 @@
+"""The marker topic of a queue on the real broker: made right, or refused with what is wrong and the mend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.bus import connect
+from broker.errors import ConfigurationError, TopicNotFound
+from broker.hooks import Hooks
+from broker.spi import TopicInfo
+from broker_kafka.admin import KafkaAdmin
+from broker_kafka.connection import Connection
+from broker_kafka.queue.marker_topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.settings import KafkaSettings
+from broker_kafka.topics_admin import KafkaTopics
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
+
+RIGHT = {"message.timestamp.type": "LogAppendTime", "retention.bytes": "-1", "max.message.bytes": "2000000"}
+
+
+@pytest.fixture
+async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    await connection.open()
+    yield connection
+    await connection.close()
+
+
+def test_names() -> None:
+    assert marker_topic_name("billing") == "billing.markers"
+    assert tracker_group("billing") == "billing.tracker"
+
+
+async def test_it_is_made_as_a_tracker_needs_it(
+    connection: Connection, spi: KafkaAdmin, make_topic: MakeTopic, group: str
+) -> None:
+    messages = make_topic(partitions=3, config={"max.message.bytes": "3000000"})
+    counts = await asyncio.gather(*(ensure_marker_topic(connection, group, topics=[messages]) for _ in range(3)))
+    assert counts == [3, 3, 3]
+    config: Any = (await spi.describe_topic(marker_topic_name(group))).native["config"]
+    assert config["message.timestamp.type"] == "LogAppendTime"
+    assert config["cleanup.policy"] == "delete"
+    assert int(config["retention.ms"]) >= 7 * 24 * 3_600_000
+    assert config["max.message.bytes"] == str(3_000_000 + MARKER_HEADROOM)
+
+
+async def test_one_that_is_there_keeps_its_partitions(
+    connection: Connection, admin: RawAdmin, group: str, topic: str
+) -> None:
+    admin.make_topic(marker_topic_name(group), 5, config=RIGHT)
+    assert await ensure_marker_topic(connection, group, topics=[topic], partitions=2, create=False) == 5
+
+
+async def test_a_consumer_sees_to_its_marker_topic_once(
+    kafka: KafkaServer, group: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[str] = []
+
+    async def describe(self: KafkaTopics, name: str) -> TopicInfo:
+        described.append(name)
+        return await before(self, name)
+
+    before = KafkaTopics.describe
+    monkeypatch.setattr(KafkaTopics, "describe", describe)
+    async with connect(f"{kafka.url}?queue=markers") as bus:
+        for _ in range(2):
+            described.clear()
+            async with bus.messages(topic, subscription=group):
+                pass
+    # The first time it was not there.
+    assert described == [topic, marker_topic_name(group)]
+
+
+async def test_nothing_is_made_unless_asked_for(connection: Connection, group: str) -> None:
+    with pytest.raises(TopicNotFound):
+        await ensure_marker_topic(connection, group, create=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "mended"),
+    [
+        ("message.timestamp.type", "CreateTime", "'LogAppendTime'"),
+        ("cleanup.policy", "compact", "'delete'"),
+        ("cleanup.policy", "compact,delete", "'delete'"),
+        ("retention.ms", "60000", "'86400000'"),
+        ("retention.bytes", "1000000", "'-1'"),
+        ("max.message.bytes", "1048588", f"'{1048588 + MARKER_HEADROOM}'"),
+    ],
+)
+async def test_a_wrong_setting_is_named_with_its_value_and_its_mend(
+    connection: Connection,
+    spi: KafkaAdmin,
+    admin: RawAdmin,
+    topic: str,
+    group: str,
+    option: str,
+    value: str,
+    mended: str,
+) -> None:
+    name = admin.make_topic(marker_topic_name(group), config={**RIGHT, option: value})
+    with pytest.raises(ConfigurationError) as refused:
+        await ensure_marker_topic(connection, group, topics=[topic])
+    assert f"{option} is {value!r}" in str(refused.value)
+    assert f"ensure_topic({name!r}, **{{{option!r}: {mended}}})" in str(refused.value)
+    await spi.ensure_topic(name, partitions=None, retention=None, options={option: mended.strip("'")})
+    assert await ensure_marker_topic(connection, group, topics=[topic]) == 1

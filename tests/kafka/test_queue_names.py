@@ -1,0 +1,116 @@
+"""Names of queues with markers that would be taken for another's: refused before anything is made."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.bus import connect
+from broker.errors import InvalidName
+from broker.names import native_name
+from broker.testing.waiting import take
+from broker_kafka.queue.marker_topic import tracker_group
+from tests.kafka.queue_markers import Queue, connected, tracking
+from tests.servers.kafka import KafkaServer
+
+PATIENCE = 40.0
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
+
+
+@pytest.mark.parametrize(
+    ("subscription", "settings", "told"),
+    [
+        ("billing.tracker", "", "subscription is 'billing.tracker', .* does not end with '.tracker'"),
+        ("team/billing", "", "subscription is 'team/billing', .* 'team/billing.markers' .* marker_topic"),
+        ("b" * 242, "", "subscription is 'bbb.* at most 241"),
+        ("billing", "&marker_topic={topic}", "topic is '{topic}', where the markers of subscription 'billing' lie"),
+        ("billing", "&marker_topic={topic}.dead", "dead_letter is '{topic}.dead', where .* with marker_topic"),
+    ],
+    ids=["trackers", "slash", "long", "topic", "letters"],
+)
+async def test_a_name_that_cannot_be_is_told_with_the_mend_and_leaves_nothing(
+    kafka: KafkaServer, topic: str, subscription: str, settings: str, told: str
+) -> None:
+    async with connect(f"{kafka.url}?{QUICK}{settings.format(topic=topic)}") as bus:
+        await bus.admin.ensure_topic(f"{topic}.dead")
+        before = await bus.admin.topics()
+        with pytest.raises(InvalidName, match=told.format(topic=topic)):
+            async with bus.messages(topic, subscription=native_name(subscription), dead_letter=f"{topic}.dead"):
+                pass
+        assert await bus.admin.subscriptions(topic) == []
+        assert await bus.admin.topics() == before
+
+
+async def test_a_subscription_of_any_name_has_its_markers_in_a_topic_that_is_named(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
+    name = native_name(f"{group}/billing")
+    async with connect(f"{kafka.url}?{QUICK}&marker_topic={group}") as bus:
+        async with bus.messages(topic, subscription=name) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.ack()
+        assert (await bus.admin.lag(topic, name)).waiting == 0
+        await bus.admin.delete_subscription(topic, name)
+        assert [each.name for each in await bus.admin.groups() if each.name == name] == []
+
+
+async def test_a_group_that_can_have_no_marker_topic_is_deleted(kafka: KafkaServer, topic: str, group: str) -> None:
+    name = native_name(f"{group}/billing")
+    async with connect(f"{kafka.url}?{QUICK}") as bus:
+        await bus.admin.ensure_subscription(topic, name)
+        assert (await bus.admin.lag(topic, name)).unsettled == 0
+        await bus.admin.delete_subscription(topic, name)
+        assert await bus.admin.subscriptions(topic) == []
+
+
+async def test_the_marker_topic_of_another_queue_is_no_topic_of_messages(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
+    markers = f"{group}.markers"
+    async with connect(f"{kafka.url}?{QUICK}") as bus:
+        async with bus.messages(topic, subscription=group) as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.ack()
+        told = f"is '{markers}', where the markers of subscription '{group}' lie"
+        with pytest.raises(InvalidName, match=f"topic {told}"):
+            async with bus.messages(markers, subscription=f"{group}-2"):
+                pass
+        with pytest.raises(InvalidName, match=f"dead_letter {told}"):
+            async with bus.messages(topic, subscription=f"{group}-2", dead_letter=markers):
+                pass
+
+
+async def test_a_topic_is_not_taken_for_markers_by_its_name(kafka: KafkaServer, group: str) -> None:
+    async with connect(f"{kafka.url}?{QUICK}") as bus:
+        topic = f"{group}.markers"
+        await bus.admin.ensure_topic(topic)
+        async with bus.messages(topic, subscription=f"{group}-2") as inbox:
+            await bus.topic(topic).publish(b"x")
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.ack()
+
+
+def test_one_marker_topic_has_one_group_of_trackers_however_it_is_named() -> None:
+    assert tracker_group("billing") == tracker_group("orders", "billing.markers") == "billing.tracker"
+    assert tracker_group("billing", "open") == "open.tracker"
+
+
+async def test_trackers_of_two_marker_topics_and_one_group_leave_each_other_alone(kafka: KafkaServer) -> None:
+    queue, other = await asyncio.to_thread(Queue, kafka), await asyncio.to_thread(Queue, kafka)
+    other.markers = queue.subscription
+    async with (
+        connected(kafka) as connection,
+        connected(kafka, queue="markers", marker_topic=other.markers) as named,
+    ):
+        await queue.prepare(connection)
+        await other.prepare(named)
+        async with tracking(connection, queue) as tracker, tracking(named, other) as second:
+            assert tracker.group == second.group
+            for each in (queue, other):
+                await asyncio.to_thread(lambda of=each: of.take(of.send(3)))
+                await asyncio.to_thread(each.wait_for_again, 3, 3)
+            assert (tracker.counts.redelivered, tracker.counts.doubts) == (3, 0)
+            assert (second.counts.redelivered, second.counts.doubts) == (3, 0)

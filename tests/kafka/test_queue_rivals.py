@@ -1,0 +1,94 @@
+"""One subscription consumed with offsets and with markers at once: told by those with offsets, and only then."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.hooks import Warned
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import eventually
+from broker_kafka.connection import Connection
+from broker_kafka.queue.rivals import rivals_of
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+
+PATIENCE = 40.0
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&topic_metadata_refresh_interval_ms=1000"
+MARKERS = ["queue=markers", "queue=markers&queue_transactions=true"]
+
+
+class Side:
+    """A consumer of one kind."""
+
+    def __init__(self, bus: Bus, topic: str, group: str) -> None:
+        self.bus = bus
+        self.warned: list[str] = []
+        bus.hooks.listen(lambda event: self.warned.append(event.text) if isinstance(event, Warned) else None)
+        self.inbox = bus.messages(topic, subscription=group)
+
+    async def work(self) -> bool:
+        """Ack what is there; whether there was anything."""
+        message = await self.inbox.next_message(timeout=0.1)
+        if message is None:
+            return False
+        await message.ack()
+        return True
+
+
+async def joined(stack: AsyncExitStack, kafka: KafkaServer, queue: str, topic: str, group: str) -> Side:
+    bus = await stack.enter_async_context(connect(f"{kafka.url}?{QUICK}&{queue}"))
+    side = Side(bus, topic, group)
+    await stack.enter_async_context(side.inbox)
+    return side
+
+
+async def send(side: Side, topic: str) -> None:
+    await side.bus.topic(topic).publish_batch([OutboundMessage(b"x", partition=number) for number in range(2)])
+
+
+@pytest.mark.parametrize("markers", MARKERS)
+@pytest.mark.parametrize("late", ["offsets", "markers"])
+async def test_a_member_with_markers_is_told_to_one_with_offsets(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, markers: str, late: str
+) -> None:
+    topic = make_topic(partitions=2)
+    async with AsyncExitStack() as stack:
+        first = await joined(stack, kafka, markers if late == "offsets" else "queue=offsets", topic, group)
+        await send(first, topic)
+        await eventually(first.work, PATIENCE, "the first message")
+        second = await joined(stack, kafka, "queue=offsets" if late == "offsets" else markers, topic, group)
+        alone, marked = (second, first) if late == "offsets" else (first, second)
+
+        async def told() -> bool:
+            await send(first, topic)
+            await first.work()
+            await second.work()
+            return bool(alone.warned)
+
+        await eventually(told, PATIENCE, "the warning")
+        (warning,) = alone.warned
+        assert repr(group) in warning
+        assert "with queue=markers by anybroker at 127.0.0.1" in warning
+        assert "a subscription of its own" in warning
+        assert marked.warned == []
+
+
+@pytest.mark.parametrize("markers", MARKERS)
+async def test_a_group_that_has_changed_over_has_no_rivals(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, markers: str
+) -> None:
+    topic = make_topic(partitions=2)
+    async with AsyncExitStack() as stack:
+        side = await joined(stack, kafka, markers, topic, group)
+        await send(side, topic)
+        await eventually(side.work, PATIENCE, "the first message")
+        connection: Connection = side.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+        assert [member.client for member in await rivals_of(connection, topic, group)] == ["anybroker"]
+    async with AsyncExitStack() as stack:
+        sides = [await joined(stack, kafka, "queue=offsets", topic, group) for _ in range(2)]
+        connection = sides[0].bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+        # Nothing was published since, so that what the others have committed still stands.
+        assert await rivals_of(connection, topic, group) == []

@@ -1,0 +1,107 @@
+"""`queue_transactions`: STARTs and positions count together, whatever stands still or dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.messages import Message
+from broker.testing.waiting import bodies, nothing_more, numbered, once, take
+from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, Positions
+from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.queue.wire import Kind, MessageId, read_markers
+from tests.kafka import queue_start_process
+from tests.kafka.group_members import eventually
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, read_all
+
+PATIENCE = 30.0
+OPTIONS = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers&queue_transactions=true"
+
+
+def starts_of(kafka: KafkaServer, group: str) -> Counter[MessageId]:
+    """How often each message was started, as trackers see it."""
+    RawAdmin(kafka.bootstrap).wait_for_markers(marker_topic_name(group), 0)
+    records = read_all(kafka.bootstrap, marker_topic_name(group))
+    found = [marker for record in records for marker, _ in read_markers(record.value())]
+    return Counter(marker.id for marker in found if marker is not None and marker.kind is Kind.START)
+
+
+async def done(bus: Bus, topic: str, group: str, messages: Sequence[Message[bytes]]) -> None:
+    """Ack them; nothing is left then."""
+    for message in messages:
+        assert message.delivery_attempt == 1
+        await message.ack()
+    lag = await bus.admin.lag(topic, group)
+    assert (lag.waiting, lag.unsettled) == (0, 0)
+
+
+@pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
+async def test_who_stands_still_while_it_starts_messages_doubles_none(
+    kafka: KafkaServer, topic: str, group: str, where: str, then: str
+) -> None:
+    url = f"{kafka.url}?{OPTIONS}"
+    async with connect(url) as bus:
+        await bus.admin.ensure_subscription(topic, group)
+        await bus.topic(topic).publish_batch(numbered(3))
+        zombie = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", queue_start_process.__name__, url, topic, group, where, stdout=PIPE
+        )
+        assert zombie.stdout is not None
+        try:
+            stat = Path(f"/proc/{zombie.pid}/stat")
+            await eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+            if then == "dies":
+                zombie.kill()
+            async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
+                messages = await take(inbox, 3, PATIENCE)
+                assert bodies(messages) == once(numbered(3))
+                if then == "goes on":
+                    zombie.send_signal(signal.SIGCONT)
+                    async with asyncio.timeout(PATIENCE):
+                        assert await zombie.stdout.readline() == b"undone\n"
+                await done(bus, topic, group, messages)
+                await nothing_more(inbox, 0.3)
+        finally:
+            if zombie.returncode is None:
+                zombie.kill()
+            told, _ = await zombie.communicate()
+        assert b"m" not in told
+        starts = await asyncio.to_thread(starts_of, kafka, group)
+        assert sorted(starts.values()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["it was written", "it was not"])
+async def test_what_is_not_known_to_be_written_is_found_out(
+    kafka: KafkaServer, topic: str, group: str, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = FencedWriter.write
+    doubts = [1]
+
+    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        if positions is None or not doubts:
+            return await write(self, entries, positions)
+        doubts.clear()
+        if is_written:
+            await write(self, entries, positions)
+        raise Doubtful("The answer was lost")
+
+    monkeypatch.setattr(FencedWriter, "write", doubting)
+    async with connect(f"{kafka.url}?{OPTIONS}") as bus:
+        await bus.topic(topic).publish_batch(numbered(3))
+        async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
+            messages = await take(inbox, 3, PATIENCE)
+            assert bodies(messages) == once(numbered(3))
+            await done(bus, topic, group, messages)
+            await nothing_more(inbox, 0.3)
+        starts = await asyncio.to_thread(starts_of, kafka, group)
+        assert sorted(starts.values()) == [1, 1, 1]
+    assert not doubts

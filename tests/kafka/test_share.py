@@ -1,0 +1,263 @@
+"""Messages of share groups: fixed locks, counted deliveries, and partitions that consumers share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.bus import Bus, connect
+from broker.consuming.retry import Retry
+from broker.errors import (
+    ConfigurationError,
+    InvalidSetting,
+    LeaseLost,
+    OperationTimeout,
+    SubscriptionNotFound,
+    Unsupported,
+)
+from broker.hooks import Event, LeaseExpired
+from broker.messages import Message, SettleState
+from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+from broker.testing.worker import Worker
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer, make_id
+from tests.servers.kafka_client import RawAdmin
+from tests.servers.kafka_jars import distribution
+
+PATIENCE = 20.0
+LOCK = 1.0
+
+
+def share(kafka: KafkaServer, lock: float = 30) -> str:
+    return f"{kafka.url}?queue=share&share_lock={lock}"
+
+
+@pytest.fixture
+async def bus(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    async with connect(share(kafka)) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def quick(kafka: KafkaServer) -> AsyncIterator[Bus]:
+    """A connection whose messages are locked for a second."""
+    async with connect(share(kafka, LOCK)) as bus:
+        yield bus
+
+
+async def test_a_lock_that_ends_takes_only_what_was_not_settled(quick: Bus, topic: str, group: str) -> None:
+    events: list[Event] = []
+    quick.hooks.listen(events.append)
+    async with quick.messages(topic, subscription=group, confirm_acks=True) as inbox:
+        await quick.topic(topic).publish_batch(numbered(5))
+        held = await take(inbox, 5, PATIENCE)
+        for message in held[1:]:
+            await message.ack()
+        (again,) = await take(inbox, 1, PATIENCE)
+        assert (again.data, again.delivery_attempt) == (held[0].data, 2)
+        assert held[0].lease_lost
+        assert [event.message.data for event in events if isinstance(event, LeaseExpired)] == [held[0].data]
+        with pytest.raises(LeaseLost):
+            await held[0].ack()
+        await again.ack()
+        await nothing_more(inbox, 1.5 * LOCK)
+
+
+async def test_what_a_killed_worker_held_comes_again_and_counts(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with connect(share(kafka, 2)) as bus:
+        await bus.admin.ensure_subscription(topic, group)
+        for body in numbered(40):
+            await bus.topic(topic).publish(body)
+        worker = await Worker.start(share(kafka, 2), topic, group, 10)
+        await worker.until_holding(3 * PATIENCE)
+        await worker.kill()
+        rest = set(numbered(40)) - set(worker.handled)
+        async with bus.messages(topic, subscription=group) as inbox:
+            seen = await until_seen(inbox, rest, PATIENCE)
+            await nothing_more(inbox, 1.0)
+    # Of the last acks before the death the broker may not have heard.
+    assert set(bodies(seen)) - rest <= set(worker.handled)
+    assert 2 in {message.delivery_attempt for message in seen}
+
+
+async def test_two_consumers_share_one_partition(bus: Bus, topic: str, group: str) -> None:
+    first, second = bus.messages(topic, subscription=group), bus.messages(topic, subscription=group)
+    async with first, second:
+        seen: dict[bool, list[Message[bytes]]] = {True: [], False: []}
+
+        async def work(which: bool) -> None:
+            async for message in first if which else second:
+                seen[which].append(message)
+                await message.ack()
+
+        works = [asyncio.create_task(work(which)) for which in seen]
+        for body in numbered(60):
+            await bus.topic(topic).publish(body)
+        await eventually(lambda: len(seen[True]) + len(seen[False]) >= 60, PATIENCE, "sixty messages")
+        for each in works:
+            each.cancel()
+        await asyncio.wait(works)
+    assert bodies([*seen[True], *seen[False]]) == once(numbered(60))
+    assert seen[True], "The first consumer got nothing"
+    assert seen[False], "The second consumer got nothing"
+
+
+async def test_a_slow_handler_holds_up_no_other_message(bus: Bus, topic: str, group: str) -> None:
+    async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
+        held: list[Message[bytes]] = []
+        for body in numbered(4):
+            await bus.topic(topic).publish(body)
+            held += await take(inbox, 1, PATIENCE)
+        assert [message.data for message in held] == numbered(4)
+        for message in held:
+            await message.ack()
+        assert {message.state for message in held} == {SettleState.SETTLED}
+
+
+async def test_as_many_as_have_members_may_be_slow(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with (
+        connect(share(kafka) + "&share_members=2") as bus,
+        bus.messages(topic, subscription=group, confirm_acks=True) as inbox,
+    ):
+        held: list[Message[bytes]] = []
+        for body in numbered(2):
+            await bus.topic(topic).publish(body)
+            held += await take(inbox, 1, PATIENCE)
+        await bus.topic(topic).publish(b"third")
+        await nothing_more(inbox, 0.5)
+        await held[0].ack()
+        (third,) = await take(inbox, 1, PATIENCE)
+        assert third.data == b"third"
+
+
+async def test_what_nobody_asks_for_goes_to_others_in_half_of_the_lock(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
+    async with (
+        connect(share(kafka, 4)) as bus,
+        bus.messages(topic, subscription=group, max_outstanding=1, confirm_acks=True) as slow,
+    ):
+        await bus.topic(topic).publish_batch(numbered(10))
+        (held,) = await take(slow, 1, PATIENCE)
+        async with bus.messages(topic, subscription=group) as other:
+            rest = await take(other, 9, PATIENCE)
+            assert {message.delivery_attempt for message in rest} == {2}
+            await held.ack()
+            for message in rest:
+                await message.ack()
+            await nothing_more(other, 0.3)
+
+
+async def test_the_last_delivery_is_a_dead_letter(bus: Bus, make_topic: MakeTopic, group: str) -> None:
+    topic, dead = make_topic(), make_topic()
+    policy = Retry(max_attempts=5)
+    async with (
+        bus.messages(topic, subscription=group, retry=policy, dead_letter=dead) as inbox,
+        bus.messages(dead, subscription=group) as letters,
+    ):
+        await bus.topic(topic).publish(b"x")
+        for attempt in range(1, 10):
+            (message,) = await take(inbox, 1, PATIENCE)
+            assert message.delivery_attempt == attempt
+            await message.nack(delay=0)
+        await nothing_more(inbox, 0.5)
+        (letter,) = await take(letters, 1, PATIENCE)
+        assert letter.attributes["dead-letter-reason"] == "delivered 10 times, after which the broker drops it"
+        await letter.ack()
+
+
+async def test_without_dead_letters_the_last_delivery_is_told(
+    bus: Bus, topic: str, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish(b"x")
+        with caplog.at_level(logging.WARNING, "broker"):
+            for _ in range(10):
+                (message,) = await take(inbox, 1, PATIENCE)
+                await message.nack(delay=0)
+            await nothing_more(inbox, 0.5)
+        assert "was given back after delivery 10 of 10, and the brokers drop it" in caplog.text
+
+
+async def test_what_share_groups_cannot_do_is_refused(bus: Bus, topic: str, group: str) -> None:
+    with pytest.raises(Unsupported, match="start"):
+        bus.messages(topic, subscription=group, start="latest")
+    with pytest.raises(ConfigurationError, match=r"Lower Retry\.maximum"):
+        bus.messages(topic, subscription=group, retry=Retry(maximum=40))
+    with pytest.raises(Unsupported, match="kafka-share-groups"):
+        await bus.admin.subscriptions(topic)
+    async with bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish(b"x")
+        (message,) = await take(inbox, 1, PATIENCE)
+        with pytest.raises(Unsupported, match="cannot be extended"):
+            await message.extend(10)
+        with pytest.raises(Unsupported, match="shorter delay"):
+            await message.nack(delay=40)
+        with pytest.raises(Unsupported, match="kafka-share-groups"):
+            await bus.admin.lag(topic, group)
+        await message.ack()
+
+
+async def test_a_group_is_told_by_its_configuration(bus: Bus, topic: str, group: str) -> None:
+    with pytest.raises(SubscriptionNotFound, match="ensure_subscription"):
+        async with bus.messages(topic, subscription=group, create=False):
+            pass
+    with pytest.raises(SubscriptionNotFound):
+        await bus.admin.describe_subscription(topic, group)
+    await bus.admin.ensure_subscription(topic, group)
+    await bus.topic(topic).publish(b"x")
+    async with bus.messages(topic, subscription=group, create=False) as inbox:
+        await until_seen(inbox, [b"x"], PATIENCE)
+    found = (await bus.admin.describe_subscription(topic, group)).native
+    assert found["config"]["share.record.lock.duration.ms"] == "30000"
+    assert found["config"]["share.isolation.level"] == "read_committed"
+    await bus.admin.delete_subscription(topic, group)
+    await bus.admin.delete_subscription(topic, group)
+    with pytest.raises(SubscriptionNotFound):
+        await bus.admin.describe_subscription(topic, group)
+    async with bus.messages(topic, subscription=group) as inbox:
+        await until_seen(inbox, [b"x"], PATIENCE)
+
+
+async def test_what_an_administrator_has_set_stays(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str) -> None:
+    admin.configure_group(group, {"share.delivery.count.limit": "3", "share.record.lock.duration.ms": "2000"})
+    async with connect(f"{kafka.url}?queue=share") as bus:
+        async with bus.messages(topic, subscription=group):
+            pass
+        config = (await bus.admin.describe_subscription(topic, group)).native["config"]
+    assert (config["share.delivery.count.limit"], config["share.record.lock.duration.ms"]) == ("3", "2000")
+
+
+async def test_a_lock_that_brokers_do_not_take_is_told(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with connect(share(kafka, 3000)) as bus:
+        with pytest.raises(InvalidSetting, match=r"share_lock is 3000.*max\.record\.lock"):
+            async with bus.messages(topic, subscription=group):
+                pass
+
+
+async def test_brokers_without_share_groups_are_told_at_open(tmp_path: Path, group: str) -> None:
+    found = distribution()
+    config = tmp_path / "server.properties"
+    config.write_text(
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.voters=1@127.0.0.1:1\n"
+        "listeners=PLAINTEXT://127.0.0.1:2,CONTROLLER://127.0.0.1:1\ncontroller.listener.names=CONTROLLER\n"
+        f"log.dirs={tmp_path}/data\n"
+    )
+    tool = ["kafka.tools.StorageTool", "format", "-t", make_id(), "-c", str(config), "--feature", "share.version=0"]
+    await asyncio.to_thread(subprocess.run, found.command(*tool), check=True, capture_output=True)
+    server = KafkaServer(kafka=found._replace(bootstrap=tmp_path / "data" / "bootstrap.checkpoint"))
+    try:
+        await asyncio.to_thread(server.start)
+        async with connect(f"{server.url}?queue=share") as bus:
+            topic = RawAdmin(server.bootstrap).make_topic()
+            with pytest.raises(Unsupported, match=r"share\.version=1") as raised:
+                async with bus.messages(topic, subscription=group):
+                    pass
+            assert not isinstance(raised.value, OperationTimeout)
+    finally:
+        await asyncio.to_thread(server.close)

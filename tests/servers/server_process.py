@@ -1,0 +1,134 @@
+"""What the servers of the tests have in common: a child process over a directory, that is ended, frozen, started again.
+
+Blocking, for fixtures and threads; every call returns when it is done. The server ends with this process, however that
+ends; the directories of owners that were killed are removed by the next ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Self
+
+from tests.servers.process import ChildProcess
+
+__all__ = ["ServerProcess", "Servers", "hold_port", "sweep"]
+
+
+class Servers(ABC):
+    """One server or several, for a `with` block: started when it begins, closed when it ends or the start fails."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start and wait until clients are served.
+
+        :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it and remove all it stored."""
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServerProcess(Servers):
+    """One run of a server after the other, over one directory.
+
+    :cvar stop_seconds: how long an orderly end may take.
+    """
+
+    stop_seconds: ClassVar[float] = 10.0
+
+    def __init__(self, kind: str) -> None:
+        prefix = f"anybroker-test-{kind}-"
+        sweep(prefix)
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+        self.kind = kind
+        self._child: ChildProcess | None = None
+
+    @property
+    def log(self) -> str:
+        """All it has said, over all its runs."""
+        path = self.directory / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.return_code is None
+
+    @property
+    def process_id(self) -> int:
+        return self._running_child().pid
+
+    def stop(self) -> None:
+        """End it orderly."""
+        self.end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without notice."""
+        self.end(signal.SIGKILL)
+
+    def end(self, how: signal.Signals, seconds: float | None = None) -> None:
+        """End it by a signal, in `stop_seconds` unless told. Nothing happens if it does not run."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(how, self.stop_seconds if seconds is None else seconds)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay and nothing moves."""
+        self._running_child().pause()
+
+    def resume(self) -> None:
+        self._running_child().resume()
+
+    def close(self) -> None:
+        """Kill it and remove all it stored."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _launch(self, command: Sequence[str], said: str = "log") -> ChildProcess:
+        """Start the process; what it says goes to that file of the directory."""
+        assert not self.running, f"this server ({self.kind}) runs already"
+        self._child = ChildProcess(command, self.directory / said)
+        return self._child
+
+    def _running_child(self) -> ChildProcess:
+        assert self._child is not None, f"this server ({self.kind}) does not run"
+        return self._child
+
+
+def hold_port() -> socket.socket:
+    """A free port, bound and not listened on: nobody is given it, and the server can still bind and listen."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+@cache
+def sweep(prefix: str) -> None:
+    """Remove the directories, of names that begin so, of servers whose owners were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        owner = path.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(path, ignore_errors=True)

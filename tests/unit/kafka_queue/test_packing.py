@@ -1,0 +1,36 @@
+"""How markers are packed into records: in their order, by partition, within bounds."""
+
+from __future__ import annotations
+
+from broker_kafka.queue.marker_producer import Placed, packed
+from broker_kafka.queue.wire import Kind, Marker, MessageId, read_markers, write_marker
+
+
+def end(number: int, partition: int = 0) -> Placed:
+    return Placed(partition, write_marker(Marker(kind=Kind.END, id=MessageId("orders", partition, number, "q"))))
+
+
+def offsets_of(record: Placed) -> list[int]:
+    return [marker.id.offset for marker, _ in read_markers(record.data) if marker is not None]
+
+
+def test_markers_keep_the_order_of_their_partition_and_find_their_record() -> None:
+    markers = [end(number, number % 2) for number in range(7)]
+    records, places = packed(markers, 3)
+    assert [(record.partition, offsets_of(record)) for record in records] == [(0, [0, 2, 4]), (1, [1, 3, 5]), (0, [6])]
+    assert places == [0, 1, 0, 1, 0, 1, 2]
+
+
+def test_what_is_alone_is_written_as_it_is() -> None:
+    markers = [end(1), end(2)]
+    assert packed(markers[:1], 200) == (markers[:1], [0])
+    assert packed(markers, 1) == (markers, [0, 1])
+
+
+def test_a_record_of_several_is_small_and_a_large_marker_has_one_of_its_own() -> None:
+    large = Placed(0, b"x" * 40_000)
+    markers = [end(0), large, *[Placed(0, b"y" * 1000)] * 40, end(1)]
+    records, places = packed(markers, 200)
+    assert records[1] == large
+    assert all(len(record.data) < 34_000 for record in records if record != large)
+    assert places == sorted(places)

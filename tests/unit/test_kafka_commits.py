@@ -1,0 +1,270 @@
+"""`Commits` of Kafka's polling thread: histories of a client that carries out what it was given in any order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as NativePartition
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.errors import BrokerError, Closed, LeaseLost, SettleError
+from broker.spi import TopicPartition
+from broker_kafka.commits import Answer, Commits
+
+AWAY = KafkaError(KafkaError._TIMED_OUT)
+REFUSED = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+PLACES = [TopicPartition("orders", number) for number in range(3)]
+PARTITIONS = st.sets(st.integers(0, 2), min_size=1)
+Positions = dict[int, tuple[int, str]]
+
+
+class Client:
+    """Stands for librdkafka: takes commits, carries them out when and in which order it is told, calls back."""
+
+    def __init__(self) -> None:
+        self.commits: Commits
+        self.stored: dict[int, int] = {}
+        self.under_way: list[Positions] = []
+        self.told: list[tuple[KafkaError | None, Positions]] = []
+        self.requests = 0
+
+    def commit(self, *, offsets: list[NativePartition], asynchronous: bool) -> list[Any] | None:
+        self.requests += 1
+        positions = {each.partition: (each.offset, each.metadata or "") for each in offsets}
+        if asynchronous:
+            self.under_way.append(positions)
+            return None
+        error = self._store(positions)
+        if error is not None:
+            raise KafkaException(error)
+        return _answers(positions, None)
+
+    def carry_out(self, which: int = 0, *, error: KafkaError | None = None, reached: bool = True) -> None:
+        """One of what is under way reaches the coordinator, or not; the answer may be lost."""
+        positions = self.under_way.pop(which)
+        refused = self._store(positions) if reached else None
+        self.told.append((error or refused, positions))
+
+    def poll(self, timeout: float = 0.0) -> None:
+        told, self.told = self.told, []
+        for error, positions in told:
+            self.commits.answered(error, _answers(positions, error))
+
+    def _store(self, positions: Positions) -> KafkaError | None:
+        good = {number: offset for number, (offset, text) in positions.items() if text != "too large"}
+        self.stored |= good
+        return None if len(good) == len(positions) else REFUSED
+
+
+def _answers(positions: Positions, error: KafkaError | None) -> list[Any]:
+    # One partition's error is told as that of all.
+    return [
+        SimpleNamespace(topic="orders", partition=number, offset=offset, error=error)
+        for number, (offset, _) in positions.items()
+    ]
+
+
+class World:
+    def __init__(self) -> None:
+        self.client: Any = Client()
+        self.answers: dict[int, Answer] = {}
+        self.asked: list[Positions] = []
+        self.commits = Commits("billing", self._answer)
+        self.client.commits = self.commits
+
+    def ask(self, *numbers: int, wait: bool = False, large: bool = False, owned: Any = None) -> int:
+        """Have the positions of partitions be the number of this call."""
+        number = len(self.asked)
+        self.asked.append(dict.fromkeys(numbers, (number, "too large" if large else "")))
+        offsets = [NativePartition("orders", each, *self.asked[number][each]) for each in numbers]
+        waiter: Any = number
+        self.commits.send(self.client, offsets, waiter, owned=owned, wait=wait)
+        return number
+
+    def go_on(self) -> None:
+        self.client.poll()
+        if self.commits.due:
+            self.commits.go_on(self.client)
+
+    def _answer(self, waiter: Any, answer: Answer) -> None:
+        assert waiter not in self.answers
+        self.answers[waiter] = answer
+
+
+def test_a_newer_commit_waits_until_the_older_is_answered() -> None:
+    world = World()
+    first, second, third = world.ask(0), world.ask(0, 1), world.ask(0)
+    # The older of the two that were held is not sent any more, and what is of another partition does not wait.
+    assert world.client.under_way == [{0: (first, "")}, {1: (second, "")}]
+    world.client.carry_out(1)
+    world.go_on()
+    assert world.answers == {}
+    world.client.carry_out(0)
+    world.go_on()
+    assert world.answers == {first: {PLACES[0]: None}}
+    assert world.client.under_way == [{0: (third, "")}]
+    world.client.carry_out(0)
+    world.go_on()
+    assert world.answers[second] == {PLACES[0]: None, PLACES[1]: None}
+    assert world.answers[third] == {PLACES[0]: None}
+    assert world.client.stored == {0: third, 1: second}
+    assert not world.commits
+
+
+def test_an_answer_that_fails_is_that_of_its_own_commit_only() -> None:
+    world = World()
+    first, second = world.ask(0), world.ask(0)
+    world.client.carry_out(0, error=AWAY, reached=False)
+    world.go_on()
+    world.client.carry_out(0)
+    world.go_on()
+    assert isinstance(world.answers[first][PLACES[0]], BrokerError)
+    assert world.answers[second] == {PLACES[0]: None}
+
+
+def test_what_was_overtaken_in_a_callback_is_put_right() -> None:
+    world = World()
+    first = world.ask(0)
+    world.commits.settle(world.client)
+    assert world.answers == {first: {PLACES[0]: None}}
+    last = world.ask(0, wait=True)
+    assert world.answers[last] == {PLACES[0]: None}
+    # The client had kept the first, and repeats it now.
+    world.client.carry_out(0)
+    assert world.client.stored == {0: first}
+    world.go_on()
+    world.client.carry_out(0)
+    assert world.client.stored == {0: last}
+    world.go_on()
+    assert not world.commits
+
+
+def test_what_was_waited_for_leaves_its_partitions_free() -> None:
+    world = World()
+    world.ask(0, 1, wait=True)
+    later = world.ask(0)
+    assert world.client.under_way == [{0: (later, "")}]
+
+
+def test_a_rebalance_takes_what_is_held_along() -> None:
+    world = World()
+    first, second = world.ask(0), world.ask(0, 1)
+    world.client.carry_out(1)
+    world.commits.settle(world.client)
+    assert world.answers == {first: {PLACES[0]: None}, second: {PLACES[0]: None, PLACES[1]: None}}
+    assert world.client.stored == {0: second, 1: second}
+
+
+def test_nothing_of_an_earlier_assignment_is_sent_in_a_later() -> None:
+    world = World()
+    world.ask(0)
+    held = world.ask(0)
+    world.commits.drop([PLACES[0]])
+    assert isinstance(world.answers[held][PLACES[0]], LeaseLost)
+    world.client.carry_out(0)
+    world.go_on()
+    assert world.client.under_way == []
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_one_partition_that_is_refused_does_not_count_for_the_others(wait: bool) -> None:
+    world = World()
+    blocking = world.ask(0, 1, 2)
+    good, bad = world.ask(0, 2), world.ask(1, large=True)
+    if wait:
+        world.commits.settle(world.client)
+    while world.client.under_way or world.client.told:
+        if world.client.under_way:
+            world.client.carry_out(0)
+        world.go_on()
+    assert world.answers[good] == {PLACES[0]: None, PLACES[2]: None}
+    assert isinstance(world.answers[bad][PLACES[1]], SettleError)
+    assert world.client.stored == {0: good, 1: blocking, 2: good}
+
+
+def test_what_is_not_ours_is_refused_along_with_the_answer() -> None:
+    world = World()
+    mixed = world.ask(0, 1, owned={("orders", 0)})
+    gone = world.ask(1, owned={("orders", 0)})
+    assert isinstance(world.answers[gone][PLACES[1]], LeaseLost)
+    world.client.carry_out(0)
+    world.go_on()
+    assert world.answers[mixed][PLACES[0]] is None
+    assert isinstance(world.answers[mixed][PLACES[1]], LeaseLost)
+    assert world.client.stored == {0: mixed}
+
+
+def test_a_client_that_closes_is_given_what_was_held() -> None:
+    world = World()
+    world.ask(0)
+    last = world.ask(0)
+    world.client.carry_out(0)
+    world.commits.finish(world.client)
+    assert world.client.under_way == [{0: (last, "")}]
+    world.commits.close()
+    assert isinstance(world.answers[last][PLACES[0]], Closed)
+
+
+class Histories(RuleBasedStateMachine):
+    """Whatever the client does: what was told as stored is not undone by anything older, and everybody is answered."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = World()
+        self.client = self.world.client
+        self.since = [0, 0, 0]
+        """The first call that counts, of each partition."""
+
+    @rule(numbers=PARTITIONS, large=st.booleans())
+    def ask(self, numbers: set[int], large: bool) -> None:
+        self.world.ask(*sorted(numbers), large=large)
+
+    @rule(numbers=PARTITIONS, settles=st.booleans())
+    def ask_in_a_callback(self, numbers: set[int], settles: bool) -> None:
+        if settles:
+            self.world.commits.settle(self.client)
+        self.world.ask(*sorted(numbers), wait=True)
+
+    @rule(number=st.integers(0, 2))
+    def lose(self, number: int) -> None:
+        self.world.commits.drop([PLACES[number]])
+        self.since[number] = len(self.world.asked)
+
+    @precondition(lambda self: self.client.under_way)
+    @rule(which=st.integers(0, 5), error=st.sampled_from([None, None, AWAY]), reached=st.booleans())
+    def carry_out(self, which: int, error: KafkaError | None, reached: bool) -> None:
+        which %= len(self.client.under_way)
+        self.client.carry_out(which, error=error, reached=reached or error is None)
+
+    @rule()
+    def go_on(self) -> None:
+        self.world.go_on()
+
+    @invariant()
+    def of_a_partition_one_commit_is_sent_without_waiting(self) -> None:
+        numbers = [number for positions in self.client.under_way for number in positions]
+        assert len(numbers) == len(set(numbers))
+
+    def teardown(self) -> None:
+        while self.client.under_way or self.client.told:
+            if self.client.under_way:
+                self.client.carry_out(len(self.client.under_way) - 1)
+            self.world.go_on()
+        assert not self.world.commits
+        assert len(self.world.answers) == len(self.world.asked)
+        for number, place in enumerate(PLACES):
+            good = [
+                call
+                for call in range(self.since[number], len(self.world.asked))
+                if number in self.world.asked[call] and self.world.answers[call][place] is None
+            ]
+            assert not good or self.client.stored[number] >= good[-1]
+
+
+Histories.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+test_whatever_the_client_does = Histories.TestCase
