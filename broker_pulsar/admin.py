@@ -75,7 +75,9 @@ class PulsarAdmin:
                 f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
                 advice="Partitions can be added to topics that were made with some, and not removed",
             )
-        await self._connection.http.request("POST", f"{path.path}/partitions", f"Topic {name!r}", partitions)
+        place, what = f"{path.path}/partitions", f"Topic {name!r}"
+        # A topic that has grown already refuses to grow to what it is.
+        await self._connection.http.request("POST", place, what, partitions, once=True)
 
     async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
         """Set a policy of a topic; the broker loads its policies when they are first asked for, and says so."""
@@ -83,9 +85,9 @@ class PulsarAdmin:
         for attempt in range(_POLICY_TRIES):
             try:
                 if policy == "messageTTL":
-                    await self._connection.http.request("POST", f"{place}?messageTTL={value}", what)
+                    await self._connection.http.request("POST", f"{place}?messageTTL={value}", what, once=True)
                 else:
-                    await self._connection.http.request("POST", place, what, value)
+                    await self._connection.http.request("POST", place, what, value, once=True)
             except (ConnectionFailed, BackendError):
                 if attempt == _POLICY_TRIES - 1:
                     raise

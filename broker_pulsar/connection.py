@@ -113,13 +113,14 @@ class Connection:
         """Where a topic of this name lives."""
         return topic_path(name, self.settings.tenant, self.settings.namespace)
 
-    async def partitions(self, name: str) -> int:
+    async def partitions(self, name: str, *, once: bool = False) -> int:
         """How many partitions a topic has; 0 for one without any, which is a log of its own.
 
+        :param once: as `HttpApi.request` has it.
         :raises TopicNotFound: there is no such topic.
         """
-        what = f"Topic {name!r}"
-        answer = await self.http.get(f"{self.topic(name).path}/partitions?checkAllowAutoCreation=false", what)
+        place = f"{self.topic(name).path}/partitions?checkAllowAutoCreation=false"
+        answer = await self.http.get(place, f"Topic {name!r}", once=once)
         return int(answer.get("partitions") or 0) if isinstance(answer, Mapping) else 0  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
     async def logs(self, name: str) -> Sequence[TopicPath]:
@@ -130,17 +131,18 @@ class Connection:
         path, count = self.topic(name), await self.partitions(name)
         return [path.partition(number) for number in range(count)] if count else [path]
 
-    async def stats(self, name: str) -> Mapping[int, Mapping[str, Any]]:
+    async def stats(self, name: str, *, once: bool = False) -> Mapping[int, Mapping[str, Any]]:
         """What the broker counts for each partition of a topic.
 
+        :param once: as `HttpApi.request` has it.
         :raises TopicNotFound: there is no such topic.
         """
         path, what = self.topic(name), f"Topic {name!r}"
-        count = await self.partitions(name)
+        count = await self.partitions(name, once=once)
         query = "getPreciseBacklog=true&subscriptionBacklogSize=false"
         if not count:
-            return {0: await self.http.get(f"{path.path}/stats?{query}", what)}
-        found = await self.http.get(f"{path.path}/partitioned-stats?perPartition=true&{query}", what)
+            return {0: await self.http.get(f"{path.path}/stats?{query}", what, once=once)}
+        found = await self.http.get(f"{path.path}/partitioned-stats?perPartition=true&{query}", what, once=once)
         each: Mapping[str, Any] = found.get("partitions") or {}
         return {number: each.get(path.partition(number).url) or {} for number in range(count)}
 
@@ -191,7 +193,7 @@ class Connection:
     async def missing(self, name: str) -> TopicNotFound | None:
         """The error that says so, if this topic is known not to exist."""
         try:
-            await self.partitions(name)
+            await self.partitions(name, once=True)
         except TopicNotFound as error:
             return error
         except BrokerError:
@@ -249,7 +251,7 @@ class Connection:
         :raises AuthenticationFailed: the broker does not accept them.
         """
         try:
-            await self.http.get("/clusters", f"Opening {self.settings.service_url}")
+            await self.http.get("/clusters", f"Opening {self.settings.service_url}", once=True)
         except NotAuthorized:
             return  # It knows us; what we may do shows when we do it.
         except ConnectionFailed as error:

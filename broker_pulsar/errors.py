@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from broker.errors import (
 )
 from broker_pulsar.client import exceptions
 
-__all__ = ["http_error", "result_error", "translate"]
+__all__ = ["answer_passes", "failure_passes", "http_error", "result_error", "translate"]
 
 _CLASSES: Final[Mapping[str, type[BrokerError]]] = {
     "Timeout": OperationTimeout,
@@ -63,6 +64,21 @@ _RETRIABLE: Final = frozenset(
         "ProducerBlockedQuotaExceededException",
     }
 )
+_PASSING: Final = (
+    # A topic cannot be opened or written: its bookies or its metadata are away, or it is just being closed.
+    "PersistenceException",
+    "ManagedLedgerException",
+    "MetadataStoreException",
+    "ServiceUnitNotReadyException",
+    "TopicFencedException",
+    # The broker could not ask another one, or itself.
+    "ConnectException",
+    "Connection refused",
+    "ClosedChannelException",
+    "TimeoutException",
+    "AlreadyClosedException",
+)
+"""What a broker names in a 500 that is over in a moment."""
 
 
 def translate(error: Exception, what: str) -> BrokerError:
@@ -106,3 +122,17 @@ def http_error(status: int, reason: str, what: str) -> BrokerError:
     if status in (307, 429, 500, 502, 503):
         return ConnectionFailed(told, advice="The broker is not ready, or not the owner of the topic yet")
     return BackendError(told)
+
+
+def answer_passes(status: int, reason: str) -> bool:
+    """Whether this answer of the HTTP API is one for a moment, after which the same request may succeed."""
+    if status == 500:
+        return any(each in reason for each in _PASSING)
+    # A redirection that reaches us names no broker: the topic has no owner yet.
+    return status in (307, 502, 503, 504)
+
+
+def failure_passes(failure: ConnectionFailed) -> bool:
+    """Whether the HTTP API may be reached by the next try; TLS that was refused will be again."""
+    native = failure.native
+    return failure.retriable and (not isinstance(native, ssl.SSLError) or isinstance(native, ssl.SSLEOFError))

@@ -1,8 +1,10 @@
 """The brokers' HTTP API: administration, what a log holds, and who reads it.
 
 *Concurrency.* Any number of calls at once, each in a thread with a connection of its own, which is kept and used again.
-*Cancellation.* The caller goes on at once; the request ends by itself. *Failure.* No answer is ConnectionFailed, no
-answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, anything else what `http_error` says.
+*Cancellation.* The caller goes on at once; the request ends by itself, and is not made again. *Failure.* No answer is
+ConnectionFailed, no answer in time OperationTimeout, a refusal AuthenticationFailed or NotAuthorized, anything else
+what `http_error` says. What a cluster answers for a moment, while a broker restarts or a topic moves, is asked for
+again after growing pauses, until `request_timeout` is over; `close` ends the pauses.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from broker.consuming.retry import Retry
 from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeout
-from broker_pulsar.errors import http_error
+from broker_pulsar.errors import answer_passes, failure_passes, http_error
 from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings
 
@@ -27,13 +30,21 @@ __all__ = ["Answer", "HttpApi"]
 _BASE: Final = "/admin/v2"
 _REDIRECTS: Final = 3
 _THREADS: Final = 8
+_LEAST_SECONDS: Final = 0.1
+_PAUSES: Final = Retry(initial=0.1, maximum=2.0)
 
 
 class Answer(NamedTuple):
-    """Status and decoded body, None where it is empty."""
+    """Status and decoded body, None where it is empty; at which try it came, of which the first is 1."""
 
     status: int
     body: Any
+    tries: int = 1
+
+    @property
+    def reason(self) -> str:
+        """Why the broker refuses, in its words; empty where it gives none."""
+        return str(self.body.get("reason") or "") if isinstance(self.body, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 class HttpApi:
@@ -46,29 +57,69 @@ class HttpApi:
         self._context: ssl.SSLContext | None = None
         self._idle: list[http.client.HTTPConnection] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="broker-pulsar-http")
-        self._closed = False
+        self._closing = asyncio.Event()
 
-    async def get(self, path: str, what: str) -> Any:
+    async def get(self, path: str, what: str, *, once: bool = False) -> Any:
         """The decoded body. :raises BrokerError: any status but success."""
-        return (await self.request("GET", path, what)).body
+        return (await self.request("GET", path, what, once=once)).body
 
     async def request(
-        self, method: str, path: str, what: str, body: object = None, *, allow: Collection[int] = ()
+        self,
+        method: str,
+        path: str,
+        what: str,
+        body: object = None,
+        *,
+        allow: Collection[int] = (),
+        once: bool = False,
     ) -> Answer:
-        """One call. :param allow: statuses that are answers too. :raises BrokerError: any other but success."""
-        if self._closed:
-            raise Closed(f"{what}: the connection was closed")
+        """The answer to one call, which is made again while it is refused for a moment.
+
+        :param allow: statuses that are answers too. One that says that all is done already may mean an earlier try.
+        :param once: make it once: it may not be repeated, or the caller has no time or other ways to go on.
+        :raises BrokerError: any other but success.
+        """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._call, method, path, what, body, frozenset(allow))
+        began, tries = loop.time(), 0
+        until = began + self._settings.request_timeout
+        error: BrokerError | None = None
+        while True:
+            if self._closing.is_set():
+                raise Closed(f"{what}: the connection was closed")
+            seconds, tries = max(until - loop.time(), _LEAST_SECONDS), tries + 1
+            try:
+                answer = await loop.run_in_executor(self._threads, self._call, method, path, what, body, seconds)
+            except OperationTimeout:
+                if error is None:
+                    raise
+                # Why it was refused before says more.
+                raise _counted(error, tries, loop.time() - began) from None
+            except ConnectionFailed as failure:
+                error, passes = failure, failure_passes(failure)
+            else:
+                if 200 <= answer.status < 300 or answer.status in allow:
+                    return answer._replace(tries=tries - 1 + answer.tries)
+                error = http_error(answer.status, answer.reason, what)
+                passes = answer_passes(answer.status, answer.reason)
+            pause = _PAUSES.delay(tries)
+            if once or not passes or loop.time() + pause >= until:
+                raise _counted(error, tries, loop.time() - began)
+            await self._pause(pause)
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, or until it is closed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
 
     def close(self) -> None:
-        """Close all connections; requests that are under way end by themselves."""
-        self._closed = True
+        """Close all connections; requests that are under way end by themselves, and no other is made."""
+        self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._idle:
             self._idle.pop().close()
 
-    def _call(self, method: str, path: str, what: str, body: object, allow: frozenset[int]) -> Answer:
+    def _call(self, method: str, path: str, what: str, body: object, seconds: float) -> Answer:
         headers = {"Accept": "application/json"}
         if self._credentials.has_token:
             headers["Authorization"] = f"Bearer {self._credentials.token()}"
@@ -76,27 +127,33 @@ class HttpApi:
         if body is not None:
             headers["Content-Type"] = "application/json"
             payload = json.dumps(body).encode()
-        status, told = self._exchange(method, f"{_BASE}{path}", payload, headers, what)
+        status, told, tries = self._exchange(method, f"{_BASE}{path}", payload, headers, what, seconds)
         decoded: Any = None
         if told:
             try:
                 decoded = json.loads(told)
             except ValueError:
                 decoded = told.decode("utf-8", "replace")
-        if 200 <= status < 300 or status in allow:
-            return Answer(status, decoded)
-        raise _refusal(status, decoded, what)
+        return Answer(status, decoded, tries)
 
     def _exchange(
-        self, method: str, path: str, payload: bytes | None, headers: Mapping[str, str], what: str
-    ) -> tuple[int, bytes]:
-        connection = self._idle.pop() if self._idle else None
+        self,
+        method: str,
+        path: str,
+        payload: bytes | None,
+        headers: Mapping[str, str],
+        what: str,
+        seconds: float,
+    ) -> tuple[int, bytes, int]:
+        connection = self._kept()
         fresh = connection is None
-        url = self.url
+        url, tries = self.url, 1
         for _ in range(_REDIRECTS + 1):
             try:
                 if connection is None:
-                    connection, fresh = self._connect(url), True
+                    connection, fresh = self._connect(url, seconds), True
+                elif connection.sock is not None:
+                    connection.sock.settimeout(seconds)
                 connection.request(method, path, body=payload, headers=dict(headers))
                 answer = connection.getresponse()
                 told, status = answer.read(), answer.status
@@ -109,27 +166,34 @@ class HttpApi:
                 _close(connection)
                 connection = None
                 if not fresh:
+                    tries += 1
                     continue  # The broker has closed a connection that was kept.
                 raise ConnectionFailed(
                     f"{what}: the HTTP API at {url} cannot be reached: {error}",
                     native=error,
                     advice="Check that the broker runs and that admin_url names its web service",
                 ) from error
-            if status not in (301, 302, 307, 308):
-                if url == self.url and not self._closed:
+            location = answer.headers.get("Location", "")
+            if status not in (301, 302, 307, 308) or not location:
+                if url == self.url and not self._closing.is_set():
                     self._idle.append(connection)
                 else:
                     connection.close()
-                return status, told
-            place = urlsplit(answer.headers.get("Location", ""))
+                return status, told, tries
+            place = urlsplit(location)
             connection.close()
             connection, url = None, f"{place.scheme}://{place.netloc}"
             path = f"{place.path}?{place.query}" if place.query else place.path
         raise ConnectionFailed(f"{what}: {self.url} redirects without end")
 
-    def _connect(self, url: str) -> http.client.HTTPConnection:
+    def _kept(self) -> http.client.HTTPConnection | None:
+        # Another thread may take the last one between a look and this.
+        with suppress(IndexError):
+            return self._idle.pop()
+        return None
+
+    def _connect(self, url: str, timeout: float) -> http.client.HTTPConnection:
         place = urlsplit(url)
-        timeout = self._settings.request_timeout
         host = place.hostname or ""
         if place.scheme != "https":
             return http.client.HTTPConnection(host, place.port or 80, timeout=timeout)
@@ -138,9 +202,12 @@ class HttpApi:
         return http.client.HTTPSConnection(host, place.port or 443, timeout=timeout, context=self._context)
 
 
-def _refusal(status: int, body: Any, what: str) -> BrokerError:
-    reason = str(body.get("reason") or "") if isinstance(body, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-    return http_error(status, reason, what)
+def _counted(error: BrokerError, tries: int, seconds: float) -> BrokerError:
+    """The same error, which says how often it was tried if that was more than once."""
+    if tries > 1:
+        error.message = f"{error.message} (tried {tries} times in {seconds:.1f} seconds)"
+        error.args = (error.message,)
+    return error
 
 
 def _close(connection: http.client.HTTPConnection | None) -> None:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, Final
 
 from broker.errors import BrokerError, NotFound, OffsetOutOfRange, OperationTimeout
+from broker.hooks import Warned
 from broker.records import Record
-from broker.spi import Bounds
+from broker.spi import Bounds, Span
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import Reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
-from broker_pulsar.logs import bounds_of, topic_bounds
+from broker_pulsar.logs import bounds_of, keeps, spans_of, topic_bounds
 from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import built_id, offset_of
 from broker_pulsar.properties import LogView, data_of, key_of
@@ -58,10 +60,11 @@ def make_record(topic: str, partition: int, raw: NativeMessage, message_id: Any)
 class _Read:
     """One read of a range, used by one thread at a time."""
 
-    def __init__(self, reader: Reader, topic: str, partition: int, stop: int, patience: float) -> None:
+    def __init__(self, reader: Reader, topic: str, partition: int, start: int, stop: int, patience: float) -> None:
         self._reader = reader
         self._topic = topic
         self._partition = partition
+        self._start = start
         self._stop = stop
         self._patience = patience
         self.done = False
@@ -85,7 +88,8 @@ class _Read:
                 continue
             message_id = raw.message_id()
             offset = offset_of(message_id)
-            if offset < self._stop:
+            # The position behind a message that is in no batch is its own to the client.
+            if self._start <= offset < self._stop:
                 found.append(make_record(self._topic, self._partition, raw, message_id))
             self.done = offset >= self._stop - 1
         return found
@@ -99,12 +103,22 @@ class PulsarLogReader:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._looked_at: set[str] = set()
 
     async def partitions(self, topic: str) -> Sequence[int]:
         return list(range(max(await self._connection.partitions(topic), 1)))
 
     async def bounds(self, topic: str) -> Mapping[int, Bounds]:
-        return await topic_bounds(self._connection, topic)
+        found = await topic_bounds(self._connection, topic)
+        await self._check_retention(topic)
+        return found
+
+    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
+        """Implements `TellsSpans`: an entry is a batch, and each ledger that has entries is a span."""
+        logs = await self._connection.logs(topic)
+        if not 0 <= partition < len(logs):
+            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)`")
+        return spans_of(await self._connection.internal_stats(logs[partition]), start, stop)
 
     async def position_at(self, topic: str, time: datetime) -> Mapping[int, int]:
         """By the producers' clocks: Pulsar's broker keeps no other time with a message."""
@@ -127,7 +141,7 @@ class PulsarLogReader:
         if start >= stop:
             return
         reader = await self._open(log, built_id(partition, start))
-        ranged = _Read(reader, topic, partition, stop, self._connection.settings.request_timeout)
+        ranged = _Read(reader, topic, partition, start, stop, self._connection.settings.request_timeout)
         ahead: asyncio.Task[list[Record[Any]]] | None = None
         try:
             records = await self._take(ranged, max_records)
@@ -141,6 +155,23 @@ class PulsarLogReader:
                 yield records
         finally:
             await asyncio.shield(self._end(ranged, ahead))
+
+    async def _check_retention(self, topic: str) -> None:
+        """Warn once of a topic that keeps nothing for readers; what cannot be asked is not warned of."""
+        if topic in self._looked_at or not self._connection.hooks.listening:
+            return
+        self._looked_at.add(topic)
+        path, what = self._connection.topic(topic).path, f"The retention of topic {topic!r}"
+        with suppress(BrokerError):
+            kept = await self._connection.http.get(f"{path}/retention?applied=true", what, once=True)
+            if isinstance(kept, Mapping) and not keeps(kept):  # pyright: ignore[reportUnknownArgumentType]
+                self._connection.hooks.emit(
+                    Warned(
+                        text=f"Topic {topic!r} has no retention: Pulsar removes what all its subscriptions have acked, "
+                        "or everything where there are none, read by position or not. Give it one with "
+                        "ensure_topic(..., retention=)"
+                    )
+                )
 
     async def _take(self, ranged: _Read, most: int) -> list[Record[Any]]:
         try:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.spi import Bounds
+from broker.spi import Bounds, Span
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import pack
+from broker_pulsar.positions import PER_ENTRY, pack
 
-__all__ = ["after_mark", "bounds_of", "topic_bounds"]
+__all__ = ["after_mark", "bounds_of", "keeps", "spans_of", "topic_bounds"]
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
@@ -39,6 +39,26 @@ async def bounds_of(connection: Connection, log: TopicPath) -> Bounds:
     kept = [int(each["ledgerId"]) for each in ledgers]
     first = pack(min(kept), 0, 0) if kept else end
     return Bounds(first, max(first, end))
+
+
+def spans_of(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:
+    """Where between two positions the entries of a log lie, by the broker's `internalStats` of it."""
+    ledgers: Sequence[Mapping[str, Any]] = stats.get("ledgers") or ()
+    found: list[Span] = []
+    for number, each in enumerate(ledgers):
+        # How many the open ledger has, which is the last, is counted apart.
+        last = number == len(ledgers) - 1
+        entries = int((stats.get("currentLedgerEntries") if last else 0) or each.get("entries") or 0)
+        ledger = pack(int(each["ledgerId"]), 0, 0)
+        first, end = max(start, ledger), min(stop, ledger + entries * PER_ENTRY)
+        if first < end:
+            found.append(Span(first, end, PER_ENTRY))
+    return found
+
+
+def keeps(retention: Mapping[str, Any]) -> bool:
+    """Whether a policy keeps anything that nobody waits for; time or size of 0 is none."""
+    return bool(retention.get("retentionTimeInMinutes") and retention.get("retentionSizeInMB"))
 
 
 def after_mark(mark: str) -> int | None:

@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from broker.buffers import take_from
 from broker.errors import BrokerError, Closed, ConnectionFailed, SettleError
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement
+from broker.waker import Waker
 from broker_pulsar import subscribing
 from broker_pulsar.client import Consumer, pulsar
 from broker_pulsar.client import Message as NativeMessage
@@ -94,7 +96,7 @@ class PulsarMessageSource:
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Message[Any]] = deque()
         self._failure: BrokerError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
         self._receiver = Receiver(consumer, self, self._what)
         self._unwatch = connection.watch.add(consumer.is_connected)
@@ -106,7 +108,7 @@ class PulsarMessageSource:
         try:
             while True:
                 if self._buffer:
-                    return self._take(max_messages, max_bytes)
+                    return take_from(self._buffer, max_messages, max_bytes)
                 if self._failure is not None:
                     raise self._failure
                 if self._interrupted:
@@ -115,11 +117,11 @@ class PulsarMessageSource:
                 if left <= 0:
                     if not self._consumer.is_connected():
                         # The client looks for a deleted topic for ever.
-                        await subscribing.require(self._connection, self._topic, self._name)
+                        await subscribing.require(self._connection, self._topic, self._name, once=True)
                         raise ConnectionFailed(f"{self._what}: the connection to the broker is being restored")
                     return []
                 self._receiver.ask()
-                await self._wait(left)
+                await self._waker.wait(left)
                 if self._closed:
                     return []
         finally:
@@ -127,7 +129,7 @@ class PulsarMessageSource:
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
-        self._wake()
+        self._waker.wake()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -152,7 +154,7 @@ class PulsarMessageSource:
             return
         self._closed = True
         self._unwatch()
-        self._wake()
+        self._waker.wake()
         try:
             await self._receiver.close(self._connection)
             if self._ephemeral:
@@ -170,7 +172,7 @@ class PulsarMessageSource:
         for raw in messages:
             data = data_of(raw)
             topic.append(make(data, raw, _VIEW, size=_OVERHEAD + len(data or b"")))
-        self._wake()
+        self._waker.wake()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:
         if not self._closed:
@@ -181,35 +183,13 @@ class PulsarMessageSource:
             # The client closes a consumer whose topic or subscription is gone.
             error = ConnectionFailed(f"{self._what}: the client closed the consumer", retriable=False)
         try:
-            await subscribing.require(self._connection, self._topic, self._name)
+            await subscribing.require(self._connection, self._topic, self._name, once=True)
         except BrokerError as found:
             error = error if found.retriable else found
         self._failure = error
-        self._wake()
+        self._waker.wake()
 
     # -- inside --------------------------------------------------------------------------------------------
-
-    def _take(self, max_messages: int, max_bytes: int) -> Sequence[Message[Any]]:
-        buffer, taken, size = self._buffer, list[Message[Any]](), 0
-        while buffer and len(taken) < max_messages:
-            size += buffer[0].size
-            if taken and size > max_bytes:
-                break
-            taken.append(buffer.popleft())
-        return taken
-
-    async def _wait(self, seconds: float) -> None:
-        self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(seconds, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -10,14 +10,19 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from broker.errors import OffsetOutOfRange
 from broker.records import Record
-from broker.spi import TopicPartition
+from broker.spi import Bounds, TopicPartition
+from broker_pulsar.client import Consumer, pulsar
 from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.connection import Connection
+from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
+from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import built_id, pack, unpack
-from broker_pulsar.receiving import Receiver
+from broker_pulsar.receiving import Receiver, batch_policy
 
-__all__ = ["KEPT_IDS", "GroupPartition", "take_from"]
+__all__ = ["KEPT_IDS", "GroupPartition", "subscribe_part", "take_from"]
 
 KEPT_IDS: Final = 100_000
 """A commit below what is kept acks whole batches only, and so repeats a part of one after a crash."""
@@ -68,6 +73,21 @@ class GroupPartition:
         self._next = position
         self.brought = False
 
+    def target(self, position: int | None, bounds: Bounds) -> int:
+        """Where a seek goes; None is what is committed, or the start, as far as the log still has it.
+
+        :raises OffsetOutOfRange: the log does not hold it.
+        """
+        if position is None:
+            position = self.committed if self.committed is not None else self.start
+            position = bounds.first if position is None else max(position, bounds.first)
+        if not bounds.first <= position <= bounds.next:
+            raise OffsetOutOfRange(
+                f"Position {position} of {self.place.topic}[{self.place.partition}] is not in the log, "
+                f"which holds {bounds.first} to {bounds.next}"
+            )
+        return position
+
     def commit_id(self, position: int) -> Any:
         """The id to ack up to, so that `position` is the next to read; None if there is nothing to ack."""
         found: Any = None
@@ -78,6 +98,30 @@ class GroupPartition:
         ledger, entry, _ = unpack(position)
         # Whole entries can be acked by an id that is made, parts of a batch cannot.
         return built_id(self.place.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
+
+
+async def subscribe_part(connection: Connection, part: GroupPartition, log: TopicPath, group: str) -> Consumer:
+    """The member's consumer of this partition.
+
+    :raises BrokerError: the broker refuses it, or does not answer.
+    """
+    client, settings = connection.client, connection.settings
+    try:
+        return await connection.call(
+            lambda: client.subscribe(
+                log.url,
+                group,
+                consumer_type=pulsar.ConsumerType.Failover,
+                consumer_name=part.consumer_name,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=settings.receiver_queue,
+                batch_receive_policy=batch_policy(),
+                batch_index_ack_enabled=True,
+                start_message_id_inclusive=True,
+            )
+        )
+    except Exception as error:
+        raise translate(error, f"Group {group!r} of topic {part.place.topic!r}") from error
 
 
 def take_from(

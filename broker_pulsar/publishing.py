@@ -23,7 +23,7 @@ from broker.receipts import Receipt
 from broker_pulsar.client import Producer, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import result_error, translate
-from broker_pulsar.positions import offset_of
+from broker_pulsar.positions import pack
 from broker_pulsar.properties import partition_key, properties_of
 
 __all__ = ["PulsarTarget"]
@@ -43,6 +43,8 @@ _ACCESS: Final = {
 }
 _GONE: Final = frozenset({"AlreadyClosed", "ProducerNotInitialized", "TopicNotFound", "ProducerFenced", "NotConnected"})
 """Results after which a producer is made anew."""
+_OKAY: Final[int] = pulsar.Result.Ok.value
+"""Two results are compared in three times the time of two numbers."""
 _WAIT_FOR_EVER: Final = 2_000_000
 
 
@@ -238,13 +240,12 @@ class PulsarTarget:
         sending: _Sending,
         outcomes: list[Receipt | BrokerError | None],
     ) -> None:
-        okay = pulsar.Result.Ok
         for index in range(count):
             result, message_id = sending.results[index]
             if result is None:
                 continue  # It was not sent, and its outcome is there.
             at = first + index
-            if result != okay:
+            if result.value != _OKAY:
                 outcomes[at] = result_error(result, f"Publishing to topic {self._topic!r}")
                 if result.name in _GONE:
                     self._forget_producers()
@@ -252,11 +253,13 @@ class PulsarTarget:
             outcomes[at] = self._receipt(messages[at], message_id)
 
     def _receipt(self, message: OutboundMessage, message_id: Any) -> Receipt:
+        # Each question to the client's id costs more than all else here.
         partition = message.partition if message.partition is not None else max(message_id.partition(), 0)
-        if message_id.ledger_id() < 0:
+        ledger = message_id.ledger_id()
+        if ledger < 0:
             # The broker had a message of this producer and sequence, and dropped this one.
             return Receipt(message.id or "", partition, None, duplicate=True)
-        offset = offset_of(message_id)
+        offset = pack(ledger, message_id.entry_id(), message_id.batch_index() + 1)
         return Receipt(message.id or f"{partition}-{offset}", partition, offset)
 
     async def _explain(self, outcomes: list[Receipt | BrokerError | None]) -> None:

@@ -17,21 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange, SettleError
+from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, NotFound, SettleError
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import RecordListener, RecordSubscription, TopicPartition
+from broker.waker import Waker
 from broker_pulsar import subscribing
 from broker_pulsar.client import Message as NativeMessage
-from broker_pulsar.client import pulsar
 from broker_pulsar.connection import Connection
-from broker_pulsar.errors import translate
 from broker_pulsar.logs import after_mark, bounds_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.partition import GroupPartition, take_from
+from broker_pulsar.partition import GroupPartition, subscribe_part, take_from
 from broker_pulsar.positions import built_id
-from broker_pulsar.receiving import Receiver, batch_policy
+from broker_pulsar.receiving import Receiver
 
 __all__ = ["PulsarRecordSource"]
 
@@ -66,7 +65,7 @@ class PulsarRecordSource:
         self._order: list[GroupPartition] = []
         """The partitions, the one that was served last at the end."""
         self._failure: BrokerError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], object] = lambda: None
         self._interrupted = self._fetching = self._closed = False
@@ -107,7 +106,7 @@ class PulsarRecordSource:
                     if not self._all_connected():
                         raise ConnectionFailed(f"Group {self.group!r}: the connection to the broker is being restored")
                     return []
-                await self._wait(left)
+                await self._waker.wait(left)
                 if self._closed:
                     return []
         finally:
@@ -115,7 +114,7 @@ class PulsarRecordSource:
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
-        self._wake()
+        self._waker.wake()
 
     def _refill(self, part: GroupPartition) -> None:
         if part.receiver is not None and len(part.buffer) < _BUFFERED:
@@ -123,19 +122,6 @@ class PulsarRecordSource:
 
     def _all_connected(self) -> bool:
         return all(part.receiver is None or part.receiver.consumer.is_connected() for part in self._order)
-
-    async def _wait(self, seconds: float) -> None:
-        self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(seconds, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     # -- ReceiverHost --------------------------------------------------------------------------------------
 
@@ -149,7 +135,7 @@ class PulsarRecordSource:
             self._fail(error)
             return
         self._refill(part)
-        self._wake()
+        self._waker.wake()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:
         if not self._closed:
@@ -162,7 +148,7 @@ class PulsarRecordSource:
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = self._failure or error
-        self._wake()
+        self._waker.wake()
 
     # -- positions -----------------------------------------------------------------------------------------
 
@@ -209,16 +195,7 @@ class PulsarRecordSource:
             if part is None or not part.owned:
                 raise _not_ours(place)
             logs = await self._connection.logs(place.topic)
-            bounds = await bounds_of(self._connection, logs[place.partition])
-            if position is None:
-                position = part.committed if part.committed is not None else part.start
-                position = bounds.first if position is None else max(position, bounds.first)
-            if not bounds.first <= position <= bounds.next:
-                raise OffsetOutOfRange(
-                    f"Position {position} of {place.topic}[{place.partition}] is not in the log, "
-                    f"which holds {bounds.first} to {bounds.next}"
-                )
-            targets[part] = position
+            targets[part] = part.target(position, await bounds_of(self._connection, logs[place.partition]))
         await asyncio.gather(*(self._move(part, position) for part, position in targets.items()))
 
     async def _move(self, part: GroupPartition, position: int) -> None:
@@ -248,7 +225,7 @@ class PulsarRecordSource:
         for place in partitions:
             if part := self._parts.get(TopicPartition._make(place)):
                 part.paused = False
-        self._wake()
+        self._waker.wake()
 
     def assignment(self) -> Sequence[TopicPartition]:
         return sorted(place for place, part in self._parts.items() if part.owned)
@@ -260,7 +237,7 @@ class PulsarRecordSource:
             return True
         try:
             for topic in dict.fromkeys(self._subscription.topics):
-                stats = await self._connection.stats(topic)
+                stats = await self._connection.stats(topic, once=True)
                 coming = [each for number, each in stats.items() if not self._brings(TopicPartition(topic, number))]
                 if any(backlog_of(each, self.group) for each in coming):
                     return False
@@ -277,23 +254,7 @@ class PulsarRecordSource:
         start = await self._cursor(log)
         # The broker shares partitions out in the order of these names.
         part = GroupPartition(place, f"anybroker-{self._member}", start)
-        client, settings = self._connection.client, self._connection.settings
-        try:
-            consumer = await self._connection.call(
-                lambda: client.subscribe(
-                    log.url,
-                    self.group,
-                    consumer_type=pulsar.ConsumerType.Failover,
-                    consumer_name=part.consumer_name,
-                    initial_position=pulsar.InitialPosition.Earliest,
-                    receiver_queue_size=settings.receiver_queue,
-                    batch_receive_policy=batch_policy(),
-                    batch_index_ack_enabled=True,
-                    start_message_id_inclusive=True,
-                )
-            )
-        except Exception as error:
-            raise translate(error, f"Group {self.group!r} of topic {topic!r}") from error
+        consumer = await subscribe_part(self._connection, part, log, self.group)
         part.receiver = receiver = Receiver(consumer, self, f"Group {self.group!r} of {topic}[{number}]")
         self._by_receiver[receiver] = part
         self._parts[place] = part
@@ -305,18 +266,18 @@ class PulsarRecordSource:
         while not self._closed:
             await asyncio.sleep(self._connection.settings.rebalance_interval)
             try:
-                await self._look()
+                await self._look(once=True)
             except NotFound as error:
                 self._fail(error)
                 return
             except BrokerError:
                 continue  # The broker is away, or busy; who owns what is as it was.
 
-    async def _look(self) -> None:
+    async def _look(self, *, once: bool = False) -> None:
         """See who reads what, and act on it."""
         changes: dict[Change, list[tuple[GroupPartition, Standing]]] = {change: [] for change in Change}
         for topic in dict.fromkeys(self._subscription.topics):
-            stats = await self._connection.stats(topic)
+            stats = await self._connection.stats(topic, once=once)
             for number, each in stats.items():
                 part = self._parts.get(TopicPartition(topic, number))
                 if part is None:
@@ -383,7 +344,7 @@ class PulsarRecordSource:
             return
         self._closed = True
         self._unwatch()
-        self._wake()
+        self._waker.wake()
         try:
             for task in self._tasks:
                 task.cancel()

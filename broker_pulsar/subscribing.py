@@ -27,38 +27,42 @@ async def create(connection: Connection, topic: str, name: str, start: Start) ->
     what = f"Subscription {name!r} of topic {topic!r}"
     path = _path(connection, topic, name)
     body = _LATEST if start == "latest" else "earliest"
+    if isinstance(start, datetime) and name in await _names(connection, topic):
+        return False
     answer = await connection.http.request("PUT", path, what, body, allow=(409,))
-    if answer.status == 409:
+    # An earlier try that was refused may have made it: then it has not been moved to its time yet.
+    if answer.status == 409 and not (isinstance(start, datetime) and answer.tries > 1):
         return False
     if isinstance(start, datetime):
         await connection.http.request("POST", f"{path}/resetcursor/{milliseconds(start)}", what)
     return True
 
 
-async def listed(connection: Connection, topic: str) -> Sequence[str]:
+async def listed(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
     """The subscriptions of a topic that are not ours for a while.
 
+    :param once: as `HttpApi.request` has it.
     :raises TopicNotFound: there is no such topic.
     """
-    path = connection.topic(topic).path
-    found = await connection.http.get(f"{path}/subscriptions", f"Topic {topic!r}")
-    return sorted(str(name) for name in found or () if not str(name).startswith((OURS, "__")))
+    names = await _names(connection, topic, once=once)
+    return sorted(name for name in names if not name.startswith((OURS, "__")))
 
 
-async def require(connection: Connection, topic: str, name: str) -> None:
+async def require(connection: Connection, topic: str, name: str, *, once: bool = False) -> None:
     """:raises SubscriptionNotFound, TopicNotFound: it does not exist."""
-    if name not in await listed(connection, topic):
+    if name not in await listed(connection, topic, once=once):
         raise SubscriptionNotFound(f"Subscription {name!r} of topic {topic!r} does not exist")
 
 
-async def delete(connection: Connection, topic: str, name: str) -> None:
+async def delete(connection: Connection, topic: str, name: str, *, once: bool = False) -> None:
     """Delete a subscription, whoever reads it; that it is not there is no error.
 
+    :param once: as `HttpApi.request` has it.
     :raises TopicNotFound: there is no such topic.
     """
     what = f"Subscription {name!r} of topic {topic!r}"
     try:
-        await connection.http.request("DELETE", f"{_path(connection, topic, name)}?force=true", what)
+        await connection.http.request("DELETE", f"{_path(connection, topic, name)}?force=true", what, once=once)
     except SubscriptionNotFound:
         return
 
@@ -66,7 +70,7 @@ async def delete(connection: Connection, topic: str, name: str) -> None:
 async def let_go(connection: Connection, topic: str, name: str) -> None:
     """Delete an ephemeral subscription; what cannot be deleted is left to what expires subscriptions."""
     with suppress(BrokerError):
-        await delete(connection, topic, name)
+        await delete(connection, topic, name, once=True)
 
 
 async def missing(connection: Connection, topics: Sequence[str]) -> TopicNotFound | None:
@@ -81,6 +85,12 @@ async def missing(connection: Connection, topics: Sequence[str]) -> TopicNotFoun
 def milliseconds(moment: datetime) -> int:
     """Its millisecond since 1970: the clock in Pulsar's messages ticks so."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+async def _names(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
+    path = connection.topic(topic).path
+    found = await connection.http.get(f"{path}/subscriptions", f"Topic {topic!r}", once=once)
+    return [str(name) for name in found or ()]
 
 
 def _path(connection: Connection, topic: str, name: str) -> str:

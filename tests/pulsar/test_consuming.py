@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import defaultdict
+from datetime import timedelta
 
 import pytest
 
 import broker
+from broker import RetryTopics
 from broker.bus import Bus
 from broker.consuming.consumer import MessageConsumer
 from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
+from broker.testing.waiting import eventually, take
 from broker_pulsar.client import pulsar
 from tests.servers.pulsar import PulsarServer
+
+pytestmark = pytest.mark.xdist_group("pulsar")
 
 
 async def test_close_never_unsubscribes(bus: Bus, topic: str) -> None:
@@ -107,6 +114,60 @@ async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, 
         assert message.publish_time is not None
         assert message.native.event_timestamp() == 12
         await message.ack()
+
+
+async def test_consumers_that_wait_cost_next_to_nothing(bus: Bus, topic: str) -> None:
+    async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
+        assert await inbox.next_message(timeout=0.5) is None
+        spent: list[float] = []
+        for _ in range(3):
+            began = time.process_time()
+            waiting = asyncio.ensure_future(log.next_record(timeout=1))
+            assert await inbox.next_message(timeout=1) is None
+            assert await waiting is None
+            spent.append(time.process_time() - began)
+    # The least of three: other threads of this process may belong to other tests.
+    assert min(spent) < 0.1, spent
+
+
+async def test_a_log_without_retention_is_warned_of_once(bus: Bus, topic: str) -> None:
+    warned: list[str] = []
+    bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    await bus.admin.ensure_topic(topic, retention=timedelta(hours=1))
+    await bus.log.bounds(topic)
+    assert warned == []
+    other = f"{topic}-short"
+    await bus.admin.ensure_topic(other)
+    connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+    nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+
+    async def is_set() -> bool:
+        path = connection.topic(other).path
+        await connection.http.request("POST", f"{path}/retention", "", nothing)
+        return await connection.http.get(f"{path}/retention?applied=true", "") == nothing
+
+    await eventually(is_set, 20, "the policy of the topic")
+    for _ in range(2):
+        await bus.log.bounds(other)
+    (text,) = warned
+    assert "no retention" in text and other in text
+    await bus.admin.delete_topic(other)
+
+
+async def test_records_wait_on_retry_topics(bus: Bus, topic: str) -> None:
+    tries = RetryTopics((0.2, 0.4))
+    names = tries.names(topic, "billing")
+    for name in names:
+        await bus.admin.ensure_topic(name)
+    await bus.topic(topic).publish(OutboundMessage(b"body", "k", {"a": "1"}, id="order-1"))
+    async with bus.records(topic, group="billing").as_messages(retry_topics=tries) as inbox:
+        for attempt in (1, 2, 3):
+            (message,) = await take(inbox, 1, 20)
+            assert (message.topic, message.key, message.data, message.id) == (topic, b"k", b"body", "order-1")
+            assert (dict(message.attributes), message.delivery_attempt) == ({"a": "1"}, attempt)
+            await (message.nack() if attempt < 3 else message.ack())
+    for name in names:
+        await bus.admin.delete_topic(name)
 
 
 async def test_a_deleted_topic_ends_its_consumers(bus: Bus, topic: str) -> None:

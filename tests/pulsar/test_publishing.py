@@ -15,6 +15,8 @@ from broker.receipts import Receipt
 from broker_pulsar.positions import unpack
 from tests.servers.pulsar import PulsarServer
 
+pytestmark = pytest.mark.xdist_group("pulsar")
+
 
 async def bodies(bus: Bus, topic: str) -> list[bytes | None]:
     found: list[bytes | None] = []

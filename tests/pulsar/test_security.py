@@ -23,6 +23,8 @@ from broker.errors import AuthenticationFailed, ConnectionFailed, InvalidSetting
 from tests.servers.certificates import Authority
 from tests.servers.pulsar import PulsarServer
 
+pytestmark = pytest.mark.xdist_group("pulsar-security")
+
 SECRET = bytes(range(32))
 
 
@@ -137,6 +139,17 @@ async def test_mutual_tls_carries_a_token(guarded: Guarded) -> None:
     other = guarded.authority.certificate("transport")
     tls = f"tls_ca={guarded.authority.file}&tls_cert={other.file}&tls_key={other.key}"
     await passes(f"{guarded.tls}&{tls}&token={token('admin')}")
+
+
+async def test_tls_without_a_certificate_of_ours(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    host = authority.certificate("127.0.0.1")
+    files = {"tlsCertificateFilePath": str(host.file), "tlsKeyFilePath": str(host.key)}
+    with PulsarServer(files, tls=ssl.create_default_context(cafile=str(authority.file))) as server:
+        url = Guarded(server, authority).tls
+        await passes(f"{url}&tls_ca={authority.file}")
+        with pytest.raises(ConnectionFailed, match="certificate"):
+            await passes(url)
 
 
 async def test_a_missing_certificate_is_told_as_one(guarded: Guarded) -> None:

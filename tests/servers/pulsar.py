@@ -9,29 +9,26 @@ metadata are one process, which ends with this one, however that ends. Its jars 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import http.client
-import os
-import shutil
+import json
 import signal
-import socket
 import ssl
-import tempfile
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
-from tests.servers.kafka_jars import find_java, jars_of
-from tests.servers.process import ChildProcess
+from tests.servers.kafka_jars import find_java, jars_of, locked
+from tests.servers.server_process import ServerProcess, hold_port
 
-__all__ = ["POM", "TEST_OPTIONS", "PulsarServer", "shared_server"]
+__all__ = ["POM", "TEST_OPTIONS", "PulsarServer", "archive_classes", "shared_server"]
 
 POM: Final = Path(__file__).with_name("pulsar.pom.xml")
 START_SECONDS = 90.0
-STOP_SECONDS = 30.0
-_PREFIX = "anybroker-test-pulsar-"
 _HOST = "127.0.0.1"
 
 TEST_OPTIONS: Mapping[str, str] = {
@@ -47,9 +44,10 @@ TEST_OPTIONS: Mapping[str, str] = {
     "allowLoopback": "true",
     "allowAutoTopicCreation": "false",
     "journalSyncData": "false",
-    # Machines of tests may have full disks, on which a bookie would only read.
-    "diskUsageThreshold": "0.99",
-    "diskUsageWarnThreshold": "0.99",
+    # On a disk that is fuller than this the bookie, the only one there is, would only read, and no topic could be
+    # opened. The largest number below 1 that the bookie can hold: it writes as long as there are some kilobytes.
+    "diskUsageThreshold": "0.9999999",
+    "diskUsageWarnThreshold": "0.9999999",
     "dbStorage_writeCacheMaxSizeMb": "16",
     "dbStorage_readAheadCacheMaxSizeMb": "16",
     "managedLedgerCacheSizeMB": "32",
@@ -109,12 +107,15 @@ _LOGGING: Final = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
-class PulsarServer:
+class PulsarServer(ServerProcess):
     """One standalone. `options` are added to its configuration, by their own names.
 
     :param headers: what its health check is asked with, where it wants credentials.
-    :param context: how the health check speaks TLS, where the server demands it.
+    :param tls: how the health check speaks TLS, where the server demands it.
+    :param bookie_api: whether the bookie can be told to write nothing, by `read_only`.
     """
+
+    stop_seconds = 30.0
 
     def __init__(
         self,
@@ -123,19 +124,22 @@ class PulsarServer:
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         java_options: Sequence[str] = (),
+        bookie_api: bool = False,
     ) -> None:
-        _sweep()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        super().__init__("pulsar")
         self.options = dict(options or {})
         self._headers = dict(headers or {})
         self._tls = tls
         self._java_options = tuple(java_options)
-        names = ("broker", "web", "bookie", *(("broker_tls", "web_tls") if tls is not None else ()))
-        self._held = {name: _hold_port() for name in names}
+        names = ["broker", "web", "bookie"]
+        if tls is not None:
+            names += ["broker_tls", "web_tls"]
+        if bookie_api:
+            names.append("bookie_web")
+        self._held = {name: hold_port() for name in names}
         self.ports = {name: held.getsockname()[1] for name, held in self._held.items()}
         self.wires: dict[str, int] = {}
         """Listeners by name, each advertised with a port that is not the broker's but a proxy's; before the start."""
-        self._child: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -154,31 +158,16 @@ class PulsarServer:
     def port(self) -> int:
         return self.ports["broker"]
 
-    @property
-    def log(self) -> str:
-        """All it has said, over all its runs."""
-        path = self.directory / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    @property
-    def running(self) -> bool:
-        return self._child is not None and self._child.return_code is None
-
-    @property
-    def process_id(self) -> int:
-        return self._running_child().pid
-
     def start(self) -> Self:
         """Start and wait until clients are served.
 
         :raises RuntimeError: it ends or is not ready in time; the end of its log is told.
         """
-        assert not self.running, "this broker runs already"
         (self.directory / "log4j2.xml").write_text(_LOGGING)
         config = self.directory / "standalone.conf"
         config.write_text("".join(f"{name}={value}\n" for name, value in self._properties().items()))
         config.chmod(0o600)
-        self._child = child = ChildProcess(self._command(config), self.directory / "log")
+        child = self._launch(self._command(config))
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._healthy():
@@ -195,52 +184,46 @@ class PulsarServer:
         if self.running:
             with suppress(OSError):
                 self.request("PUT", "/admin/v2/namespaces/public/default/unload")
-        self.end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it without notice."""
-        self.end(signal.SIGKILL)
-
-    def end(self, how: signal.Signals, seconds: float = STOP_SECONDS) -> None:
-        """End it by a signal. Nothing happens if it does not run."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.end(how, seconds)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay and nothing moves."""
-        self._running_child().pause()
-
-    def resume(self) -> None:
-        self._running_child().resume()
+        super().stop()
 
     def close(self) -> None:
         """Kill it, give its ports back and remove all it stored."""
-        self.kill()
+        super().close()
         for held in self._held.values():
             held.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self) -> Self:
+    def read_only(self, is_so: bool = True) -> None:
+        """Let the bookie write nothing, as on a full disk, or write again; the broker knows it then.
+
+        Takes `bookie_api`.
+        """
+        # What the broker keeps for a namespace is written with its first topic, for which it would wait for minutes.
+        assert not is_so or self._can_open_topics()
+        connection = http.client.HTTPConnection(_HOST, self.ports["bookie_web"], timeout=20)
         try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
+            connection.request("PUT", "/api/v1/bookie/state/readonly", body=json.dumps({"readOnly": is_so}))
+            answer = connection.getresponse()
+            told = answer.read()
+        finally:
+            connection.close()
+        assert (answer.status, json.loads(told)) == (200, {"readOnly": is_so}), told
+        deadline = time.monotonic() + START_SECONDS
+        while self._can_open_topics() is is_so:
+            assert time.monotonic() < deadline, f"the broker does not notice: {self.log[-4000:]}"
+            time.sleep(0.01)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _can_open_topics(self) -> bool:
+        place = f"/admin/v2/persistent/public/default/probe-{uuid.uuid4().hex}"
+        can = self.request("PUT", place, seconds=START_SECONDS)[0] == 204
+        self.request("DELETE", f"{place}?force=true", seconds=START_SECONDS)
+        return can
 
-    def request(self, method: str, path: str) -> tuple[int, bytes]:
+    def request(self, method: str, path: str, *, seconds: float = 5.0) -> tuple[int, bytes]:
         """One call of its HTTP API: status and body. :raises OSError: nobody answers."""
         if self._tls is None:
-            connection = http.client.HTTPConnection(_HOST, self.ports["web"], timeout=5)
+            connection = http.client.HTTPConnection(_HOST, self.ports["web"], timeout=seconds)
         else:
-            connection = http.client.HTTPSConnection(_HOST, self.ports["web_tls"], timeout=5, context=self._tls)
+            connection = http.client.HTTPSConnection(_HOST, self.ports["web_tls"], timeout=seconds, context=self._tls)
         try:
             connection.request(method, path, headers=self._headers)
             answer = connection.getresponse()
@@ -259,10 +242,6 @@ class PulsarServer:
         except OSError:
             return False
 
-    def _running_child(self) -> ChildProcess:
-        assert self._child is not None, "this broker does not run"
-        return self._child
-
     def _properties(self) -> dict[str, str]:
         found = {
             **TEST_OPTIONS,
@@ -272,6 +251,13 @@ class PulsarServer:
         if self._tls is not None:
             found["brokerServicePortTls"] = str(self.ports["broker_tls"])
             found["webServicePortTls"] = str(self.ports["web_tls"])
+        if "bookie_web" in self.ports:
+            found |= {
+                "httpServerEnabled": "true",
+                "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+                "httpServerHost": _HOST,
+                "httpServerPort": str(self.ports["bookie_web"]),
+            }
         if self.wires:
             advertised = {"plain": self.ports["broker"], **self.wires}
             listeners = ",".join(f"{name}:pulsar://{_HOST}:{port}" for name, port in advertised.items())
@@ -280,10 +266,9 @@ class PulsarServer:
         return found | self.options
 
     def _command(self, config: Path) -> list[str]:
-        jars = jars_of(POM, "pulsar")
-        archive = jars[0].parent / "classes.jsa"
+        java, archive = _java()
         return [
-            find_java("Pulsar")[0],
+            java,
             "-Xms128m",
             "-Xmx384m",
             "-XX:MaxDirectMemorySize=256m",
@@ -299,7 +284,7 @@ class PulsarServer:
             f"-Dbookkeeper.metadata.client.drivers={_DRIVERS}ClientDriver",
             *self._java_options,
             "-cp",
-            f"{jars[0].parent}/*",
+            f"{archive.parent}/*",
             "org.apache.pulsar.PulsarStandaloneStarter",
             "--config",
             str(config),
@@ -316,26 +301,31 @@ class PulsarServer:
         ]
 
 
+def archive_classes() -> None:
+    """Start a standalone once and let the JVM keep the classes it loaded. Without it all works, slower."""
+    _, archive = _java()
+    with locked(archive.with_suffix(".lock")):
+        if not archive.exists():
+            beside = archive.with_name(f".{archive.name}")
+            with PulsarServer(java_options=[f"-XX:ArchiveClassesAtExit={beside}"]) as server:
+                server.end(signal.SIGTERM, seconds=60)
+            if beside.exists():
+                beside.rename(archive)
+
+
+def _java() -> tuple[str, Path]:
+    """Java's path, and where it keeps the classes of Pulsar: beside the jars, for this version of Java."""
+    java, version = find_java("Pulsar")
+    name = f"classes-{hashlib.sha256(version.encode()).hexdigest()[:12]}.jsa"
+    return java, jars_of(POM, "pulsar")[0].parent / name
+
+
 @cache
 def shared_server() -> PulsarServer:
-    """The plain broker of this test process, started at the first call and ended with the process."""
-    server = PulsarServer()
+    """The plain broker of this test process, started at the first call and ended with the process.
+
+    What calls it belongs to the group `pulsar` of pytest-xdist, so that one worker starts it: that takes six seconds.
+    """
+    server = PulsarServer(bookie_api=True)
     atexit.register(server.close)
     return server.start()
-
-
-def _hold_port() -> socket.socket:
-    """A free port, bound and not listened on: nobody is given it, and the broker can still bind and listen."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((_HOST, 0))
-    return held
-
-
-@cache
-def _sweep() -> None:
-    """Remove the directories of brokers whose owners were killed."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Run a command beside a Pulsar standalone of its own: `python -m tests.servers.run_pulsar COMMAND [ARGUMENT ...]`.
 
 The command finds the broker in BROKER_URL, and its exit status is ours; the broker and its data are gone when it ends.
-Without a command Pulsar is only fetched, if it has not been.
+Without a command Pulsar is only fetched, and its classes are kept ready for the JVM, if they have not been.
 """
 
 from __future__ import annotations
@@ -10,25 +10,19 @@ import sys
 from collections.abc import Sequence
 
 from tests.servers.kafka_jars import jars_of
-from tests.servers.pulsar import POM, PulsarServer
-from tests.servers.run_kafka import run_with
+from tests.servers.pulsar import POM, PulsarServer, archive_classes
+from tests.servers.run_kafka import run_beside
 
 __all__ = ["main"]
 
 
 def main(command: Sequence[str]) -> int:
-    try:
-        jars_of(POM, "pulsar")
-        if not command:
-            return 0
-        server = PulsarServer().start()
-    except RuntimeError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    try:
-        return run_with(command, server.url)
-    finally:
-        server.close()
+    return run_beside(PulsarServer, command, fetch=_fetch)
+
+
+def _fetch() -> None:
+    jars_of(POM, "pulsar")
+    archive_classes()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""Which refusals of Pulsar's HTTP API are asked for again: the table, without a broker."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from broker.errors import ConnectionFailed
+from broker_pulsar.errors import answer_passes, failure_passes, http_error
+
+NO_BOOKIE = """
+ --- An unexpected error occurred in the server ---
+
+Message: org.apache.bookkeeper.mledger.ManagedLedgerException: Not enough non-faulty bookies available error code: -6
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (307, ""),
+        (500, NO_BOOKIE),
+        (500, "org.apache.pulsar.broker.service.BrokerServiceException$PersistenceException: ..."),
+        (500, "ServiceUnitNotReadyException: Namespace bundle is being unloaded"),
+        (500, "java.net.ConnectException: Connection refused"),
+        (500, "java.util.concurrent.TimeoutException"),
+        (502, ""),
+        (503, "Broker is shutting down"),
+        (504, ""),
+    ],
+)
+def test_for_a_moment(status: int, reason: str) -> None:
+    assert answer_passes(status, reason)
+    assert http_error(status, reason, "A topic").retriable
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (200, ""),
+        (204, ""),
+        (400, NO_BOOKIE),
+        (401, ""),
+        (403, ""),
+        (404, "Topic not found"),
+        (405, ""),
+        (408, ""),
+        (409, "This topic already exists"),
+        (412, "Subscription has active connected consumers"),
+        (429, ""),
+        (500, ""),
+        (500, "java.lang.NullPointerException"),
+        (501, ""),
+    ],
+)
+def test_for_good(status: int, reason: str) -> None:
+    assert not answer_passes(status, reason)
+
+
+def test_a_broker_that_is_away_may_come_back() -> None:
+    assert failure_passes(ConnectionFailed("away", native=ConnectionRefusedError()))
+    assert failure_passes(ConnectionFailed("cut", native=ConnectionResetError()))
+    assert failure_passes(ConnectionFailed("cut in the handshake", native=ssl.SSLEOFError()))
+
+
+def test_what_is_not_trusted_will_not_be() -> None:
+    assert not failure_passes(ConnectionFailed("not trusted", native=ssl.SSLCertVerificationError()))
+    assert not failure_passes(ConnectionFailed("no certificate", native=ssl.SSLError()))
+    assert not failure_passes(ConnectionFailed("for good", native=OSError(), retriable=False))
