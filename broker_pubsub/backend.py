@@ -87,8 +87,8 @@ class PubSubBackend:
                 native_delay=LONGEST_DELAY,
                 ordered_delivery=settings.orders_subscriptions,
                 key_affinity=settings.orders_subscriptions,
-                # The emulator now and then forgets what a new subscription is sought to.
-                start_time=settings.emulator is None,
+                history=settings.topic_retention > 0,
+                start_time=True,
             ),
             durable=settings.emulator is None,
         )

@@ -80,7 +80,8 @@ class Connection:
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", wait),
-            ("grpc.min_reconnect_backoff_ms", max(wait, 1000)),
+            # What gRPC gives a single attempt: a server that is slow to shake hands is there nonetheless.
+            ("grpc.min_reconnect_backoff_ms", round(self.settings.connect_timeout * 1000)),
             ("grpc.max_reconnect_backoff_ms", 10 * wait),
             # Backends do not share a connection, so that one can break alone.
             ("grpc.use_local_subchannel_pool", 1),

@@ -17,6 +17,7 @@ from typing import Any, Final
 from broker.errors import BrokerError, Closed
 from broker.messages import Message
 from broker.spi import Settlement, SourceListener
+from broker.waker import Waker
 from broker_pubsub import subscriptions
 from broker_pubsub.attributes import NULL, PubSubView
 from broker_pubsub.connection import Connection
@@ -62,7 +63,7 @@ class PubSubMessageSource:
         self._puller = self._make_puller(max_outstanding)
         self._buffer: list[Message[Any]] = []
         self._mean = 1.0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waker = Waker()
         self._interrupted = False
         self._fetching = False
         self._failure: BrokerError | None = None
@@ -98,7 +99,7 @@ class PubSubMessageSource:
                     return []
                 # Bytes cannot be asked for: the mean of what came tells how many messages they are.
                 self._puller.ask(max(1, min(max_messages, int(max_bytes / self._mean))))
-                await self._wait(deadline - now)
+                await self._waker.wait(deadline - now)
                 self._check_open()
         finally:
             self._fetching = False
@@ -115,7 +116,7 @@ class PubSubMessageSource:
         # Before anything is given back: what is released while a pull is open comes to that pull.
         self._puller.park()
         self._interrupted = self._fetching
-        self._wake()
+        self._waker.wake()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
@@ -132,7 +133,7 @@ class PubSubMessageSource:
         for timer in (self._parking, self._renewing):
             if timer is not None:
                 timer.cancel()
-        self._wake()
+        self._waker.wake()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._puller.close()
@@ -166,8 +167,8 @@ class PubSubMessageSource:
             self._mean = total / len(received)
             if self._sets_lease:
                 self._spawn(self._set_lease(self._buffer[-len(received) :]))
-        if self._waiter is not None:
-            self._wake()
+        if self._waker.waiter is not None:
+            self._waker.wake()
         elif self._buffer:
             self._idle()
 
@@ -179,7 +180,7 @@ class PubSubMessageSource:
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = error
-        self._wake()
+        self._waker.wake()
 
     def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
         buffer = self._buffer
@@ -202,21 +203,6 @@ class PubSubMessageSource:
         taken = buffer[:number]
         del buffer[:number]
         return taken
-
-    async def _wait(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(seconds, self._wake)
-        try:
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._waiter = None
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
     def _idle(self) -> None:
         """Between fetches: take back what nobody waits for, and keep what is held."""

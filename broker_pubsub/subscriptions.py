@@ -46,6 +46,8 @@ _NO_MARK: Final = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TICK: Final = timedelta(milliseconds=1)
+"""Of the clock in publish times, which are cut and not rounded."""
 
 
 def made_of(connection: Connection, topic: str, name: str, options: Mapping[str, Any]) -> Any:
@@ -183,8 +185,8 @@ async def seek_to_start(connection: Connection, topic: str, path: str, start: St
     what = f"Seeking the start of {path!r}"
     if start == "latest":
         if connection.settings.emulator is not None:
-            # There a new subscription gets all that the topic has.
-            await seek(connection, path, datetime.now(UTC), what)
+            # There a new subscription gets all that the topic has; a seek ahead of time hides nothing that comes later.
+            await seek(connection, path, datetime.now(UTC) + _TICK, what)
         return
     if isinstance(start, datetime):
         await seek(connection, path, start, what)
@@ -218,7 +220,8 @@ async def seek(connection: Connection, path: str, target: datetime | str, what: 
     if isinstance(target, str):
         request.snapshot = target
     else:
-        request.time.FromDatetime(target.astimezone(UTC))
+        # What was published after this time may bear the beginning of its millisecond, and must not be left out.
+        request.time.FromDatetime(_EPOCH + (target - _EPOCH) // _TICK * _TICK)
     await connection.call(Methods.SEEK, request, what, "subscription", repeat=connection.settings.request_timeout)
 
 

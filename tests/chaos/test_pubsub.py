@@ -35,7 +35,7 @@ async def test_killed_consumers_lose_nothing_under_load():
         publishing = asyncio.ensure_future(_publish_until(enough, bus, topic, sent))
         handled: list[bytes] = []
         for worker in workers:
-            await worker.until_acked(40, 3 * PATIENCE)
+            await worker.until_acked(300, 3 * PATIENCE)
             await worker.kill()
             handled += worker.handled
         enough.set()
@@ -44,8 +44,8 @@ async def test_killed_consumers_lose_nothing_under_load():
         async with bus.messages(topic, subscription="readers") as inbox:
             seen = bodies([*await until_seen(inbox, rest, PATIENCE), *await _drained(inbox)])
         assert set(seen) | set(handled) == set(sent)
-        # Acks are not confirmed: those of the moment in which a worker died may not have left it.
-        assert len(set(seen) & set(handled)) + len(handled) - len(set(handled)) <= 20 * len(workers)
+        # Acks are not confirmed: those of what a worker had of its last pull may not have left it.
+        assert len(set(seen) & set(handled)) + len(handled) - len(set(handled)) <= 100 * len(workers)
         assert (await bus.admin.lag(topic, "readers")).waiting == 0
 
 

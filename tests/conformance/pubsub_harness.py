@@ -13,6 +13,7 @@ from broker.spi import Backend
 from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
+from tests.servers.pstest import shared_pstest
 from tests.servers.pubsub import PubSubServer, shared_server
 
 
@@ -54,3 +55,14 @@ class PubSubHarness(ServerHarness[PubSubServer]):
         finally:
             for proxy in self.behind.values():
                 proxy.__exit__()
+
+
+class PstestHarness(PubSubHarness):
+    """Google's pstest with ordered subscriptions; not every machine has it, so the matrix has no column of it."""
+
+    name = "pubsub[pstest]"
+    in_matrix = False
+    options = "&ordering=on&pull_mode=stream"
+
+    def __init__(self) -> None:
+        ServerHarness.__init__(self, shared_pstest())

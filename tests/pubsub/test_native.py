@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import broker
 from broker.errors import (
+    ConnectionFailed,
     InvalidSetting,
     LeaseLost,
     PublishError,
@@ -24,7 +26,7 @@ from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.spi import MessageSubscription, Settlement
-from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
+from broker.testing.waiting import bodies, eventually, log_time, nothing_more, numbered, once, take, until_seen
 from tests.pubsub.conftest import Connect
 
 PATIENCE = 10.0
@@ -119,8 +121,10 @@ async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
         before = datetime.now(UTC)
         await admin.snapshot(topic, "readers", f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
         await bus.topic(topic).publish_batch(numbered(3, "new"))
-        await until_seen(inbox, numbered(3, "new"), PATIENCE)
-        for target in (before, f"{topic}.mark"):
+        seen = await until_seen(inbox, numbered(3, "new"), PATIENCE)
+        # Publish times are cut to milliseconds: who looked at the clock before may have seen a later time.
+        just_before = min(map(log_time, seen)) + timedelta(microseconds=999)
+        for target in (before, f"{topic}.mark", just_before):
             await admin.seek(topic, "readers", target)  # pyright: ignore[reportAttributeAccessIssue]
             assert bodies(await until_seen(inbox, numbered(3, "new"), PATIENCE)) == once(numbered(3, "new"))
     await admin.delete_snapshot(f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
@@ -163,6 +167,35 @@ async def test_a_stream_carries_all_and_is_bounded_here(connect: Connect, topic:
             await message.ack()
         rest = await until_seen(inbox, [m for m in numbered(300) if m not in set(bodies(held))], PATIENCE)
     assert bodies([*held, *rest]) == once(numbered(300))
+
+
+@pytest.mark.parametrize("mode", ["unary", "stream"])
+async def test_a_consumer_that_waits_costs_next_to_nothing(connect: Connect, topic: str, mode: str):
+    bus = await connect(f"pull_mode={mode}")
+    async with bus.messages(topic, subscription="readers") as inbox:
+        await nothing_more(inbox, 0.3)
+        spent: list[float] = []
+        for _ in range(3):
+            began = time.process_time()
+            await nothing_more(inbox, 1.0)
+            spent.append(time.process_time() - began)
+    # The least of three: other threads of this process may belong to other tests.
+    assert min(spent) < 0.05, spent
+
+
+async def test_a_server_that_is_slow_to_answer_has_the_whole_time(connect: Connect):
+    silent = asyncio.Event()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silent.wait()
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        # gRPC gives a single attempt a second, unless it is told otherwise.
+        with pytest.raises(ConnectionFailed, match="no answer in time"):
+            await connect("connect_timeout=1.5", f"pubsub://my-project?emulator_host=127.0.0.1:{port}")
+        silent.set()
 
 
 async def test_entities_that_go_while_consuming_are_told(bus: broker.Bus, topic: str):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.servers.pubsub import PubSubServer
-from tests.servers.run_kafka import run_with
+from tests.servers.run_kafka import run_beside
 
 __all__ = ["main"]
 
@@ -19,15 +19,7 @@ def main(command: Sequence[str]) -> int:
     if not command:
         sys.stderr.write("Name a command to run\n")
         return 2
-    try:
-        server = PubSubServer().__enter__()
-    except RuntimeError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    try:
-        return run_with(command, server.url)
-    finally:
-        server.close()
+    return run_beside(PubSubServer, command, fetch=lambda: None)
 
 
 if __name__ == "__main__":
