@@ -38,13 +38,15 @@ from broker.spi import (
     SourceListener,
     TransactionSpi,
 )
-from broker_servicebus.admin import ServiceBusAdmin, Subscribed
+from broker_servicebus import subscriptions
+from broker_servicebus.admin import ServiceBusAdmin
 from broker_servicebus.connection import Connection
 from broker_servicebus.messages import ServiceBusMessageSource
 from broker_servicebus.publishing import ServiceBusTarget
 from broker_servicebus.receiving import Wire
 from broker_servicebus.sessions import SessionSource
 from broker_servicebus.settings import ServiceBusSettings
+from broker_servicebus.subscriptions import Place
 
 __all__ = ["ServiceBusBackend"]
 
@@ -98,6 +100,7 @@ class ServiceBusBackend:
                 release_keeps_attempt=self._connection.fast and not deleted,
                 key_affinity=True,
                 ordered_delivery=True,
+                history=False,
             ),
             durable=True,
         )
@@ -121,6 +124,7 @@ class ServiceBusBackend:
 
     def publish_target(self, topic: str) -> PublishTarget:
         target = ServiceBusTarget(topic, self._connection)
+        self._targets = [each for each in self._targets if not each.closed]
         self._targets.append(target)
         return target
 
@@ -143,8 +147,8 @@ class ServiceBusBackend:
             if isinstance(subscription.subscription, Ephemeral)
             else subscription.subscription
         )
-        admin = ServiceBusAdmin(self._connection)
-        found = await admin.subscribe(
+        found = await subscriptions.subscribe(
+            self._connection,
             subscription.topic,
             name,
             create=subscription.create or mine,
@@ -157,13 +161,18 @@ class ServiceBusBackend:
                 advice="Leave receive_and_delete out",
             )
         shown = f"Subscription {name!r} of topic {subscription.topic!r}"
-        missing = TopicNotFound if found.subscription is None else SubscriptionNotFound
-        at_close = partial(admin.forget, found.entity, found.subscription) if mine and found.subscription else None
+        place = found.place
+        missing = TopicNotFound if place.subscription is None else SubscriptionNotFound
+        at_close = (
+            partial(subscriptions.forget, self._connection, place.entity, place.subscription)
+            if mine and place.subscription
+            else None
+        )
         source: ServiceBusMessageSource | SessionSource
         if found.sessions:
             source = SessionSource(
                 self._connection,
-                partial(self._receiver, found),
+                partial(self._receiver, place),
                 subscription.topic,
                 shown,
                 found.lock_seconds,
@@ -173,14 +182,14 @@ class ServiceBusBackend:
                 at_close=at_close,
             )
         else:
-            wire = Wire(self._connection, partial(self._receiver, found), shown, missing)
+            wire = Wire(self._connection, partial(self._receiver, place), shown, missing)
             source = ServiceBusMessageSource(
                 self._connection,
                 wire,
                 subscription.topic,
                 shown,
                 found.lock_seconds,
-                dead_of=found.entity if found.dead else None,
+                dead_of=place.entity if place.dead else None,
                 at_close=at_close,
             )
             try:
@@ -190,22 +199,23 @@ class ServiceBusBackend:
                 if not error.retriable:
                     await source.close()
                     raise
+        self._sources = [each for each in self._sources if not each.closed]
         self._sources.append(source)
         return source
 
-    def _receiver(self, found: Subscribed, **options: Any) -> ServiceBusReceiver:
+    def _receiver(self, place: Place, **options: Any) -> ServiceBusReceiver:
         settings = self._settings
         options |= {
             "receive_mode": ServiceBusReceiveMode.RECEIVE_AND_DELETE
             if settings.receive_and_delete
             else ServiceBusReceiveMode.PEEK_LOCK,
-            "sub_queue": ServiceBusSubQueue.DEAD_LETTER if found.dead else None,
+            "sub_queue": ServiceBusSubQueue.DEAD_LETTER if place.dead else None,
             "socket_timeout": settings.socket_timeout,
         }
         client = self._connection.client
-        if found.subscription is None:
-            return client.get_queue_receiver(found.entity, **options)
-        return client.get_subscription_receiver(found.entity, found.subscription, **options)
+        if place.subscription is None:
+            return client.get_queue_receiver(place.entity, **options)
+        return client.get_subscription_receiver(place.entity, place.subscription, **options)
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
         raise Unsupported("Service Bus has no log to read records from", advice="Use bus.messages(...)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from aiohttp import ClientConnectorCertificateError, ClientError
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as client
 
@@ -62,14 +63,18 @@ def classify(error: BaseException, what: str, *, missing: type[NotFound] = Topic
         )
     if isinstance(error, client.OperationTimeoutError | TimeoutError | asyncio.TimeoutError):
         return OperationTimeout(f"{what}: no answer in time", native=error)
-    if isinstance(error, client.ServiceBusConnectionError | client.ServiceBusCommunicationError | OSError):
+    if isinstance(
+        error, client.ServiceBusConnectionError | client.ServiceBusCommunicationError | OSError | ClientError
+    ):
         return _unreachable(error, what)
     if isinstance(error, core.AzureError) and not isinstance(error, client.ServiceBusError):
         return management_error(error, what, missing=missing)
     if isinstance(error, client.ServiceBusError):
         # Whatever else a broken link or connection is told as: trying again finds out.
         return BackendError(f"{what}: {text}", native=error, retriable=True)
-    return BackendError(f"{what}: {type(error).__name__}: {error}", native=error)
+    # The client looks for what it has closed meanwhile, where a connection breaks under its hands.
+    broke = isinstance(error, AttributeError)
+    return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broke)
 
 
 def management_error(error: core.AzureError, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
@@ -92,7 +97,7 @@ def management_error(error: core.AzureError, what: str, *, missing: type[NotFoun
 
 
 def _unreachable(error: BaseException, what: str) -> BrokerError:
-    if isinstance(error, ssl.SSLCertVerificationError):
+    if isinstance(error, ssl.SSLCertVerificationError | ClientConnectorCertificateError):
         return ConnectionFailed(
             f"{what}: the server's certificate is not trusted",
             native=error,

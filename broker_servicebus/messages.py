@@ -96,6 +96,11 @@ class ServiceBusMessageSource:
         self._size = _FIRST_SIZE
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
         if kept := self._arrivals.take(max_messages, max_bytes):

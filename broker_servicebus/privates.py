@@ -1,4 +1,5 @@
-"""The private calls of azure-servicebus that are used, in one place: each saves a round trip per message.
+"""The private calls of azure-servicebus that are used, in one place: each saves a round trip per message, or the
+encoding of it.
 
 `available` looks whether the installed version has them all with the arguments that are given; where it has not, or
 where a setting forbids them, public calls do the same one message at a time. A test tells when they change.
@@ -15,15 +16,18 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from azure.servicebus import ServiceBusReceivedMessage
+from aiohttp import ClientError
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch, ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver, ServiceBusSender
-from azure.servicebus.aio._async_utils import create_authentication  # pyright: ignore[reportUnknownVariableType]
+from azure.servicebus.exceptions import MessageSizeExceededError
 
 __all__ = [
+    "add",
     "available",
     "buffered",
     "close",
     "explained",
+    "is_closed",
     "open_",
     "receive",
     "release",
@@ -42,6 +46,8 @@ _CALLS: Final = {
 _LATER: Final = 0.001
 """Seconds to wait for what is on its way behind the first message of a batch."""
 _LONGEST_READ: Final = 1.0
+_SMALL: Final = 256
+"""Bytes from which on the length of a message takes four bytes in its batch, and not one."""
 _STANDARD: Final = 262_144
 _PREMIUM: Final = 1_048_576
 _connections: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
@@ -55,14 +61,22 @@ def available() -> bool:
         if call is None or tuple(inspect.signature(call).parameters)[: len(parameters)] != parameters:
             return False
     try:
+        from azure.servicebus._common import tracing
         from azure.servicebus._pyamqp.aio import ReceiveClientAsync
         from azure.servicebus._pyamqp.aio._connection_async import Connection
+        from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+        from azure.servicebus.aio import _async_utils
     except ImportError:
         return False
     needed = (
+        (tracing, "trace_message"),
+        (_async_utils, "create_authentication"),
         (ReceiveClientAsync, "settle_messages_async"),
         (ReceiveClientAsync, "client_ready_async"),
         (Connection, "listen"),
+        (PyamqpTransport, "to_outgoing_amqp_message"),
+        (PyamqpTransport, "encode_message"),
+        (PyamqpTransport, "set_batch_envelope_properties"),
     )
     return all(callable(getattr(owner, name, None)) for owner, name in needed)
 
@@ -72,6 +86,8 @@ async def open_(owner: Any) -> None:
 
     The client's task that reads now and then is ended: it would read beside us, and a close would wait for its sleep.
     """
+    from azure.servicebus.aio._async_utils import create_authentication  # pyright: ignore[reportUnknownVariableType]
+
     kind: object = owner
     if isinstance(kind, ServiceBusReceiver):
         owner._receive_context.set()
@@ -98,11 +114,45 @@ async def open_(owner: Any) -> None:
         owner._max_batch_size_on_link = batch or (_PREMIUM if largest >= _PREMIUM else _STANDARD)
 
 
+def add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> None:
+    """`ServiceBusMessageBatch.add_message`, which encodes a message twice: once for its size, once for the batch.
+
+    :raises MessageSizeExceededError: it does not fit any more; the batch is as it was.
+    """
+    from azure.servicebus._common.tracing import trace_message  # pyright: ignore[reportUnknownVariableType]
+
+    target: Any = batch
+    outgoing: Any = message
+    transport = target._amqp_transport
+    outgoing._message = trace_message(
+        transport.to_outgoing_amqp_message(message.raw_amqp_message),
+        amqp_transport=transport,
+        additional_attributes=target._tracing_attributes,
+    )
+    encoded = transport.encode_message(message)
+    size = batch.size_in_bytes + len(encoded) + (5 if len(encoded) < _SMALL else 8)
+    if size > batch.max_size_in_bytes:
+        raise MessageSizeExceededError(message=f"The batch has reached its limit of {batch.max_size_in_bytes} bytes")
+    if not target._messages:
+        transport.set_batch_envelope_properties(
+            target._message, message.message_id, message.session_id, message.partition_key
+        )
+    target._message[5].append(encoded)
+    target._messages.append(message)
+    target._count += 1
+    target._size = size
+
+
 def remember(owner: Any) -> None:
     """Note the connection of a receiver or sender that is open: the client forgets it after an error."""
     connection = getattr(getattr(owner, "_handler", None), "_connection", None)
     if connection is not None:
         _connections[owner] = connection
+
+
+def is_closed(owner: Any) -> bool:
+    """Whether the client itself closed a receiver or sender that was open."""
+    return getattr(owner, "_handler", owner) is None
 
 
 async def receive(receiver: Any, most: int, wait: float) -> list[ServiceBusReceivedMessage]:
@@ -166,6 +216,10 @@ async def release(receiver: Any, message: Any) -> None:
 
 def explained(receiver: Any, error: Exception) -> Exception:
     """The client's own exception for one of its AMQP library."""
+    cause = error.__cause__
+    if isinstance(cause, OSError | ClientError):
+        # A gateway that cannot be connected to, which the client tells as wrong credentials.
+        return cause
     if type(error).__module__.startswith("azure.servicebus._pyamqp"):
         return receiver._amqp_transport.create_servicebus_exception(logger, error)
     return error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -49,6 +50,11 @@ class ServiceBusTarget:
         self._sender: ServiceBusSender | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     async def publish(
         self, messages: Sequence[OutboundMessage], *, receipts: bool = True
@@ -100,12 +106,17 @@ class ServiceBusTarget:
 
             async def send(sender: ServiceBusSender, start: int = at, indexes: list[int] = indexes) -> None:
                 batch = await sender.create_message_batch()
+                add = partial(privates.add, batch) if self._connection.fast else batch.add_message
                 indexes.clear()
                 for index, message in pairs[start:]:
                     try:
-                        batch.add_message(message)
+                        add(message)
                     except MessageSizeExceededError:
                         break
+                    except Exception:
+                        if indexes:
+                            break  # It cannot be encoded: the next batch begins with it, and fails with it alone.
+                        raise
                     indexes.append(index)
                 if indexes:
                     await sender.send_messages(batch, timeout=self._connection.settings.publish_timeout)

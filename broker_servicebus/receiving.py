@@ -145,13 +145,13 @@ class Wire:
             await privates.close(receiver, _CLOSE_SECONDS)
 
     async def _ensure(self) -> ServiceBusReceiver:
+        self._connection.check_open()
+        if self._once and self._opened and (self._closed or self._receiver is None):
+            raise LeaseLost(f"{self._what}: the session was lost")
         if self._closed:
             raise Closed(f"{self._what} was closed")
-        self._connection.check_open()
         if self._receiver is not None:
             return self._receiver
-        if self._once and self._opened:
-            raise LeaseLost(f"{self._what}: the session was lost")
         receiver = self._make()
         try:
             async with asyncio.timeout(self._open_seconds):
@@ -179,9 +179,13 @@ class Wire:
             self._preempt()
         try:
             await asyncio.wait({task})
+        except asyncio.CancelledError:
+            # Whoever has the lock next must find nobody else at the connection.
+            self._cancel(task)
+            await asyncio.gather(task, return_exceptions=True)
+            raise
         finally:
             self._receiving = None
-            task.cancel()
         if task.cancelled():
             return []
         error = task.exception()
@@ -206,8 +210,11 @@ class Wire:
 
     async def _failed(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
         explained = self._explained(receiver, error)
-        if explained.retriable or isinstance(explained, NotFound):
+        broken = explained.retriable or isinstance(explained, NotFound)
+        if broken:
             self._connection.broke(explained)
+        # A receiver whose session was lost is closed by the client itself, and would take another session in its place.
+        if broken or privates.is_closed(receiver):
             if self._receiver is receiver:
                 self._receiver = None
             await privates.close(receiver, _CLOSE_SECONDS)

@@ -9,6 +9,7 @@ it is lost, they all are, and whoever gets the session next has them in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,14 +19,16 @@ from typing import Any, Final
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
 
+from broker.buffers import take_from
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound, OperationTimeout
 from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
+from broker_servicebus.errors import classify
 from broker_servicebus.messages import received
 from broker_servicebus.receiving import Wire
-from broker_servicebus.settling import Settler
+from broker_servicebus.settling import FRESH, Settler
 
 __all__ = ["SessionSource"]
 
@@ -57,7 +60,7 @@ class _Slot:
         begin = monotonic()
         if self.lost:
             return LeaseLost("The session is lost")
-        if self.until - begin > 0.7 * self.lock_seconds:
+        if self.until - begin > FRESH * self.lock_seconds:
             return None
 
         async def ask(receiver: ServiceBusReceiver) -> None:
@@ -75,6 +78,8 @@ class _Slot:
 
 class SessionSource:
     """A MessageSource over the sessions of one entity."""
+
+    redelivers_in_order = True
 
     def __init__(
         self,
@@ -110,6 +115,11 @@ class SessionSource:
         self._closed = False
         self._spawn()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     # Fetching.
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
@@ -118,7 +128,7 @@ class SessionSource:
         until = loop.time() + wait
         self._interrupted = False
         while True:
-            if taken := self._take(max_messages, max_bytes):
+            if taken := take_from(self._arrivals, max_messages, max_bytes):
                 return taken
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -135,17 +145,6 @@ class SessionSource:
                 continue
             self._check_open()
 
-    def _take(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        taken: list[Message[Any]] = []
-        size = 0
-        while self._arrivals and len(taken) < max_messages:
-            if taken and size + self._arrivals[0].size > max_bytes:
-                break
-            message = self._arrivals.popleft()
-            size += message.size
-            taken.append(message)
-        return taken
-
     def interrupt(self) -> None:
         self._interrupted = True
         self._wake.set()
@@ -159,9 +158,41 @@ class SessionSource:
         self._accepting += 1
         task = asyncio.get_running_loop().create_task(self._serve())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = classify(error, self._name, missing=self._missing)
+            self._wake.set()
 
     async def _serve(self) -> None:
+        try:
+            slot = await self._accept()
+        finally:
+            self._accepting -= 1
+        if slot is None:
+            return
+        self._busy += 1
+        self._spawn()
+        try:
+            await self._drain(slot)
+        except BrokerError as error:
+            logger.debug("%s: a session ended: %s", self._name, error)
+            # That no session is free may be told after the link was opened.
+            if not isinstance(error, LeaseLost | OperationTimeout):
+                self._failure = error
+        finally:
+            self._lose(slot)
+            try:
+                await slot.wire.close()
+            finally:
+                self._busy -= 1
+                self._spawn()
+                self._wake.set()
+
+    async def _accept(self) -> _Slot | None:
+        """The next session that is free; none at the end, or where it cannot be had."""
         pause = _PAUSE
         slot: _Slot | None = None
         while slot is None and not self._closed:
@@ -188,30 +219,19 @@ class SessionSource:
             finally:
                 if slot is None:
                     await wire.close()
-        self._accepting -= 1
-        if slot is None:
-            return
-        self._busy += 1
-        self._spawn()
-        try:
-            await self._drain(slot)
-        except BrokerError as error:
-            logger.debug("%s: a session ended: %s", self._name, error)
-            if not isinstance(error, LeaseLost):
-                self._failure = error
-        finally:
-            self._lose(slot)
-            await slot.wire.close()
-            self._busy -= 1
-            self._spawn()
-            self._wake.set()
+        return slot
 
     async def _drain(self, slot: _Slot) -> None:
         idle = self.connection.settings.session_idle
         while not self._closed:
+            # With as much held as may be nothing is received, and so nothing told of it.
+            if slot.lost or slot.until < monotonic():
+                raise LeaseLost(f"{self._name}: the lock of a session ended")
             room = self._each - len(slot.held)
             if room > 0:
                 natives = await slot.wire.receive(room, min(idle, slot.lock_seconds / 4))
+                if slot.lost:
+                    continue
                 messages = received(self._topic, natives, slot.lock_seconds, slot.wire.receiver)
                 for message in messages:
                     message.lease = slot
@@ -224,18 +244,16 @@ class SessionSource:
                 if not slot.held:
                     return
             slot.changed.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(idle, slot.lock_seconds / 4)):
                     await slot.changed.wait()
-            except TimeoutError:
-                if slot.lost:
-                    return
             if any(message.lease is slot for message in self._arrivals) and (error := await slot.renew()) is not None:
                 raise error
 
     def _lose(self, slot: _Slot) -> None:
         """The session is let go: what is not settled is somebody else's."""
         slot.lost = True
+        slot.changed.set()
         if not slot.held:
             return
         waiting = {id(message.raw) for message in self._arrivals if message.lease is slot}
@@ -278,6 +296,9 @@ class SessionSource:
         for settlement in settlements:
             slot.held.pop(id(settlement.message.raw), None)
         slot.changed.set()
+        if any(error is not None for error in errors):
+            # It may be locked still, and comes again in its place only once the session is let go.
+            self._lose(slot)
         return errors[:number]
 
     async def _hold_back(self, slot: _Slot) -> list[Settlement]:
@@ -307,6 +328,9 @@ class SessionSource:
         self._check_open()
         slots: dict[int, _Slot] = {id(message.lease): message.lease for message in messages}
         errors = dict(zip(slots, await asyncio.gather(*(slot.renew() for slot in slots.values())), strict=True))
+        for number, error in errors.items():
+            if isinstance(error, LeaseLost):
+                self._lose(slots[number])
         return [errors[id(message.lease)] for message in messages]
 
     # The end.

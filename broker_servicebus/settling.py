@@ -24,7 +24,7 @@ from broker_servicebus.errors import is_broken
 from broker_servicebus.mapping import Raw
 from broker_servicebus.receiving import Wire
 
-__all__ = ["Settler"]
+__all__ = ["FRESH", "Settler"]
 
 _HOW: Final = {Outcome.ACK: "completed", Outcome.NACK: "abandoned", Outcome.RELEASE: "abandoned"}
 _FIRST_PAUSE: Final = 0.05
@@ -32,7 +32,10 @@ _LONGEST_PAUSE: Final = 1.0
 _LARGEST: Final = 500
 """Messages of one request."""
 _CERTAIN: Final = 0.98
+FRESH: Final = 0.9
+"""A lock of which more is left is not renewed: by the next turn, a third of it later, it still has most of itself."""
 _MAX_REASON: Final = 1024
+_MAX_DESCRIPTION: Final = 2048
 
 _Ask = Callable[[ServiceBusReceiver, Sequence[Raw]], Awaitable[None]]
 
@@ -49,30 +52,33 @@ class Settler:
     async def settle(self, settlements: Sequence[Settlement]) -> list[BrokerError | None]:
         """Carry these out; an error each, or None."""
         results: list[BrokerError | None] = [None] * len(settlements)
-        groups: dict[tuple[Outcome, str], list[int]] = {}
+        groups: dict[tuple[Outcome, str, str], list[int]] = {}
         now = monotonic()
         for index, settlement in enumerate(settlements):
             if settlement.message.raw.until < now:
                 results[index] = _lost(settlement.message, "settled")
             else:
-                groups.setdefault((settlement.outcome, settlement.reason), []).append(index)
-        for (outcome, reason), indexes in groups.items():
+                groups.setdefault((settlement.outcome, settlement.reason, settlement.error), []).append(index)
+        for (outcome, reason, told), indexes in groups.items():
             raws: list[Raw] = [settlements[index].message.raw for index in indexes]
-            for index, error in zip(indexes, await self._carry_out(outcome, reason, raws), strict=True):
+            for index, error in zip(indexes, await self._carry_out(outcome, raws, reason, told), strict=True):
                 results[index] = error
         return results
 
-    async def _carry_out(self, outcome: Outcome, reason: str, raws: list[Raw]) -> list[BrokerError | None]:
+    async def _carry_out(
+        self, outcome: Outcome, raws: list[Raw], reason: str = "", description: str = ""
+    ) -> list[BrokerError | None]:
         if not self._connection.fast:
             with self._wire.busy():
-                return [await self._one_by_one(outcome, reason, raw) for raw in raws]
+                return [await self._one_by_one(outcome, raw, reason, description) for raw in raws]
         if outcome is Outcome.RELEASE:
             return await self._release(raws)
         if outcome is Outcome.REJECT:
+            why = reason[:_MAX_REASON], description[:_MAX_DESCRIPTION]
             return await self._in_parts(
                 raws,
                 lambda receiver, part: privates.settle(
-                    receiver, "suspended", [raw.native.lock_token for raw in part], reason[:_MAX_REASON], ""
+                    receiver, "suspended", [raw.native.lock_token for raw in part], *why
                 ),
             )
         how = _HOW[outcome]
@@ -88,7 +94,7 @@ class Settler:
         for index, message in enumerate(messages):
             if message.raw.until < now:
                 results[index] = _lost(message, "renewed")
-            elif message.raw.until - now < 0.7 * self.lock_seconds:
+            elif message.raw.until - now < FRESH * self.lock_seconds:
                 due.append(index)
         if due:
             errors = await self._renew([messages[index].raw for index in due])
@@ -129,18 +135,22 @@ class Settler:
             return [error] * len(raws)
         if not others:
             return [None] * len(raws)
-        errors = await self._carry_out(Outcome.NACK, "", others)
+        errors = await self._carry_out(Outcome.NACK, others)
         told = {id(raw): error for raw, error in zip(others, errors, strict=True)}
         return [told.get(id(raw)) for raw in raws]
 
-    async def _one_by_one(self, outcome: Outcome, reason: str, raw: Raw) -> BrokerError | None:
+    async def _one_by_one(self, outcome: Outcome, raw: Raw, reason: str, description: str) -> BrokerError | None:
         native = raw.native
 
         async def ask(receiver: ServiceBusReceiver, _: Sequence[Raw]) -> None:
             if outcome is Outcome.ACK:
                 await receiver.complete_message(native)
             elif outcome is Outcome.REJECT:
-                await receiver.dead_letter_message(native, reason=reason[:_MAX_REASON] or None)
+                await receiver.dead_letter_message(
+                    native,
+                    reason=reason[:_MAX_REASON] or None,
+                    error_description=description[:_MAX_DESCRIPTION] or None,
+                )
             else:
                 await receiver.abandon_message(native)
 

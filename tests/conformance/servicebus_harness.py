@@ -32,7 +32,7 @@ class DoubleHarness(ServerHarness[ServiceBusDouble]):
     name = "servicebus"
     patience = 10.0
     quiet = 0.3
-    lease_seconds = 1.5
+    lease_seconds = 2.0
 
     def __init__(self) -> None:
         if (reason := missing()) is not None:

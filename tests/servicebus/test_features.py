@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
+from pydantic import SecretStr
 
 import broker
-from broker.errors import BrokerError, NotFound, SubscriptionNotFound, Unsupported
+from broker.bus import Bus
+from broker.errors import BrokerError, NotFound, PublishError, SubscriptionNotFound, Unsupported
+from broker.messages import Message
 from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
+from broker_servicebus import ServiceBusSettings
+from broker_servicebus.mapping import VIEW, Raw
+from broker_servicebus.messages import Arrivals
+from tests.servers.servicebus import ServiceBusDouble
 from tests.servicebus.conftest import NAMESPACE, Open
 
 SECONDS = 30.0
@@ -107,6 +116,22 @@ async def test_typed_values_are_in_native(open_bus: Open, topic: str):
         assert message.native.subject == "made"
 
 
+async def test_what_the_client_cannot_encode_fails_alone(both_ways: Bus, topic: str):
+    bus = both_ways
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish(b"x", attributes={"number": "1"})
+        (foreign,) = await take(inbox, 1, SECONDS)
+        # An unsigned number of a foreign program: the client reads it, and can only write signed ones.
+        foreign.native.application_properties[b"number"] = 2**63
+        unsent = OutboundMessage.from_message(foreign)
+        await foreign.ack()
+        with pytest.raises(PublishError) as raised:
+            await bus.topic(topic).publish_batch([b"before", unsent, b"after", b"later"])
+        assert [isinstance(outcome, Receipt) for outcome in raised.value.outcomes] == [True, False, True, True]
+        assert [message.data for message in await take(inbox, 3, SECONDS)] == [b"before", b"after", b"later"]
+
+
 async def test_duplicates_are_dropped_within_the_window(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
@@ -117,6 +142,53 @@ async def test_duplicates_are_dropped_within_the_window(open_bus: Open, topic: s
         await nothing_more(inbox, QUIET)
     plain = await open_bus(deduplication_window=0)
     assert not plain.capabilities.publish.deduplication
+
+
+async def test_batches_are_split_by_size(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus(deduplication_window=0)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    double.fault()
+    await bus.topic(topic).publish_batch([OutboundMessage(bytes(60_000), id=f"id-{number}") for number in range(10)])
+    # Four of these fit into the 256 KiB of a batch.
+    assert double.requests()["send"] == 3
+    async with bus.messages(topic, subscription="billing") as inbox:
+        assert [message.id for message in await take(inbox, 10, SECONDS)] == [f"id-{number}" for number in range(10)]
+
+
+async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: str):
+    settings = ServiceBusSettings(
+        connection_string=SecretStr(
+            f"Endpoint=sb://127.0.0.1:{double.port};SharedAccessKeyName=RootManageSharedAccessKey;"
+            f"SharedAccessKey={double.key};UseDevelopmentEmulator=true;"
+        ),
+        admin_endpoint=f"http://127.0.0.1:{double.admin_port}",
+    )
+    async with broker.connect(settings) as bus:
+        await bus.admin.ensure_topic(topic, kind="queue")
+        async with bus.messages(topic, subscription="queue") as inbox:
+            await bus.topic(topic).publish(b"x")
+            assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"x"]
+
+
+async def test_a_full_entity_is_told_at_once(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    double.fault(refuse="send", times=100, address=topic, condition="amqp:resource-limit-exceeded", text="It is full.")
+    with pytest.raises(BrokerError, match="full") as raised:
+        await bus.topic(topic).publish(b"x")
+    assert not raised.value.retriable
+    assert double.requests()["send"] <= 2
+    double.fault()
+    await bus.topic(topic).publish(b"x")
+
+
+def test_what_waited_until_its_lock_ended_is_not_handed_over():
+    kept = Arrivals()
+    native = ServiceBusReceivedMessage.__new__(ServiceBusReceivedMessage)
+    for name, until in (("lost", 0.0), ("ours", math.inf)):
+        kept.add([Message("orders", name.encode(), Raw(native, until), VIEW, None, 1)])
+    assert [message.data for message in kept.take(10, 10)] == [b"ours"]
 
 
 async def test_filters_of_rules(open_bus: Open, topic: str):
@@ -201,3 +273,16 @@ async def test_what_is_missing_is_told(open_bus: Open, topic: str):
             pass
     with pytest.raises(broker.ConfigurationError, match="max_size_in_megabytes"):
         await bus.admin.ensure_topic(topic, retentions=1)
+
+
+async def test_what_was_closed_is_forgotten(open_bus: Open, topic: str):
+    bus = await open_bus(session_idle=0.1)
+    await bus.admin.ensure_topic(topic)
+    for number in range(4):
+        async with bus.messages(topic, subscription=f"sub-{number % 2}", ordered_by_key=number % 2 == 0):
+            pass
+        await bus.topic(topic).publish(b"x")
+        await bus.topic(topic).close()
+    # One of each may wait to be replaced by the next.
+    assert len(bus.backend._sources) <= 1
+    assert len(bus.backend._targets) <= 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from broker.errors import LeaseLost
+import pytest
+
+from broker.errors import LeaseLost, SettleError
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.testing.waiting import eventually, numbered, take
+from broker.testing.waiting import eventually, nothing_more, numbered, take
+from broker_servicebus import sessions
 from tests.servers.servicebus import ServiceBusDouble
-from tests.servicebus.conftest import Open
+from tests.servicebus.conftest import NAMESPACE, Open
 
 SECONDS = 40.0
 
@@ -74,6 +77,79 @@ async def test_session_lock_lost(open_bus: Open, topic: str, double: ServiceBusD
             again.append(message.data)
             await message.ack()
         assert again == numbered(4)
+
+
+@pytest.mark.parametrize("most", [1, 2], ids=["held to the brim", "with room for more"])
+async def test_a_lock_that_cannot_be_renewed_frees_its_slot(
+    open_bus: Open, topic: str, double: ServiceBusDouble, most: int
+):
+    bus = await open_bus(lease_seconds=0.6, max_sessions=1)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=True, max_outstanding=most) as inbox:
+        await bus.topic(topic).publish(b"x", key="k")
+        (message,) = await take(inbox, 1, SECONDS)
+        # Only now: a lock that was refused before anybody had the message would bring it again, and be renewed then.
+        lost = {"condition": "com.microsoft:session-lock-lost", "code": 410}
+        double.fault(refuse="renew-session-lock", address=f"{topic}/Subscriptions/billing", **lost)
+        await eventually(lambda: message.lease_lost, SECONDS, "the news that the session is lost")
+        (message,) = await take(inbox, 1, SECONDS)
+        assert message.data == b"x"
+        await message.ack()
+
+
+async def test_an_ack_without_an_answer_does_not_hold_up_its_key(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus(request_timeout=0.5, session_idle=0.1)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=True) as inbox:
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(3)])
+        (head,) = await take(inbox, 1, SECONDS)
+        double.fault(swallow="com.microsoft:update-disposition")
+        with pytest.raises(SettleError):
+            await head.ack()
+        # It was carried out: what follows tells so.
+        for body in numbered(3)[1:]:
+            (message,) = await take(inbox, 1, SECONDS)
+            assert message.data == body
+            await message.ack()
+
+
+async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic: str):
+    lock = 5.0 if NAMESPACE else 2.0
+    bus = await open_bus(lease_seconds=lock, session_idle=0.1)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+    inboxes = [bus.messages(topic, subscription="billing", ordered_by_key=True) for _ in range(2)]
+    async with inboxes[0] as inbox, inboxes[1] as other:
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(2)])
+        waiting = [asyncio.ensure_future(each.next_message()) for each in (inbox, other)]
+        (first,), (idle,) = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        head = first.result()
+        assert head is not None
+        await asyncio.wait({idle}, timeout=2 * lock)
+        assert not idle.done(), "the session went to somebody else"
+        assert not head.lease_lost
+        await head.ack()
+        holder = inbox if first is waiting[0] else other
+        (follower,) = await take(holder, 1, SECONDS)
+        await follower.ack()
+        assert [head.data, follower.data] == numbered(2)
+        idle.cancel()
+        await asyncio.wait({idle})
+
+
+async def test_waiting_for_a_session_is_no_failure(
+    open_bus: Open, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(sessions, "_ACCEPT_SECONDS", 0.3)
+    bus = await open_bus(session_idle=0.1)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=True) as inbox:
+        await nothing_more(inbox, 1.5)
+        await bus.topic(topic).publish(b"x", key="k")
+        assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"x"]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("broker")]
+    assert [text for text in ours if "failed" in text] == []
 
 
 async def test_session_state_by_the_client(open_bus: Open, topic: str):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-from azure.servicebus import TransportType
+from azure.servicebus import ServiceBusMessageBatch, TransportType
+from azure.servicebus.exceptions import MessageSizeExceededError
 
 import broker
 from broker.errors import ConfigurationError, InvalidSetting
 from broker.hooks import Hooks
+from broker.outbound import OutboundMessage
 from broker_servicebus import ServiceBusSettings, privates
 from broker_servicebus.connection import Connection
+from broker_servicebus.mapping import encode
 
 HOST = "mine.servicebus.windows.net"
 
@@ -115,5 +119,46 @@ def test_the_private_calls_are_those_of_the_installed_client(monkeypatch: pytest
         assert not privates.available()
         settings = ServiceBusSettings.from_url(f"servicebus://p:k@{HOST}")
         assert not Connection(settings, Hooks()).fast
+    finally:
+        privates.available.cache_clear()
+
+
+def test_a_batch_filled_by_the_private_call_is_the_clients_own():
+    messages = [
+        OutboundMessage(b"plain", id="a"),
+        OutboundMessage(b"x" * 300, key=b"k", attributes={"type": "made"}),
+        OutboundMessage(None, key=b"k", id="long" * 40, ttl=1.5),
+    ]
+    encoded = [encode(message)[0] for message in messages]
+    ours, theirs = ServiceBusMessageBatch(10_000), ServiceBusMessageBatch(10_000)
+    for message in encoded:
+        privates.add(ours, message)
+        theirs.add_message(message)
+    untyped: Any = (ours, theirs)
+    assert untyped[0]._message == untyped[1]._message
+    assert untyped[0]._messages == untyped[1]._messages
+    assert (len(ours), ours.size_in_bytes) == (len(theirs), theirs.size_in_bytes)
+
+
+def test_a_batch_filled_by_the_private_call_ends_where_the_clients_own_does():
+    first, second = (encode(OutboundMessage(b"x" * 100, id=name))[0] for name in ("a", "b"))
+    room = ServiceBusMessageBatch(10_000)
+    for message in (first, second):
+        room.add_message(message)
+    exact, small = ServiceBusMessageBatch(room.size_in_bytes), ServiceBusMessageBatch(room.size_in_bytes - 1)
+    for batch in (exact, small):
+        privates.add(batch, first)
+    privates.add(exact, second)
+    with pytest.raises(MessageSizeExceededError):
+        privates.add(small, second)
+    assert (len(exact), len(small)) == (2, 1)
+
+
+def test_a_client_without_its_tracing_is_called_publicly(monkeypatch: pytest.MonkeyPatch):
+    privates.available.cache_clear()
+    try:
+        monkeypatch.setitem(sys.modules, "azure.servicebus._common.tracing", None)
+        monkeypatch.delattr("azure.servicebus._common.tracing")
+        assert not privates.available()
     finally:
         privates.available.cache_clear()

@@ -11,8 +11,10 @@ from broker.bus import Bus
 from broker.consuming.retry import DROP, Retry
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Connected, Disconnected, Event
+from broker.messages import Message
 from broker.names import native_name
-from broker.testing.waiting import eventually, numbered, take
+from broker.spi import MessageSubscription
+from broker.testing.waiting import eventually, let_pass, numbered, take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble
 from tests.servicebus.conftest import Open
@@ -70,6 +72,30 @@ async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str
         assert letter.attributes["dead-letter-reason"] == "worthless"
         assert letter.attributes["dead-letter-topic"] == topic
         assert letter.native.dead_letter_reason == "worthless"
+
+
+async def test_a_native_dead_letter_tells_what_the_handler_raised(both_ways: Bus, topic: str):
+    bus = both_ways
+
+    async def handle(message: Message[bytes]) -> None:
+        raise ValueError(f"no price for {message.data!r}")
+
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", dead_letter=DROP, retry=Retry(max_attempts=1)) as inbox:
+        await bus.topic(topic).publish(b"x")
+        work = asyncio.ensure_future(inbox.receive(handle))
+        dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
+
+        async def is_there() -> bool:
+            return (await bus.admin.lag(dead, "queue")).waiting == 1
+
+        await eventually(is_there, SECONDS, "the dead letter")
+        inbox.stop()
+        await work
+    (letter,) = await bus.admin.list_dead(dead)
+    assert letter.error is not None
+    assert "no price for b'x'" in letter.error
+    assert letter.reason == "failed 1 times"
 
 
 async def test_native_dead_letters_are_listed_and_redriven(open_bus: Open, topic: str):
@@ -153,7 +179,8 @@ async def test_connection_cut_in_the_middle_of_acks(open_bus: Open, topic: str, 
         bus.hooks.listen(events.append)
         await bus.admin.ensure_topic(topic)
         seen: Counter[bytes | None] = Counter()
-        async with bus.messages(topic, subscription="billing") as inbox:
+        # Whatever hangs is to be seen where it does.
+        async with asyncio.timeout(60), bus.messages(topic, subscription="billing") as inbox:
             await bus.topic(topic).publish_batch(numbered(200))
             while len(seen) < 200 or not await empty(bus, topic):
                 batch = await inbox.next_batch(40, timeout=1.0)
@@ -225,7 +252,7 @@ async def test_surplus_comes_back(open_bus: Open, topic: str):
         assert sorted(message.data or b"" for message in messages) == numbered(50)
 
 
-async def test_idle_events(open_bus: Open, topic: str, double: ServiceBusDouble):
+async def test_a_dropped_connection_is_told_as_connected_again(open_bus: Open, topic: str, double: ServiceBusDouble):
     bus = await open_bus()
     events: list[Event] = []
     bus.hooks.listen(events.append)
@@ -235,3 +262,34 @@ async def test_idle_events(open_bus: Open, topic: str, double: ServiceBusDouble)
         await eventually(
             lambda: any(isinstance(event, Connected) and event.again for event in events), SECONDS, "the return"
         )
+
+
+class _Listener:
+    """What a source tells."""
+
+    def lost(self, messages: object) -> None:
+        raise AssertionError("nothing is lost here")
+
+    def event(self, event: Event) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+async def test_a_lock_is_renewed_long_before_it_ends(
+    open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
+):
+    # A consumer asks every third of a lock: what is not renewed now has less than half of it left the next time.
+    bus = await open_bus(lease_seconds=5.0)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
+    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(asked, _Listener())
+    await bus.topic(topic).publish(b"x", key="k")
+    messages: list[Message[bytes]] = []
+    while not messages:
+        messages += await source.fetch(1, 1_000_000, 1.0)
+    await let_pass(0.9)
+    assert await source.extend(messages) == [None]
+    renewed = "renew-session-lock" if sessions else "renew-lock"
+    assert double.requests().get(renewed) == 1
+    await source.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import defaultdict, deque
-from itertools import count
 from typing import Any, Final
 
 from proton import Condition, Connection, Delivery, Endpoint, Link, Message, int32, symbol
@@ -18,6 +17,15 @@ from proton.reactor import Container
 
 from tests.servers.servicebus.entities import Entity, Refused, now
 from tests.servers.servicebus.faults import Faults
+from tests.servers.servicebus.links import (
+    SESSION_FILTER,
+    Consumer,
+    accept_seconds,
+    address_in,
+    number_of,
+    rejection_info,
+    wanted_session,
+)
 from tests.servers.servicebus.management import Management, said
 from tests.servers.servicebus.namespace import MAX_MESSAGE, Namespace
 from tests.servers.servicebus.sections import is_batch
@@ -27,24 +35,10 @@ __all__ = ["Amqp"]
 logger = logging.getLogger("servicebus-double")
 
 TICK: Final = 0.02
+IDLE_TICK: Final = 0.2
+"""While no client is there: one double stands beside the tests of each process, few of which speak to it."""
 CREDIT: Final = 500
-SESSION_FILTER: Final = symbol("com.microsoft:session-filter")
 _TICKS_OF_1970: Final = 621_355_968_000_000_000
-ACCEPT_SECONDS: Final = 60.0
-_NUMBERS: Final = count(1)
-
-
-class Consumer:
-    """A link that takes messages from an entity."""
-
-    __slots__ = ("entity", "link", "name", "session", "settled")
-
-    def __init__(self, link: Link, entity: Entity, session: str | None) -> None:
-        self.link = link
-        self.name = link.name
-        self.entity = entity
-        self.session = session
-        self.settled = link.remote_snd_settle_mode == Link.SND_SETTLED
 
 
 class Amqp(Handler):
@@ -67,11 +61,15 @@ class Amqp(Handler):
     def on_reactor_init(self, event: Any) -> None:
         self._reactor: Container = event.reactor
         self._reactor.acceptor("127.0.0.1", str(self._port), self)
-        self._reactor.schedule(TICK, self)
+        self._timer = self._reactor.schedule(IDLE_TICK, self)
 
     # Time and faults.
 
     def on_timer_task(self, event: Any) -> None:
+        self._do_what_is_due()
+        self._timer = self._reactor.schedule(TICK if self._connections else IDLE_TICK, self)
+
+    def _do_what_is_due(self) -> None:
         with self._namespace.lock:
             for entity in list(self._namespace.entities.values()):
                 for session in list(entity.tick()):
@@ -79,7 +77,6 @@ class Amqp(Handler):
             self._apply_faults()
             self._accept_waiting()
             self._pump()
-        self._reactor.schedule(TICK, self)
 
     def _apply_faults(self) -> None:
         for kind, address in self._faults.take_drops():
@@ -119,7 +116,12 @@ class Amqp(Handler):
     def on_connection_bound(self, event: Any) -> None:
         event.transport.sasl().allowed_mechs("ANONYMOUS")
         event.transport.idle_timeout = 0
-        self._connections[self._number(event.connection)] = event.connection
+        if not self._connections:
+            # What was due meanwhile is not this client's: it finds all as it is now.
+            self._do_what_is_due()
+            self._timer.cancel()
+            self._timer = self._reactor.schedule(TICK, self)
+        self._connections[number_of(event.connection)] = event.connection
 
     def on_connection_remote_open(self, event: Any) -> None:
         event.connection.open()
@@ -140,14 +142,14 @@ class Amqp(Handler):
 
     def _gone(self, connection: Connection) -> None:
         with self._namespace.lock:
-            number = self._number(connection)
+            number = number_of(connection)
             self._connections.pop(number, None)
             for consumer in [found for key, found in self._by_link.items() if key[0] == number]:
                 self._drop(consumer)
             self._addresses = {key: each for key, each in self._addresses.items() if key[0] != number}
             self._answers = {key: each for key, each in self._answers.items() if key[0] != number}
             self._links = {key: each for key, each in self._links.items() if key[0] != number}
-            self._waiting = [each for each in self._waiting if self._number(each[0].connection) != number]
+            self._waiting = [each for each in self._waiting if number_of(each[0].connection) != number]
             self._pump()
 
     def on_link_remote_open(self, event: Any) -> None:
@@ -155,7 +157,7 @@ class Amqp(Handler):
         with self._namespace.lock:
             link.source.copy(link.remote_source)
             link.target.copy(link.remote_target)
-            address = _path(link.remote_target.address if link.is_receiver else link.remote_source.address)
+            address = address_in(link.remote_target.address if link.is_receiver else link.remote_source.address)
             try:
                 self._open(link, address)
             except Refused as refused:
@@ -163,7 +165,7 @@ class Amqp(Handler):
             self._pump()
 
     def _open(self, link: Link, address: str) -> None:
-        number = self._number(link.connection)
+        number = number_of(link.connection)
         internal = address == "$cbs" or address.lower().endswith("$management")
         if not internal:
             self._management.check_authorized(number)
@@ -191,12 +193,12 @@ class Amqp(Handler):
         if not entity.with_sessions:
             self._begin(link, entity, None)
             return
-        wanted = _session_filter(link)
+        wanted = wanted_session(link)
         if wanted is False:
             raise Refused("amqp:not-allowed", f"The entity '{address}' needs sessions.")
         session = entity.accept(wanted, link)
         if session is None:
-            seconds = _timeout(link)
+            seconds = accept_seconds(link)
             self._waiting.append((link, entity, now() + seconds))
         else:
             self._begin(link, entity, session)
@@ -217,7 +219,7 @@ class Amqp(Handler):
         link.open()
         consumer = Consumer(link, entity, session)
         self._consumers[entity.path.lower()].append(consumer)
-        self._by_link[self._number(link.connection), link.name] = consumer
+        self._by_link[number_of(link.connection), link.name] = consumer
         self._namespace.dirty.add(entity)
 
     def _accept_waiting(self) -> None:
@@ -240,7 +242,7 @@ class Amqp(Handler):
     on_link_remote_detach = on_link_remote_close
 
     def _forget(self, link: Link) -> None:
-        number = self._number(link.connection)
+        number = number_of(link.connection)
         consumer = self._by_link.get((number, link.name))
         if consumer is not None and not link.is_receiver:
             self._drop(consumer)
@@ -262,7 +264,7 @@ class Amqp(Handler):
         if not link.is_sender:
             return
         with self._namespace.lock:
-            consumer = self._by_link.get((self._number(link.connection), link.name))
+            consumer = self._by_link.get((number_of(link.connection), link.name))
             if consumer is not None:
                 self._namespace.dirty.add(consumer.entity)
             self._pump()
@@ -323,11 +325,10 @@ class Amqp(Handler):
     def _received(self, link: Link, delivery: Delivery) -> None:
         raw = bytes(link.recv(delivery.pending))
         link.advance()
-        number = self._number(link.connection)
+        number = number_of(link.connection)
         address = self._addresses.get((number, link.name, True), "")
         if address == "$cbs" or address.lower().endswith("$management"):
             delivery.update(Delivery.ACCEPTED)
-            delivery.settle()
             self._answer(link, number, address, raw)
         else:
             try:
@@ -338,7 +339,7 @@ class Amqp(Handler):
             except Refused as refused:
                 delivery.local.condition = said(refused)
                 delivery.update(Delivery.REJECTED)
-            delivery.settle()
+        delivery.settle()
         if link.credit < CREDIT // 2:
             link.flow(CREDIT - link.credit)
 
@@ -371,7 +372,7 @@ class Amqp(Handler):
         sent.settle()
 
     def _settle(self, link: Link, delivery: Delivery) -> None:
-        consumer = self._by_link.get((self._number(link.connection), link.name))
+        consumer = self._by_link.get((number_of(link.connection), link.name))
         state = delivery.remote_state
         try:
             if consumer is None:
@@ -382,7 +383,7 @@ class Amqp(Handler):
             if state == Delivery.ACCEPTED:
                 entity.complete(held)
             elif state == Delivery.REJECTED:
-                info = {str(name): value for name, value in (_info(delivery) or {}).items()}
+                info = {str(name): value for name, value in (rejection_info(delivery) or {}).items()}
                 entity.reject(held, info.get("DeadLetterReason"), info.get("DeadLetterErrorDescription"))
             elif state == Delivery.MODIFIED and delivery.remote.undeliverable:
                 entity.defer(held)
@@ -397,39 +398,3 @@ class Amqp(Handler):
             delivery.local.condition = said(refused)
             delivery.update(Delivery.REJECTED)
         delivery.settle()
-
-    @staticmethod
-    def _number(connection: Connection) -> int:
-        """What tells connections apart; proton makes a new object for each event, and keeps what is set on one."""
-        number = getattr(connection, "number", None)
-        if number is None:
-            number = connection.number = next(_NUMBERS)
-        return number
-
-
-def _path(address: str | None) -> str:
-    if address and "://" in address:
-        address = address.split("://", 1)[1].partition("/")[2]
-    return address or ""
-
-
-def _info(delivery: Delivery) -> dict[Any, Any] | None:
-    condition: Any = delivery.remote.condition
-    return None if condition is None else condition.info
-
-
-def _session_filter(link: Link) -> Any:
-    """The session that is asked for; None is any, False is that sessions are not asked for."""
-    found = link.remote_source.filter
-    found.rewind()
-    filters = found.get_dict() if found.next() else {}
-    if SESSION_FILTER not in filters:
-        return False
-    value = filters[SESSION_FILTER]
-    return getattr(value, "value", value)
-
-
-def _timeout(link: Link) -> float:
-    properties = link.remote_properties or {}
-    value = properties.get(symbol("com.microsoft:timeout"))
-    return ACCEPT_SECONDS if value is None else int(value) / 1000

@@ -10,11 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import shutil
-import signal
 import socket
 import sys
-import tempfile
 import time
 from functools import cache
 from http.client import HTTPConnection
@@ -22,12 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from tests.servers.process import ChildProcess
+from tests.servers.server_process import ServerProcess
 
 __all__ = ["ServiceBusDouble", "missing", "shared_double"]
 
 START_SECONDS = 20.0
-STOP_SECONDS = 10.0
 _ROOT = Path(__file__).parents[3]
 
 
@@ -38,15 +34,14 @@ def missing() -> str | None:
     return "python-qpid-proton is not built here: it needs a C compiler, make setup says more"
 
 
-class ServiceBusDouble:
+class ServiceBusDouble(ServerProcess):
     """One run of the double after the other, over one directory."""
 
     def __init__(self, key: str = "double") -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="anybroker-test-servicebus-"))
+        super().__init__("servicebus")
         self.key = key
         self.port = _free_port()
         self.admin_port = _free_port()
-        self._process: ChildProcess | None = None
 
     @property
     def url(self) -> str:
@@ -67,65 +62,23 @@ class ServiceBusDouble:
             f"SharedAccessKey={self.key};UseDevelopmentEmulator=true;"
         )
 
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        path = self.directory / "said"
-        return path.read_text() if path.exists() else ""
-
     def start(self) -> Self:
         """Start it, and wait until clients are served."""
         command = [sys.executable, str(_ROOT / "tests" / "servers" / "servicebus" / "run.py")]
         command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         command += ["--directory", str(self.directory), "--key", self.key]
-        self._process = ChildProcess(command, self.directory / "said")
+        child = self._launch(command)
         deadline = time.monotonic() + START_SECONDS
         for port in (self.admin_port, self.port):
             while True:
-                if self._process.return_code is not None:
-                    raise RuntimeError(f"the double ended with {self._process.return_code}: {self.log[-2000:]}")
+                if child.return_code is not None:
+                    raise RuntimeError(f"the double ended with {child.return_code}: {self.log[-2000:]}")
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                     break
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the double does not start: {self.log[-2000:]}")
                 time.sleep(0.005)
         return self
-
-    def stop(self) -> None:
-        """End it orderly."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it without notice."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay and nothing moves."""
-        assert self._process is not None
-        self._process.pause()
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.resume()
-
-    def close(self) -> None:
-        """Stop it and remove all it stored."""
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def fault(self, **fault: Any) -> dict[str, int]:
         """Have it do something wrong, see `Faults.add`; nothing clears all. How many requests of each kind came."""
@@ -140,11 +93,6 @@ class ServiceBusDouble:
         with contextlib.closing(asked):
             asked.request("POST", "/$double/requests")
             return json.loads(asked.getresponse().read())
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end(how, STOP_SECONDS)
 
 
 @cache

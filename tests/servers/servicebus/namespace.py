@@ -10,8 +10,9 @@ from typing import Any, Final
 from proton import Message, symbol
 
 from tests.servers.servicebus.entities import DEAD_LETTERS, Entity, Held, Refused, now
-from tests.servers.servicebus.filters import Correlation, FilterRefused, Matches, Subject, parse_sql
+from tests.servers.servicebus.filters import Matches, Subject
 from tests.servers.servicebus.journal import Journal
+from tests.servers.servicebus.rules import always, compile_rule, subject_of
 
 __all__ = ["Namespace", "Topic"]
 
@@ -44,6 +45,11 @@ class Topic:
         self.subscriptions: dict[str, Entity] = {}
         self.rules: dict[str, dict[str, dict[str, Any]]] = {}
         self.compiled: dict[str, list[Matches]] = {}
+
+    def compile(self, subscription: str) -> None:
+        """After its rules have changed."""
+        key = subscription.lower()
+        self.compiled[key] = [compile_rule(each) for each in self.rules[key].values()]
 
 
 class Namespace:
@@ -98,15 +104,19 @@ class Namespace:
         :raises Refused: the double does not know the filter.
         """
         parent = self.topics[topic.lower()]
-        _compile(filter_)
+        compile_rule(filter_)
         parent.rules[subscription.lower()][rule] = filter_
-        parent.compiled[subscription.lower()] = [_compile(each) for each in parent.rules[subscription.lower()].values()]
+        parent.compiled[subscription.lower()] = [
+            compile_rule(each) for each in parent.rules[subscription.lower()].values()
+        ]
         self._journal.add("rule", topic, subscription, rule, filter_)
 
     def drop_rule(self, topic: str, subscription: str, rule: str) -> bool:
         parent = self.topics[topic.lower()]
         found = parent.rules[subscription.lower()].pop(rule, None)
-        parent.compiled[subscription.lower()] = [_compile(each) for each in parent.rules[subscription.lower()].values()]
+        parent.compiled[subscription.lower()] = [
+            compile_rule(each) for each in parent.rules[subscription.lower()].values()
+        ]
         self._journal.add("no rule", topic, subscription, rule)
         return found is not None
 
@@ -221,10 +231,10 @@ class Namespace:
         found: list[Entity] = []
         for name, entity in topic.subscriptions.items():
             rules = topic.compiled[name]
-            if rules == [_always]:
+            if rules == [always]:
                 found.append(entity)
                 continue
-            subject = subject or _subject(message)
+            subject = subject or subject_of(message)
             if any(matches(subject) for matches in rules):
                 found.append(entity)
         return found
@@ -353,50 +363,3 @@ class Namespace:
 
     def _replay_sequence(self, sequence: int) -> None:
         self._sequence = max(self._sequence, sequence)
-
-
-def _always(_: Subject) -> bool:
-    return True
-
-
-def _compile(filter_: dict[str, Any]) -> Matches:
-    kind = filter_["kind"]
-    if kind == "true":
-        return _always
-    if kind == "false":
-        return lambda _: False
-    if kind == "correlation":
-        return Correlation(filter_["system"], filter_["user"])
-    try:
-        return parse_sql(filter_["expression"])
-    except FilterRefused as error:
-        raise Refused("amqp:not-implemented", str(error)) from None
-
-
-def _subject(message: Message) -> Subject:
-    system = {
-        "label": message.subject,
-        "subject": message.subject,
-        "correlationid": None if message.correlation_id is None else str(message.correlation_id),
-        "messageid": None if message.id is None else str(message.id),
-        "to": message.address,
-        "replyto": message.reply_to,
-        "sessionid": message.group_id,
-        "replytosessionid": message.reply_to_group_id,
-        "contenttype": str(message.content_type) if message.content_type else None,
-    }
-    user = {
-        str(name if isinstance(name, str) else bytes(name).decode()): _plain(value)
-        for name, value in (message.properties or {}).items()
-    }
-    return Subject(system, user)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, bytes | memoryview):
-        return bytes(value).decode("utf-8", "replace")
-    if isinstance(value, int):
-        return int(value)
-    return float(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,208 @@
+"""Subscriptions of topics, and the one of each queue: made, looked at, and found by who receives from them.
+
+Every call may be repeated and may run in several processes at once: who finds a subscription made takes it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from azure.core.exceptions import ResourceExistsError
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
+
+from broker.errors import BrokerError, NotFound, SubscriptionNotFound, TopicNotFound
+from broker.names import check_name
+from broker.redrive import REDRIVE_SUBSCRIPTION
+from broker_servicebus import entities
+from broker_servicebus.connection import Connection
+from broker_servicebus.names import QUEUE, entity_name, needs_metadata, split_path, subscription_name
+
+__all__ = [
+    "OPTIONS",
+    "Place",
+    "Subscribed",
+    "all_of",
+    "check_queue",
+    "delete",
+    "ensure",
+    "forget",
+    "look",
+    "shown_name",
+    "subscribe",
+]
+
+OPTIONS: Final = frozenset(
+    {
+        "requires_session",
+        "lock_duration",
+        "max_delivery_count",
+        "default_message_time_to_live",
+        "dead_lettering_on_message_expiration",
+        "forward_to",
+        "forward_dead_lettered_messages_to",
+        "auto_delete_on_idle",
+    }
+)
+"""What `ensure_subscription` takes."""
+_QUEUE_SUBSCRIPTIONS: Final = (QUEUE, REDRIVE_SUBSCRIPTION)
+_SHORTEST_LOCK: Final = 5.0
+"""Seconds; the service has no shorter ones."""
+_EPHEMERAL_IDLE: Final = timedelta(minutes=5)
+"""The least that the service takes."""
+
+
+class Place(NamedTuple):
+    """What is received from.
+
+    :ivar entity: the queue or topic.
+    :ivar subscription: its subscription as the service knows it; None for a queue.
+    :ivar dead: its dead letters are meant.
+    """
+
+    entity: str
+    subscription: str | None
+    dead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A place, and what a consumer has to know of it.
+
+    :ivar lock_seconds: how long a message or session is locked.
+    :ivar sessions: it gives out sessions.
+    """
+
+    place: Place
+    lock_seconds: float
+    sessions: bool
+
+
+async def ensure(connection: Connection, topic: str, entity: str, name: str, options: Mapping[str, Any]) -> Any:
+    """The client's properties of the subscription, which is made if it is missing."""
+    settings = connection.settings
+    own = subscription_name(name)
+    wanted: dict[str, Any] = {
+        "lock_duration": timedelta(seconds=settings.lock_seconds),
+        "max_delivery_count": settings.max_delivery_count,
+        **options,
+    }
+    if needs_metadata(name):
+        wanted["user_metadata"] = name
+
+    async def make(admin: ServiceBusAdministrationClient) -> Any:
+        with suppress(ResourceExistsError):
+            return await admin.create_subscription(entity, own, **wanted)
+        return await admin.get_subscription(entity, own)
+
+    return await connection.request(_what(topic, name), make)
+
+
+async def delete(connection: Connection, topic: str, entity: str, name: str) -> None:
+    own = subscription_name(name)
+    with suppress(NotFound):
+        await connection.request(_what(topic, name), lambda admin: admin.delete_subscription(entity, own))
+
+
+async def forget(connection: Connection, entity: str, own: str) -> None:
+    """Delete an ephemeral subscription; Service Bus does that itself later where this fails."""
+    with suppress(BrokerError):
+        async with asyncio.timeout(connection.settings.request_timeout):
+            await connection.request(own, lambda admin: admin.delete_subscription(entity, own))
+
+
+async def all_of(connection: Connection, topic: str, entity: str) -> list[Any]:
+    """The client's properties of every subscription of a topic."""
+
+    async def ask(admin: ServiceBusAdministrationClient) -> list[Any]:
+        return [each async for each in admin.list_subscriptions(entity)]
+
+    return await connection.request(f"Subscriptions of topic {topic!r}", ask, missing=TopicNotFound)
+
+
+async def look(connection: Connection, topic: str, name: str) -> tuple[Place, Any]:
+    """Where the subscription is, and the client's properties of it; of a queue, the queue's.
+
+    :raises NotFound: the topic or the subscription does not exist.
+    """
+    entity, subscription, dead = split_path(topic)
+    kind, described = await entities.need(connection, topic, entity)
+    if kind == "queue":
+        check_queue(topic, name)
+        return Place(entity, None, dead), described
+    if subscription is not None:
+        check_queue(topic, name)
+    own = subscription or subscription_name(check_name(name, "subscription"))
+    found = await connection.request(
+        _what(topic, name), lambda admin: admin.get_subscription(entity, own), missing=SubscriptionNotFound
+    )
+    return Place(entity, own, dead), found
+
+
+async def subscribe(
+    connection: Connection, topic: str, name: str, *, create: bool, sessions: bool, only_mine: bool
+) -> Subscribed:
+    """Find what is to be received from, or make it, with the lock duration that the settings ask for.
+
+    :param sessions: keys are to be kept in order, for which a subscription that is made has sessions.
+    :param only_mine: it is ephemeral, and goes some minutes after its consumer died.
+    :raises SubscriptionNotFound: it is missing, and is not to be created.
+    """
+    wanted = connection.settings.lease_seconds
+    try:
+        place, described = await look(connection, topic, name)
+    except SubscriptionNotFound as error:
+        if not create or error.native is None:  # a queue's other subscriptions cannot be made
+            raise
+        options: dict[str, Any] = {"requires_session": True} if sessions else {}
+        if only_mine:
+            options["auto_delete_on_idle"] = _EPHEMERAL_IDLE
+        place = Place(entity_name(topic), subscription_name(name), dead=False)
+        described = await ensure(connection, topic, place.entity, name, options)
+    except BrokerError as error:
+        if isinstance(error, NotFound) or wanted is not None:
+            raise
+        # Who may not administer consumes what is there.
+        entity, path, dead = split_path(topic)
+        own = path if path or name in _QUEUE_SUBSCRIPTIONS else subscription_name(name)
+        return Subscribed(Place(entity, own, dead), _SHORTEST_LOCK, sessions and not dead)
+    if wanted is not None and described.lock_duration != timedelta(seconds=wanted):
+        described.lock_duration = timedelta(seconds=wanted)
+        await connection.request(
+            _what(topic, name),
+            lambda admin: (
+                admin.update_queue(described)
+                if place.subscription is None
+                else admin.update_subscription(place.entity, described)
+            ),
+        )
+    return Subscribed(
+        place,
+        described.lock_duration.total_seconds(),
+        bool(described.requires_session) and not place.dead,
+    )
+
+
+def check_queue(topic: str, name: str) -> None:
+    """:raises SubscriptionNotFound: that is no name of the one subscription that a queue has."""
+    if name not in _QUEUE_SUBSCRIPTIONS:
+        raise SubscriptionNotFound(
+            f"Topic {topic!r} is a queue, which has no subscription {name!r}",
+            advice=f"All its consumers share the one named {QUEUE!r}",
+        )
+
+
+def shown_name(described: Any) -> str:
+    """The subscription's name as it was given."""
+    metadata = described.user_metadata
+    if metadata and subscription_name(metadata) == described.name:
+        return str(metadata)
+    return str(described.name)
+
+
+def _what(topic: str, name: str) -> str:
+    return f"Subscription {name!r} of topic {topic!r}"

@@ -1,0 +1,73 @@
+"""What a client's link asks for, and who takes messages over it."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, Final
+
+from proton import Connection, Delivery, Link, symbol
+
+from tests.servers.servicebus.entities import Entity
+
+__all__ = [
+    "SESSION_FILTER",
+    "Consumer",
+    "accept_seconds",
+    "address_in",
+    "number_of",
+    "rejection_info",
+    "wanted_session",
+]
+
+SESSION_FILTER: Final = symbol("com.microsoft:session-filter")
+ACCEPT_SECONDS: Final = 60.0
+_NUMBERS: Final = count(1)
+
+
+class Consumer:
+    """A link that takes messages from an entity."""
+
+    __slots__ = ("entity", "link", "name", "session", "settled")
+
+    def __init__(self, link: Link, entity: Entity, session: str | None) -> None:
+        self.link = link
+        self.name = link.name
+        self.entity = entity
+        self.session = session
+        self.settled = link.remote_snd_settle_mode == Link.SND_SETTLED
+
+
+def address_in(address: str | None) -> str:
+    if address and "://" in address:
+        address = address.split("://", 1)[1].partition("/")[2]
+    return address or ""
+
+
+def rejection_info(delivery: Delivery) -> dict[Any, Any] | None:
+    condition: Any = delivery.remote.condition
+    return None if condition is None else condition.info
+
+
+def wanted_session(link: Link) -> Any:
+    """The session that is asked for; None is any, False is that sessions are not asked for."""
+    found = link.remote_source.filter
+    found.rewind()
+    filters = found.get_dict() if found.next() else {}
+    if SESSION_FILTER not in filters:
+        return False
+    value = filters[SESSION_FILTER]
+    return getattr(value, "value", value)
+
+
+def accept_seconds(link: Link) -> float:
+    properties = link.remote_properties or {}
+    value = properties.get(symbol("com.microsoft:timeout"))
+    return ACCEPT_SECONDS if value is None else int(value) / 1000
+
+
+def number_of(connection: Connection) -> int:
+    """What tells connections apart; proton makes a new object for each event, and keeps what is set on one."""
+    number = getattr(connection, "number", None)
+    if number is None:
+        number = connection.number = next(_NUMBERS)
+    return number
