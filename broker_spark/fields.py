@@ -136,7 +136,6 @@ class Structure:
 Node = Leaf | Listed | Mapped | Structure
 
 
-@cache
 def structure_of(type: Any) -> Structure:
     """The fields of a dataclass, a pydantic model or a msgspec struct.
 
@@ -147,6 +146,11 @@ def structure_of(type: Any) -> Structure:
             f"{_shown(type)} is no dataclass, pydantic model or msgspec struct",
             advice="Decode with a class of one of them",
         )
+    return _whole_structure(type)
+
+
+@cache
+def _whole_structure(type: Any) -> Structure:
     return _structure(type, _shown(type), ())
 
 

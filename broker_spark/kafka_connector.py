@@ -22,16 +22,17 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
 from broker_spark.connections import bus_of
-from broker_spark.identities import check_identities
+from broker_spark.identities import Identities
 from broker_spark.java_security import java_properties
-from broker_spark.options import SourceOptions, choice
+from broker_spark.options import CONNECTORS, SourceOptions, choice
 from broker_spark.session import register
 from broker_spark.topics import check_order, chosen_topics, look, resolve
 
 __all__ = ["read", "read_stream"]
 
 _PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-_CONNECTOR: Final = ("auto", "always", "never")
+_TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The years 1 to 9999 in microseconds since 1970; Python has no others."""
 _NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
 """Options that the connector has no counterpart for."""
 
@@ -74,7 +75,9 @@ def read_stream(
                 "The ids of topics cannot be kept beside a checkpoint over Spark Connect, whose server has its files",
                 advice='Leave checkpoint out, or take connector="never", whose offsets have them',
             )
-        check_identities(spark, checkpoint, source.pattern or ",".join(source.topics), source)
+        identities = Identities(spark, checkpoint)
+        identities.check(source.pattern or ",".join(source.topics), source)
+        identities.keep()
     found |= _bounds(source, stream=True)
     found["maxOffsetsPerTrigger"] = str(source.max_rows)
     if source.min_rows is not None:
@@ -93,7 +96,7 @@ def _settings(spark: SparkSession, source: SourceOptions, connector: str) -> dic
 
     :raises ConfigurationError: it is asked for and cannot read this.
     """
-    wanted = choice("connector", connector, _CONNECTOR)
+    wanted = choice("connector", connector, CONNECTORS)
     if wanted == "never":
         return None
     found, reason = _translated(spark, source)
@@ -208,8 +211,8 @@ def _pairs(header: Column) -> Column:
     hostile = F.transform(
         items,
         lambda item: F.struct(
-            F.url_decode(F.regexp_extract(item, "^([^=]+)=", 1)).alias("key"),
-            F.url_decode(F.regexp_extract(item, "^[^=]+=(.*)$", 1)).alias("value"),
+            _unquoted(F.regexp_extract(item, "^([^=]+)=", 1)).alias("key"),
+            _unquoted(F.regexp_extract(item, "(?s)^[^=]+=(.*)$", 1)).alias("value"),
         ),
     )
     one = F.array(F.struct(key.alias("key"), value.alias("value")))
@@ -220,8 +223,14 @@ def _pairs(header: Column) -> Column:
     )
 
 
+def _unquoted(text: Column) -> Column:
+    """Without percent-encoding; what is none stays, since a foreign producer may write anything there."""
+    return F.url_decode(F.regexp_replace(F.replace(text, F.lit("+"), F.lit("%2B")), "%(?![0-9A-Fa-f]{2})", "%25"))
+
+
 def _publish_time(frame: DataFrame) -> Column:
-    ours = F.timestamp_micros(_own(frame, "time").try_cast("bigint"))
+    given = _own(frame, "time").try_cast("bigint")
+    ours = F.when(given.between(*_TIMES), F.timestamp_micros(given))
     return F.coalesce(ours, F.when(frame["timestampType"] == 0, frame["timestamp"]))
 
 

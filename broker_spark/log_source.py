@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow
@@ -17,8 +18,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from broker.blocking import Bus
 from broker.errors import BrokerError, OffsetOutOfRange
-from broker_spark.admission import admit, backlog
+from broker_spark.admission import Places, admit, backlog
 from broker_spark.connections import bus_of
+from broker_spark.counting import Counted, count_rows, spans_between
 from broker_spark.log_reading import read_range
 from broker_spark.offsets import Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
@@ -52,7 +54,8 @@ class LogBatchReader(DataSourceReader):
             end = resolve(bus, "end", options.end, log)
             if "end" in options.given:
                 check_order(name, start, end)
-            found += ranges(name, log.identity, start, end, options.tasks_per_partition)
+            tasks = options.tasks_per_partition
+            found += ranges(name, log.identity, start, end, tasks, spans_between(bus, name, start, end, tasks))
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -100,7 +103,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bus, shared = self._bus()
         known = Offsets.from_json(start)
         heads = self._look()
-        self._heads = heads.to_json()
         known.check(
             heads.backend,
             {name: topic.identity for name, topic in heads.topics.items()},
@@ -109,11 +111,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = heads.topics if self._target is None else _at_most(heads.topics, Offsets.from_json(self._target).topics)
         begins, began = _begins(known, ends, heads)
         places = _ends(bus, begins, ends, shared=shared)
-        waiting = sum(backlog(begins, places, shared=shared).values())
+        counted = count_rows(bus, begins, places)
+        waiting = sum(backlog(counted.start, counted.end, shared=shared).values())
         if waiting == 0 or self._too_few(waiting, limit):
+            self._heads = _told(heads, counted, counted.start)
             return start if not (known.initial and self._options.start.moves) else _kept(known).to_json()
         most = self._most(bus, begins, places, limit)
-        reached = admit(begins, places, most, shared=shared)
+        admitted = admit(counted.start, counted.end, most, shared=shared)
+        reached = counted.places(admitted)
+        self._heads = _told(heads, counted, admitted)
         return self._offsets(
             bus,
             {
@@ -134,7 +140,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
             # What the batch itself keeps goes first: of the initial offset another call may have told another place.
             begins = {**before, **topic.began}
-            found += ranges(name, topic.identity, begins, topic.next, self._options.tasks_per_partition)
+            tasks = self._options.tasks_per_partition
+            spans = spans_between(bus_of(self._options.url), name, begins, topic.next, tasks)
+            found += ranges(name, topic.identity, begins, topic.next, tasks, spans)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -220,6 +228,13 @@ def _begins(
         if new or known.initial:
             began[name] = begins[name] if known.initial else new
     return begins, began
+
+
+def _told(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
+    """The ends of the logs for the query's progress, with the rows before them where offsets do not tell."""
+    left = counted.left(reached)
+    topics = {name: replace(topic, behind=left.get(name, {})) for name, topic in heads.topics.items()}
+    return replace(heads, topics=topics).to_json()
 
 
 def _kept(initial: Offsets) -> Offsets:

@@ -29,11 +29,13 @@ class TopicOffsets:
 
     :ivar next: the next offset of each partition.
     :ivar began: where those partitions began that the offsets before did not have.
+    :ivar behind: of the end of a log, how many rows lie before it that were not read, about, where offsets do not tell.
     """
 
     identity: str | None
     next: Mapping[int, int]
     began: Mapping[int, int] = field(default_factory=dict[int, int])
+    behind: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Offsets:
                     "identity": topic.identity,
                     "next": _numbered(topic.next),
                     **({"began": _numbered(topic.began)} if topic.began else {}),
+                    **({"behind": _numbered(topic.behind)} if topic.behind else {}),
                 }
                 for name, topic in sorted(self.topics.items())
             },
@@ -81,7 +84,12 @@ class Offsets:
         return cls(
             str(given["backend"]),
             {
-                name: TopicOffsets(topic["identity"], _plain(topic["next"]), _plain(topic.get("began", {})))
+                name: TopicOffsets(
+                    topic["identity"],
+                    _plain(topic["next"]),
+                    _plain(topic.get("began", {})),
+                    _plain(topic.get("behind", {})),
+                )
                 for name, topic in topics.items()
             },
             bool(given.get("initial")),

@@ -18,10 +18,14 @@ from broker_spark.files import check_place
 from broker_spark.positions import Position, parse_position
 from broker_spark.schema import COLUMNS, check_columns, nearest
 
-__all__ = ["SourceOptions", "canonical", "choice", "count", "find_url", "topic_name", "wrong"]
+__all__ = ["CONNECTORS", "SourceOptions", "canonical", "choice", "count", "find_url", "topic_name", "wrong"]
 
+CONNECTORS: Final = ("auto", "always", "never")
+"""What `connector` of `broker_spark.read` may be, the default first."""
 _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "truncate", "numrows"})
 """What Spark adds to the options of a source or sink for its own use."""
+_MOST: Final = 2**31 - 1
+"""What every count below this package takes too."""
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -66,9 +70,10 @@ def find_url(given: str | None) -> str:
 
 def count(name: str, text: str) -> int:
     """A whole number of 1 or more."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        wrong(name, text, "a whole number of 1 or more")
-    return int(text)
+    found = int(text) if re.fullmatch(r" *[0-9]{1,10} *", text) else 0
+    if not 1 <= found <= _MOST:
+        wrong(name, text, f"a whole number of 1 or more, up to {_MOST}")
+    return found
 
 
 def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
@@ -85,7 +90,7 @@ def topic_name(name: str) -> str:
 
 
 def _size(name: str, text: str) -> int:
-    match = re.fullmatch(r"(\d+) *([kmg]?)b?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15}) *([kmg]?)b?", text.strip().lower())
     if match is None or int(match[1]) < 1:
         wrong(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
     return int(match[1]) * _SIZES[match[2]]
@@ -109,6 +114,8 @@ def _topics(name: str, text: str) -> tuple[str, ...]:
 
 
 def _pattern(name: str, text: str) -> str:
+    if not text:
+        wrong(name, text, "a regular expression of whole names, for instance orders-.*")
     try:
         re.compile(text)
     except re.error as error:
@@ -268,3 +275,5 @@ def _check_topics(name: str, position: Position, options: SourceOptions) -> None
             wrong(name, "offsets of no topic", 'the topic too where there are several: {"topic": {"0": 17}}')
         if topic and options.topics and topic not in options.topics:
             wrong(name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}")
+        if topic and options.pattern is not None and not re.fullmatch(options.pattern, topic):
+            wrong(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")

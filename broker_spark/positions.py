@@ -20,6 +20,8 @@ __all__ = ["Bound", "Position", "parse_position"]
 
 Bound = Literal["earliest", "latest"]
 
+_DIGITS: Final = 9
+"""Of a partition's number."""
 _TAKES: Final = (
     'It takes "earliest", "latest", a time such as 2026-01-31T12:00:00+00:00, or offsets as {"0": 17} '
     'or {"topic": {"0": 17}}'
@@ -70,11 +72,11 @@ def parse_position(name: str, text: str, default: Bound) -> Position:
 def _offsets(name: str, text: str) -> dict[str, Mapping[int, int | Bound]]:
     try:
         found: Any = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{name} is {text!r}, which is no JSON: {error}", advice=_TAKES) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name} is {text[:200]!r}, which is no JSON: {error}", advice=_TAKES) from None
     if not found:
         raise ConfigurationError(f"{name} names no partition", advice=_TAKES)
-    if all(key.isdecimal() for key in found):
+    if all(map(_is_number, found)):
         return {"": _partitions(name, found)}
     for topic, partitions in found.items():
         if not isinstance(partitions, dict):
@@ -82,11 +84,15 @@ def _offsets(name: str, text: str) -> dict[str, Mapping[int, int | Bound]]:
     return {topic: _partitions(name, partitions) for topic, partitions in found.items()}
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
 def _partitions(name: str, given: Mapping[str, Any]) -> dict[int, int | Bound]:
     found: dict[int, int | Bound] = {}
     for key, value in given.items():
         fits = value in {"earliest", "latest"} if isinstance(value, str) else type(value) is int and value >= 0
-        if not key.isdecimal() or not fits:
+        if not _is_number(key) or not fits:
             raise ConfigurationError(
                 f"{name} has {value!r} for partition {key!r}",
                 advice='Partitions are numbers, and each has an offset of 0 or more, "earliest" or "latest"',

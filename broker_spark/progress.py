@@ -16,10 +16,11 @@ __all__ = ["behind", "lag", "offsets_of"]
 def lag(progress: Any) -> dict[str, dict[int, int]]:
     """How many offsets a query was behind the end of each topic's partitions when its last batch was planned.
 
-    Offsets may have gaps, so these are rows at most; where the partitions of a topic share their offsets, each counts
-    the rows of all. Of a subscription it is all that is spooled or waits, as partition 0. A topic that Spark's plan has
-    twice, as in a join with itself, counts once, if it is told apart from others of its name: Spark's Kafka connector
-    does not. What several sources are behind in different topics of one name is added up.
+    Offsets may have gaps, so these are rows at most, and about so many where offsets do not count rows; where the
+    partitions of a topic share their offsets, each counts the rows of all. Of a subscription it is all that is spooled
+    or waits, as partition 0. A topic that Spark's plan has twice, as in a join with itself, counts once, if it is told
+    apart from others of its name: Spark's Kafka connector does not. What several sources are behind in different topics
+    of one name is added up.
 
     :param progress: `query.lastProgress`, or an element of `query.recentProgress`.
     """
@@ -78,6 +79,10 @@ def _of(source: Any) -> Iterator[tuple[Hashable | None, _Span]]:
     if read is None or heads is None:
         return
     for topic, head in heads.topics.items():
+        if head.behind:
+            identity = None if head.identity is None else (heads.backend, head.identity)
+            yield identity, _Span(topic, dict.fromkeys(head.behind, 0), head.behind, shared=False)
+            continue
         done: Mapping[int, int] = read.topics[topic].next if topic in read.topics else {}
         starts = {each: done.get(each, head.began.get(each, 0)) for each in head.next}
         identity = None if head.identity is None else (heads.backend, head.identity)

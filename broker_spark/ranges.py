@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
+
+from broker.spi import Span
+from broker_spark.spans import cut
 
 __all__ = ["Range", "ranges"]
 
@@ -25,19 +28,29 @@ class Range(InputPartition):
 
 
 def ranges(
-    topic: str, identity: str | None, start: Mapping[int, int], end: Mapping[int, int], tasks: int
+    topic: str,
+    identity: str | None,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    tasks: int,
+    spans: Mapping[int, Sequence[Span]] | None = None,
 ) -> list[Range]:
     """The tasks for one topic: up to `tasks` for each partition that has something to read, of about equal length.
 
     Offsets may have gaps, so the rows of a task are at most its length. Within a task rows are in order.
+
+    :param spans: where records lie, if offsets do not count them: tasks are cut there, and together cover all.
     """
     found: list[Range] = []
     for partition, stop in sorted(end.items()):
         first = start[partition]
         if stop <= first:
             continue
-        pieces = min(tasks, stop - first)
-        cuts = [first + (stop - first) * piece // pieces for piece in range(pieces)]
+        if spans is None:
+            pieces = min(tasks, stop - first)
+            cuts = [first + (stop - first) * piece // pieces for piece in range(pieces)]
+        else:
+            cuts = cut(spans[partition], first, stop, tasks)
         found += [
             Range(topic, identity, partition, low, high)
             for low, high in zip(cuts, [*cuts[1:], stop], strict=True)

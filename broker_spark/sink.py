@@ -118,6 +118,10 @@ def _columns(schema: StructType, *, keep_partition: bool) -> tuple[str, ...]:
                 f"Column {column.name!r} is of type {column.dataType.simpleString()}",
                 advice=f"It takes {' or '.join(dict.fromkeys(each.simpleString() for each in accepted))}: cast it",
             )
+        if column.name in found:
+            raise ConfigurationError(
+                f"There are two columns {column.name!r}", advice="Rename or leave out one of them before the write"
+            )
         found.append(column.name)
     if "value" not in found:
         raise ConfigurationError(

@@ -42,18 +42,13 @@ class TopicLog:
 def check_log(bus: Bus) -> bool:
     """Whether the partitions of a topic share their offsets.
 
-    :raises Unsupported: the broker has no log that can be read by position, or its offsets do not count records.
+    :raises Unsupported: the broker has no log that can be read by position.
     """
     records = bus.capabilities.records
     if records is None or not records.log_reader:
         raise Unsupported(
             f"{bus.capabilities.backend} has no log that Spark could read by position",
             advice="Consume it with bus.messages(...), or read a broker with a log",
-        )
-    if not records.counting_offsets:
-        raise Unsupported(
-            f"The offsets of {bus.capabilities.backend} do not count records, and Spark's batches are sized by them",
-            advice="Consume it with bus.records(...)",
         )
     return records.shared_offsets
 

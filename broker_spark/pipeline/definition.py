@@ -5,10 +5,13 @@ Everything is checked when a `Pipeline` is made, without I/O: an error names the
 
 from __future__ import annotations
 
+import inspect
+import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -17,7 +20,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.errors import ConfigurationError
 from broker_spark.decoding import payload_schema
-from broker_spark.options import SourceOptions, topic_name
+from broker_spark.options import CONNECTORS, SourceOptions, choice, find_url, topic_name
 from broker_spark.sink import SinkOptions
 
 __all__ = [
@@ -31,6 +34,8 @@ __all__ = [
     "TableSink",
     "TopicSink",
     "Transform",
+    "is_whole",
+    "option_text",
     "part_of",
 ]
 
@@ -158,6 +163,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checkpoint", _absolute(self.checkpoint))
+        self._check_kinds()
         self._check_names()
         if not self.sources or not self.sinks:
             _wrong("sources" if not self.sources else "sinks", {}, "one or more, by name")
@@ -170,6 +176,8 @@ class Pipeline:
                 f"There are {len(self.sources)} sources, and no transform that joins them",
                 advice="Give transform or sql",
             )
+        if self.transform is not None:
+            self._check_transform(self.transform)
         if self.trigger not in ("", AVAILABLE_NOW) and not _INTERVAL.fullmatch(self.trigger):
             _wrong("trigger", self.trigger, f'"", "{AVAILABLE_NOW}" or an interval such as "10 seconds"')
         if self.on_batch is not None and not callable(self.on_batch):
@@ -190,6 +198,7 @@ class Pipeline:
             with part_of(name):
                 self._check_sink(sink)
         self._check_targets()
+        self._check_letters()
 
     def all_sinks(self) -> dict[str, Sink]:
         """The sinks by the names that errors and tables have for them, dead letters last."""
@@ -199,7 +208,7 @@ class Pipeline:
     def source_options(self, name: str) -> dict[str, str]:
         """What `broker_spark.read_stream` is given for a source."""
         source = self.sources[name]
-        told = {key: str(value) for key, value in source.options.items()}
+        told = {key: option_text(value) for key, value in source.options.items()}
         if source.topic:
             told["topic"] = source.topic
         url = source.url or self.url
@@ -211,14 +220,48 @@ class Pipeline:
         :raises ConfigurationError: one cannot be used.
         """
         options = self.source_options(name)
-        options.pop("connector", None)
+        choice("connector", options.pop("connector", CONNECTORS[0]), CONNECTORS)
         return SourceOptions.parse(options).for_stream()
 
     def sink_options(self, sink: TopicSink) -> dict[str, str]:
         """What `write.format("broker")` is given for a sink."""
-        told = {key: str(value) for key, value in sink.options.items()} | {"topic": sink.topic}
+        told = {key: option_text(value) for key, value in sink.options.items()} | {"topic": sink.topic}
         url = sink.url or self.url
         return told if url is None else {**told, "url": url}
+
+    def _check_kinds(self) -> None:
+        """What a type checker would say, for who has none."""
+        sources: Any = self.sources if isinstance(cast("object", self.sources), Mapping) else {}
+        parts: tuple[tuple[str, Any, type, str], ...] = (
+            ("name", self.name, str, "text"),
+            ("sources", self.sources, Mapping, "Sources by name"),
+            ("sinks", self.sinks, Mapping, "sinks by name"),
+            ("checkpoint", self.checkpoint, str, "a directory that the driver and all executors see"),
+            ("trigger", self.trigger, str, f'"", "{AVAILABLE_NOW}" or an interval such as "10 seconds"'),
+            *((f"sources.{name}", each, Source, "a Source") for name, each in sources.items()),
+        )
+        for name, value, kind, takes in parts:
+            if not isinstance(value, kind):
+                _wrong(name, value, takes)
+
+    def _check_transform(self, transform: Any) -> None:
+        if not callable(transform):
+            _wrong("transform", transform, "a function of the frames of the sources")
+        try:
+            signature = inspect.signature(transform)
+        except ValueError:
+            # Some that are written in C do not tell.
+            return
+        names = list(self.sources)
+        try:
+            signature.bind(None) if len(names) == 1 else signature.bind(**dict.fromkeys(names))
+        except TypeError as error:
+            raise ConfigurationError(
+                f"transform is {getattr(transform, '__qualname__', transform)}{signature}: {error}",
+                advice=f"It gets the frames of {', '.join(names)} by these names"
+                if len(names) > 1
+                else "It gets the frame of the only source",
+            ) from None
 
     def _check_names(self) -> None:
         for name in self.sources:
@@ -237,12 +280,14 @@ class Pipeline:
                 if found.write_id is not None or not found.ids:
                     name = "writeId" if found.ids else "ids"
                     raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
-            case FileSink(path=""):
-                _wrong("path", "", "a directory that all executors see")
-            case TableSink(table=""):
-                _wrong("table", "", "a table's name")
+            case FileSink(path=path) if not path or not isinstance(cast("object", path), str):
+                _wrong("path", path, "a directory that all executors see")
+            case TableSink(table=table) if not table or not isinstance(cast("object", table), str):
+                _wrong("table", table, "a table's name")
             case CallSink(call=call) if not callable(call):
                 _wrong("call", call, "a function of a DataFrame and a batch's number")
+            case FileSink(partition_by=str(columns)) if columns:
+                _wrong("partition_by", columns, f"a list of columns: [{columns!r}]")
             case FileSink(partition_by=columns) if clash := [each for each in columns if each.lower() == BATCH]:
                 _wrong("partition_by", clash[0], f"other columns: {BATCH} is the pipeline's, and partitions all files")
             case FileSink() | TableSink() | CallSink():
@@ -268,6 +313,26 @@ class Pipeline:
                     )
             seen.append((name, mine))
 
+    def _check_letters(self) -> None:
+        """Whether every dead letter is kept, and none decoded again, only to be one again, without end."""
+        letters = self.dead_letters
+        if letters is not None and letters.where:
+            _wrong("dead_letters.where", letters.where, "nothing: no row that does not decode may be lost")
+        if not isinstance(letters, TopicSink):
+            return
+        topic, url = topic_name(letters.topic), find_url(letters.url or self.url)
+        for name, source in self.sources.items():
+            options = self.parsed_options(name)
+            if source.decode is None or options.url != url:
+                continue
+            if topic in options.topics if options.pattern is None else re.fullmatch(options.pattern, topic):
+                raise ConfigurationError(
+                    f"dead_letters: sources.{name} reads topic {topic!r}, so each letter would come again without end",
+                    advice="Name another topic"
+                    if options.pattern is None
+                    else f"Name another topic, or let {options.pattern!r} leave it out",
+                )
+
 
 class part_of:  # noqa: N801 - used as a function
     """Puts the name of a part of the pipeline before an error of it."""
@@ -283,11 +348,22 @@ class part_of:  # noqa: N801 - used as a function
             raise cast("Any", type(error))(f"{self._name}: {error.message}", advice=error.advice) from None
 
 
+def option_text(value: Any) -> str:
+    """An option as Spark takes it."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
+
+
+def is_whole(path: str) -> bool:
+    """Whether no directory makes more of it: an absolute path, a URI, also one such as `file:/data`, or nothing."""
+    return not path or path.startswith("/") or ":" in path.partition("/")[0]
+
+
 def _absolute(path: Any) -> Any:
     """A directory as Spark's JVM finds it too, which may have been started elsewhere."""
-    if not isinstance(path, str) or not path or ":" in path.partition("/")[0]:
-        return path
-    return str(Path(path).absolute())
+    path = str(path) if isinstance(path, Path) else path
+    return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
 
 
 def _same_path(path: str) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyarrow import fs
 from pyspark.sql import SparkSession
 
+from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError
 from broker.urls import mask_url, mask_within
 from broker_spark.connections import bus_of
@@ -29,7 +30,7 @@ from broker_spark.pipeline.running import stream
 from broker_spark.progress import offsets_of
 from broker_spark.spool.looking import rows_behind
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
-from broker_spark.topics import chosen_topics
+from broker_spark.topics import chosen_topics, identity_of
 
 __all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
 
@@ -100,7 +101,7 @@ class Status:
     def lag(self) -> int | None:
         """What is behind in all partitions and subscriptions; None if one is not known."""
         found = [each.lag for each in (*self.places, *self.queues)]
-        if None in found:
+        if None in found or self.problem:
             return None
         total = sum(each.lag or 0 for each in (*self.places, *self.queues) if isinstance(each, Queue) or not each.log)
         for log in {each.log for each in self.places if each.log}:
@@ -132,9 +133,9 @@ def status(pipeline: Pipeline) -> Status:
             f"The checkpoint {shown!r} cannot be read: {str(error).replace(pipeline.checkpoint, shown)}",
             advice="Run where the checkpoint can be seen, and with the packages that its file system needs",
         ) from error
+    positions, spools = _positions(lines, f"{mask_within(pipeline.checkpoint)}/offsets/{committed}")
     places: list[Place] = []
-    queues, problem = _queues(pipeline, lines)
-    positions = list(_offsets(lines))
+    queues, problems = _queues(pipeline, spools)
     names = paired(pipeline, positions)
     for number, (found, name) in enumerate(zip(positions, names, strict=True)):
         # Spark keeps a line for each branch of its plan, and a source may be in two.
@@ -144,14 +145,17 @@ def status(pipeline: Pipeline) -> Status:
             known: Mapping[int, int] = {}
             try:
                 if name is None:
-                    problem = f"No source of the pipeline reads {topic!r}, which the checkpoint has"
+                    problems.append(f"No source of the pipeline reads {topic!r}, which the checkpoint has")
                 else:
-                    bounds = bus_of(pipeline.parsed_options(name).url).log.bounds(topic)
-                    known = {partition: each.next for partition, each in bounds.items()}
+                    known = _ends(bus_of(pipeline.parsed_options(name).url), found, topic)
             except BrokerError as error:
-                problem = str(error)
+                problems.append(str(error))
             log = f"{number} {topic}" if found.shared else ""
             places += [Place(topic, each, at, known.get(each), log) for each, at in sorted(kept.next.items())]
+    for name in pipeline.sources:
+        if name not in names and pipeline.parsed_options(name).subscription is None:
+            problems.append(f"sources.{name}: The checkpoint has no position of it")
+    problem = "; ".join(dict.fromkeys(problems))
     return Status(pipeline.name, mask_within(pipeline.checkpoint), committed, planned, places, queues, problem)
 
 
@@ -187,6 +191,8 @@ def explain(pipeline: Pipeline, spark: SparkSession) -> str:
     return f"Rows: {frame.schema[OUT].dataType.simpleString()}\n\n{text.getvalue().strip()}"
 
 
+_SHOWN: Final = 60
+"""Characters of what is wrong in a checkpoint that an error shows."""
 _AT_MOST_ONCE_EACH: Final = "each row once"
 
 
@@ -223,19 +229,45 @@ def _numbers(files: Any, directory: str) -> set[int]:
     return {int(info.base_name) for info in found if info.base_name.isdecimal()}
 
 
-def _offsets(lines: list[str]) -> Iterator[Offsets]:
-    """A version, Spark's own, and a line for each source."""
+def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPosition]]:
+    """Of logs and of spools: a version, Spark's own, and a line for each source.
+
+    :raises ConfigurationError: a line is not whole, or of a newer version.
+    """
+    logs: list[Offsets] = []
+    spools: list[SpoolPosition] = []
     for line in lines[2:]:
-        found = offsets_of(line)
+        try:
+            if SPOOL_SOURCE in line:
+                spools.append(SpoolPosition.from_json(json.loads(line)))
+                continue
+            # What the connector says of a pattern that matches nothing.
+            found = Offsets("kafka", {}) if line == "{}" else offsets_of(line)
+        except ConfigurationError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigurationError(
+                f"{file} is not whole: {line[:_SHOWN]}", advice="Bring the checkpoint back, or begin a new one"
+            ) from error
         if found is not None:
-            yield found
+            logs.append(found)
+    return logs, spools
 
 
-def _queues(pipeline: Pipeline, lines: list[str]) -> tuple[list[Queue], str]:
-    """The subscriptions, and what is not known of one; "" if nothing."""
-    positions = [SpoolPosition.from_json(json.loads(line)) for line in lines[2:] if SPOOL_SOURCE in line]
+def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
+    """Where the partitions end.
+
+    :raises ConfigurationError: the positions are of another backend or topic, or of one that was made anew since.
+    """
+    told = {topic: identity_of(bus, topic)}
+    Offsets(found.backend, {topic: found.topics[topic]}).check(bus.capabilities.backend, told, named=False)
+    return {partition: each.next for partition, each in bus.log.bounds(topic).items()}
+
+
+def _queues(pipeline: Pipeline, positions: list[SpoolPosition]) -> tuple[list[Queue], list[str]]:
+    """The subscriptions, and what is not known of them."""
     found: list[Queue] = []
-    problem = ""
+    problems: list[str] = []
     for name in pipeline.sources:
         options = pipeline.parsed_options(name)
         if options.subscription is None:
@@ -246,15 +278,15 @@ def _queues(pipeline: Pipeline, lines: list[str]) -> tuple[list[Queue], str]:
             if spooled is not None:
                 break
         else:
-            problem = f"sources.{name}: {mask_within(options.spool)} is not the spool of the checkpoint"
+            problems.append(f"sources.{name}: {mask_within(options.spool)} is not the spool of the checkpoint")
             continue
         waiting = None
         try:
             waiting = _waiting(options)
         except BrokerError as error:
-            problem = str(error)
+            problems.append(str(error))
         found.append(Queue(name, options.subscription, position.next, spooled, waiting))
-    return found, problem
+    return found, problems
 
 
 def _waiting(options: SourceOptions) -> int:

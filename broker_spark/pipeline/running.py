@@ -26,13 +26,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker.errors import Unsupported
-from broker_spark.identities import check_identities
+from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
+from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
-from broker_spark.pipeline.writing import check_columns, write
+from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.session import register, session
 
@@ -135,9 +136,11 @@ class Run:
             writer = writer.trigger(availableNow=True)
         elif pipeline.trigger:
             writer = writer.trigger(processingTime=pipeline.trigger)
+        identities = Identities(spark, pipeline.checkpoint)
         for name in pipeline.sources:
             with part_of(f"sources.{name}"):
-                check_identities(spark, pipeline.checkpoint, name, pipeline.parsed_options(name))
+                identities.check(name, pipeline.parsed_options(name))
+        identities.keep()
         try:
             for left in reversed(range(_STARTS)):
                 if self._ran(spark, writer, last_start=not left):
@@ -308,7 +311,7 @@ def run(
 def stream(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
     """The rows of a pipeline as a stream that was not started, `out` and `dead` beside each other.
 
-    :raises ConfigurationError: the transform or the SQL of the pipeline cannot be used.
+    :raises ConfigurationError: the transform or the SQL of the pipeline cannot be used, or a sink cannot take its rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
     if not hasattr(spark, "_jvm"):
@@ -319,7 +322,7 @@ def stream(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
         )
     sources = {name: read_stream(spark, **pipeline.source_options(name)) for name in pipeline.sources}
     frames = counted_frames_of(pipeline, sources, spark.sparkContext.defaultParallelism)
-    check_columns(pipeline, frames.out.columns)
+    check_rows(pipeline, frames)
     return joined(frames)
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Mapping
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
@@ -31,7 +32,17 @@ from typing import Any, Final, NoReturn, cast
 from pyspark import cloudpickle
 
 from broker.errors import ConfigurationError
-from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink
+from broker_spark.pipeline.definition import (
+    CallSink,
+    FileSink,
+    Pipeline,
+    Sink,
+    Source,
+    TableSink,
+    TopicSink,
+    is_whole,
+    option_text,
+)
 from broker_spark.schema import nearest
 
 __all__ = ["read_pipeline"]
@@ -94,9 +105,7 @@ class _File:
             for name in ("name", "url", "checkpoint", "sql", "trigger", "output_mode", "master")
             if name in content
         }
-        # Spark would take a path for one in whatever directory it runs.
-        if "://" not in content["checkpoint"]:
-            values["checkpoint"] = str((self._directory / content["checkpoint"]).absolute())
+        values["checkpoint"] = self._place(content["checkpoint"])
         for name in ("transform", "on_batch"):
             if name in content:
                 values[name] = self._load(name, content[name])
@@ -123,11 +132,12 @@ class _File:
         for name, value in (("topic", topic), ("url", url), ("decode", decode)):
             if value is not None:
                 _check_kind(f"{place}.{name}", value, (str,))
+        options = {name: _text(f"{place}.{name}", value) for name, value in rest.items()}
         return Source(
             topic,
             None if decode is None else self._load(f"{place}.decode", decode),
             url,
-            {name: _text(f"{place}.{name}", value) for name, value in rest.items()},
+            {name: self._place(value) if name.lower() == "spool" else value for name, value in options.items()},
         )
 
     def _sink(self, place: str, table: Any) -> Sink:
@@ -151,14 +161,18 @@ class _File:
             _check_kind(f"{place}.partition_by[{index}]", each, (str,))
         if kind == "call":
             target = self._load(f"{place}.call", target)
-        elif kind == "path" and "://" not in target:
-            target = str((self._directory / target).absolute())
+        elif kind == "path":
+            target = self._place(target)
         return cast("Any", made)(target, **rest)
+
+    def _place(self, path: str) -> str:
+        """A directory of the file's; Spark would take it for one in whatever directory it runs."""
+        return path if is_whole(path) else str((self._directory / path).absolute())
 
     def _load(self, place: str, value: str) -> Any:
         """What `module:name` names."""
         module, _, name = value.partition(":")
-        if not module or not name:
+        if not all(part.isidentifier() for part in module.split(".")) or not name:
             _refuse(place, value, "module:name")
         directory = str(self._directory.absolute())
         if directory not in sys.path:
@@ -170,6 +184,11 @@ class _File:
             raise ConfigurationError(
                 f"{place} is {value!r}, and module {module} cannot be imported: {error}",
                 advice="Put it beside the file, or install it",
+            ) from error
+        except Exception as error:
+            raise ConfigurationError(
+                f"{place} is {value!r}, and module {module} fails: {type(error).__name__}: {error}",
+                advice="Mend it there",
             ) from error
         self._ship({module.partition(".")[0], *(set(sys.modules) - before)})
         for part in name.split("."):
@@ -208,10 +227,10 @@ def _check_kind(place: str, value: Any, kinds: tuple[type, ...]) -> None:
 
 def _text(place: str, value: Any) -> str:
     """An option as Spark takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
+    if isinstance(value, (bool, dict, datetime)):
+        return option_text(value)
     if not isinstance(value, _PLAIN):
-        _refuse(place, value, "text, a number, or true or false")
+        _refuse(place, value, "text, a number, a time, a table, or true or false")
     return str(value)
 
 

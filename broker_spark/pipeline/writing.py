@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -12,20 +11,7 @@ from broker.errors import ConfigurationError
 from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.owning import batch_path, claim_table, insert
 
-__all__ = ["as_messages", "check_columns", "write"]
-
-
-def check_columns(pipeline: Pipeline, columns: Sequence[str]) -> None:
-    """Whether the rows of a transform fit into files and tables.
-
-    :raises ConfigurationError: a column is named as that of the batch's number.
-    """
-    for name, sink in pipeline.all_sinks().items():
-        clash = [each for each in columns if each.lower() == BATCH]
-        if clash and name != "dead_letters" and isinstance(sink, FileSink | TableSink):
-            raise ConfigurationError(
-                f"{name}: The rows have a column {clash[0]!r}, which is the pipeline's", advice="Rename it"
-            )
+__all__ = ["as_messages", "check_table", "write"]
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
@@ -65,6 +51,20 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
     return frame.select(*columns)
 
 
+def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
+    """The columns of a table that there is, in its order.
+
+    :raises ConfigurationError: the rows have others.
+    """
+    columns = [name for name in rows.sparkSession.table(sink.table).columns if name != BATCH]
+    if sorted(columns) != sorted(rows.columns):
+        raise ConfigurationError(
+            f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(rows.columns)}",
+            advice="Let the transform give the table's columns, and leave batch to the pipeline",
+        )
+    return columns
+
+
 def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
     spark = frame.sparkSession
     if not spark.catalog.tableExists(sink.table):
@@ -73,10 +73,5 @@ def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
         empty.write.format(sink.format).options(**options).partitionBy(BATCH).saveAsTable(sink.table)
         claim_table(spark, name, sink.table, query)
-    columns = [name for name in spark.table(sink.table).columns if name != BATCH]
-    if sorted(columns) != sorted(frame.columns):
-        raise ConfigurationError(
-            f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(frame.columns)}",
-            advice="Let the transform give the table's columns, and leave batch to the pipeline",
-        )
+    columns = check_table(sink, frame)
     insert(sink, frame.select(*columns), batch)

@@ -14,6 +14,7 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -170,18 +171,15 @@ class Receiver:
             topics = await self._topics(bus)
             identities = {topic: await _identity_of(bus, topic) for topic in topics}
             await asyncio.to_thread(self._spool.check_topics, identities)
-            consumer = bus.messages(
-                topics,
-                subscription=options.subscription or "",
-                start="earliest" if options.start.offsets else options.start.default,
-                # However often the query was killed with it, a message is never given up here.
-                retry=broker.Retry(max_deliveries=_FOREVER),
-                confirm_acks=True if family.confirmed_ack is ConfirmedAck.OPTIONAL else None,
-                max_outstanding=max(3 * self._rows, 2 * len(topics)),
-                max_outstanding_bytes=4 * self._bytes,
-                prefetch=max(self._rows, len(topics)),
-            )
-            async with consumer:
+            confirm = True if family.confirmed_ack is ConfirmedAck.OPTIONAL else None
+            async with AsyncExitStack() as stack:
+                try:
+                    consumer = await stack.enter_async_context(self._consumer(bus, topics, confirm))
+                except Unsupported:
+                    if confirm is None:
+                        raise
+                    # Some subscriptions cannot, as those of Pub/Sub without exactly-once delivery.
+                    consumer = await stack.enter_async_context(self._consumer(bus, topics, None))
                 target, patience = await self._target(bus, topics, family.lease_seconds or 0.0)
                 await self._look(bus, topics)
                 self._opened.set()
@@ -190,6 +188,20 @@ class Receiver:
                     await self._fill(consumer, target, patience)
                 finally:
                     watch.cancel()
+
+    def _consumer(self, bus: Bus, topics: Sequence[str], confirm_acks: bool | None) -> MessageConsumer[bytes]:
+        options = self._options
+        return bus.messages(
+            topics,
+            subscription=options.subscription or "",
+            start="earliest" if options.start.offsets else options.start.default,
+            # However often the query was killed with it, a message is never given up here.
+            retry=broker.Retry(max_deliveries=_FOREVER),
+            confirm_acks=confirm_acks,
+            max_outstanding=max(3 * self._rows, 2 * len(topics)),
+            max_outstanding_bytes=4 * self._bytes,
+            prefetch=max(self._rows, len(topics)),
+        )
 
     async def _fill(self, consumer: MessageConsumer[bytes], target: int, patience: float) -> None:
         kept: asyncio.Task[None] | None = None

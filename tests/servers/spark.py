@@ -15,6 +15,7 @@ import pyspark
 
 from broker_spark.home import home_without_archive
 from tests.servers.process import ChildProcess
+from tests.servers.server_process import Servers
 
 __all__ = ["SparkCluster"]
 
@@ -24,7 +25,7 @@ _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile("Successfully registered with master")
 
 
-class SparkCluster:
+class SparkCluster(Servers):
     """`with SparkCluster() as cluster:`; `cluster.url` is the master's. Ports are free ones, on loopback.
 
     :param workers: each has one core.
@@ -78,13 +79,3 @@ class SparkCluster:
             if time.monotonic() > deadline or self._children[-1].return_code is not None:
                 raise RuntimeError(f"Spark's {name} did not start: {told[-3000:]}")
             time.sleep(0.05)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

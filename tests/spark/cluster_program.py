@@ -1,24 +1,32 @@
-"""A program for a cluster: `cluster_program MASTER URL SOURCE TARGET DIRECTORY STEP`. What it finds is printed as JSON.
+"""A program for a cluster: `cluster_program MASTER URL SOURCE TARGET ORDERS DEAD DIRECTORY STEP`; it prints JSON.
 
-A batch read, a stream that copies the source into the target, and a second run of the stream that finds nothing new. A
-task of the first stands still at `STEP` (see `halting`), until its executor is killed.
+A batch read, a stream that copies the source into the target, a second run of the stream that finds nothing new, and a
+pipeline of typed orders. A task of the first stream stands still at `STEP` (see `halting`), until its executor is
+killed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import functions as F  # noqa: N812
 
 import broker_spark
+from broker_spark.pipeline import BatchReport, FileSink, Pipeline, Source, TopicSink, run
 from tests.spark.conftest import SETTINGS
 from tests.spark.halting import HaltingSource
 from tests.spark.support import copy, read
 
 
-def main(master: str, url: str, source: str, target: str, directory: str, step: str) -> None:
+@dataclass
+class Order:
+    number: int
+
+
+def main(master: str, url: str, source: str, target: str, orders: str, dead: str, directory: str, step: str) -> None:
     settings = {**SETTINGS, "spark.executor.memory": "512m", "spark.cores.max": 2, "spark.executor.cores": 1}
     # For the module of the step; the package is installed.
     settings["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -30,7 +38,26 @@ def main(master: str, url: str, source: str, target: str, directory: str, step: 
     halt = f"{step}:0:{directory}/halted"
     runs = [copy(spark, url, source, target, checkpoint, halt=halt, arrowRows=10) for _ in range(2)]
     copied = [sum(progress["numInputRows"] for progress in run.recentProgress) for run in runs]
-    sys.stdout.write(json.dumps({"rows": sum(counts), "tasks": len(counts), "copied": copied}) + "\n")
+    reports: list[BatchReport] = []
+    pipeline = Pipeline(
+        name="orders",
+        url=url,
+        sources={"orders": Source(orders, Order, options={"maxRows": 40})},
+        transform=lambda frame: frame.select("payload.*").where("number % 2 = 0"),
+        sinks={"files": FileSink(f"{directory}/files")},
+        dead_letters=TopicSink(dead),
+        checkpoint=f"{directory}/pipeline",
+        trigger="available-now",
+    )
+    run(pipeline, spark=spark, on_batch=reports.append)
+    told = {
+        "rows": sum(counts),
+        "tasks": len(counts),
+        "copied": copied,
+        "orders": sum(report.rows_in for report in reports),
+        "files": spark.read.parquet(f"{directory}/files").distinct().count(),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
     spark.stop()
 
 

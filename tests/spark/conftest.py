@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,6 +22,7 @@ from tests.fault_matrix import Books
 from tests.servers import kafka, nats
 from tests.servers.kafka_jars import jars_of
 from tests.servers.spark_python import quick_python
+from tests.spark.spool_query import MakeQuery, Query
 
 STREAMING = "org.apache.spark.sql.execution.streaming"
 
@@ -109,3 +111,17 @@ def make_topic(bus: Bus) -> MakeTopic:
         return name
 
     return make
+
+
+@pytest.fixture
+def make_query(url: str, tmp_path: Path) -> Iterator[MakeQuery]:
+    """`make_query(topic)` gives a query over a spool of the test; it ends with the test."""
+    made: list[Query] = []
+
+    def make(topic: str, spool: Path | str = tmp_path / "spool", **options: Any) -> Query:
+        made.append(Query(url, topic, spool, **options))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.reader.stop()

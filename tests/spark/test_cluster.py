@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,10 +35,10 @@ def cluster() -> Iterator[SparkCluster]:
         yield cluster
 
 
-def run(cluster: SparkCluster, url: str, source: str, target: str, directory: Path, step: str) -> dict[str, object]:
+def run(cluster: SparkCluster, url: str, topics: Sequence[str], directory: Path, step: str) -> dict[str, object]:
     """The program in a driver of its own, since this process has a session already; an executor is killed at `step`."""
     program = [sys.executable, "-m", "tests.spark.cluster_program"]
-    command = [*program, cluster.url, url, source, target, str(directory), step]
+    command = [*program, cluster.url, url, *topics, str(directory), step]
     here = {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(cluster.home), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment = {**os.environ, **here}
     with (
@@ -76,10 +76,13 @@ def executor_of(worker: int) -> int:
 def test_a_standalone_cluster_of_two_workers(
     cluster: SparkCluster, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path, books: Books
 ) -> None:
-    source, target = make_topic(), make_topic()
+    topics = source, target, orders, dead = [make_topic() for _ in range(4)]
     publish(bus, source, numbered(ROWS))
-    found = run(cluster, url, source, target, tmp_path, "half")
-    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0]}
+    bad = [b"?", b'{"number": "x"}']
+    publish(bus, orders, [b'{"number": %d}' % number for number in range(60)] + bad)
+    found = run(cluster, url, topics, tmp_path, "half")
+    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 62, "files": 30}
+    assert sorted(data for _, data in log(bus, dead)) == sorted(bad)
     ids, rows = zip(*log(bus, target), strict=True)
     told = "SIGKILL of an executor: half; a standalone cluster"
     why = "the task is run again"

@@ -64,6 +64,9 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
         [("twice", b"1"), ("twice", b"2"), ("null", None), ("", b"no name"), ("binary", b"\xff\xfe")],
         [("anybroker-id", None), ("anybroker-id", b"second"), ("anybroker-time", b"no number")],
         [("anybroker-attributes", b"=x&y=&z&a%20b=1=2"), ("y", b"header")],
+        [("anybroker-attributes", b"no=%zz%4&plus=1+2&%=%C3%BC%41&lines=1\n2&raw=\xc3\xbc&%ff=\xff")],
+        [("anybroker-time", b"9223372036854775807"), ("anybroker-id", b"\xff")],
+        [("anybroker-time", b"-9223372036854775808"), ("anybroker-id", b"")],
     ]
     for headers in written:
         foreign.produce(topic, b"foreign", headers=headers)
@@ -72,7 +75,7 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     assert theirs.dtypes == ours.dtypes
     assert ours.schema == spark_schema()
     rows = sorted_rows(theirs)
-    assert len(rows) == 58
+    assert len(rows) == 61
     assert rows == sorted_rows(ours)
 
 

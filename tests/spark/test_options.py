@@ -58,6 +58,11 @@ def test_options_are_one_however_they_are_written() -> None:
         ({"start": '{"0": -1}'}, "start has -1 for partition '0'"),
         ({"start": '{"refunds": {"0": 1}}'}, "an offset of topic 'refunds'"),
         ({"topicPattern": "x.*"}, "topic and topicPattern are both given"),
+        ({"maxRows": "9" * 20}, "Option maxRows is '99999999999999999999'. It takes a whole number"),
+        ({"maxRows": "9" * 5000}, "It takes a whole number"),
+        ({"aheadBytes": "9" * 5000}, "It takes a size"),
+        ({"start": '{"a":' * 100_000}, "which is no JSON"),
+        ({"start": '{"\u0663": 1}'}, "start has 1 for '\u0663'"),
         ({"topic": "a b"}, "topic name 'a b' is not portable"),
         ({"url": "inmem:"}, "Use embedded:///directory"),
         ({"url": "embedded:"}, "Use embedded:///directory"),
@@ -67,6 +72,22 @@ def test_options_are_one_however_they_are_written() -> None:
 def test_a_wrong_option_is_named_with_the_mend(options: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse(**options)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"topicPattern": ""}, "Option topicPattern is ''. It takes a regular expression"),
+        ({"start": '{"order-1": {"0": 17}}'}, "an offset of topic 'order-1'\". It takes topics that match"),
+        ({"end": '{"0": 17}'}, "offsets of no topic"),
+    ],
+)
+def test_a_wrong_option_beside_a_pattern_is_named(options: dict[str, str], told: str) -> None:
+    given = {"url": URL, "topicPattern": "orders-.*"}
+    SourceOptions.parse({**given, "start": '{"orders-1": {"0": 17}}'})
+    with pytest.raises(ConfigurationError) as caught:
+        SourceOptions.parse({**given, **options})
     assert told in str(caught.value)
 
 
@@ -154,6 +175,8 @@ def test_what_a_sink_takes() -> None:
         sink(("vale", StringType()))
     with pytest.raises(ConfigurationError, match=r"Column 'value' is of type bigint. It takes binary or string"):
         sink(("value", LongType()))
+    with pytest.raises(ConfigurationError, match="There are two columns 'key'"):
+        sink(("value", StringType()), ("key", StringType()), ("key", StringType()))
     with pytest.raises(ConfigurationError, match="no column 'value'"):
         sink(("key", StringType()))
     with pytest.raises(ConfigurationError, match="Neither option topic nor a column topic"):

@@ -12,7 +12,7 @@ import textwrap
 import threading
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -70,9 +70,13 @@ class Order:
 def large(orders):
     return orders.select("payload.*").where(F.udf(enough, "boolean")("number"))
 
+def both(orders, refunds):
+    return orders.union(refunds)
+
 reports = []
 
 not_a_class = 5
+not_hashable = {}
 """
 LIMITS = """
 class LIMITS:
@@ -88,6 +92,7 @@ def file(tmp_path: Path) -> Path:
     module = f"shop_{uuid.uuid4().hex[:8]}"
     (tmp_path / f"{module}.py").write_text(CODE.replace("MODULE", module))
     (tmp_path / f"limits_{module}.py").write_text(LIMITS)
+    (tmp_path / "broken.py").write_text("def (")
     path = tmp_path / "shop.toml"
     path.write_text(GOOD.replace("MODULE", module).replace('[spark]\nmaster = "local[2,3]"\n', ""))
     return path
@@ -110,6 +115,30 @@ def test_what_a_file_says(file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
+        ("maxRows = 50", "start = {0 = 17}", {"start": '{"0": 17}'}),
+        ("maxRows = 50", "start = 2026-01-31T12:00:00Z", {"start": "2026-01-31T12:00:00+00:00"}),
+        ("maxRows = 50", 'subscription = "billing"\nspool = "spools/a"', {"spool": "HERE/spools/a"}),
+        ("maxRows = 50", 'subscription = "billing"\nspool = "/spools/a"', {"spool": "/spools/a"}),
+    ],
+)
+def test_options_may_be_as_toml_has_them(file: Path, old: str, new: str, told: dict[str, str]) -> None:
+    file.write_text(file.read_text().replace(old, new))
+    options = read_pipeline(file).sources["orders"].options
+    for name, value in told.items():
+        assert options[name] == value.replace("HERE", str(file.parent))
+
+
+def test_directories_are_relative_to_the_file(file: Path) -> None:
+    for place in ("file:/data/checkpoint", "s3a://bucket/checkpoint", "/data/checkpoint"):
+        file.write_text(file.read_text().replace('checkpoint = "checkpoint"', f'checkpoint = "{place}"'))
+        assert read_pipeline(file).checkpoint == place
+        file.write_text(file.read_text().replace(f'checkpoint = "{place}"', 'checkpoint = "checkpoint"'))
+    assert read_pipeline(file).checkpoint == str(file.parent / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
         ("trigger =", "triger =", "There is no key triger. Did you mean 'trigger'"),
         ('"shop"', "5", "name is 5. It takes text"),
         ('"shop"', '"my shop"', "name is 'my shop'. It takes a letter"),
@@ -118,6 +147,18 @@ def test_what_a_file_says(file: Path) -> None:
         (":large", ":larg", "transform is 'MODULE:larg', and there is no 'larg' in MODULE. Did you mean 'large'"),
         ('"MODULE:large"', '"large"', "transform is 'large'. It takes module:name"),
         ('"MODULE:large"', '"nowhere_at_all:x"', "module nowhere_at_all cannot be imported"),
+        ('"MODULE:large"', '".x:large"', "transform is '.x:large'. It takes module:name"),
+        ('"MODULE:large"', '"MODULE:not_a_class"', "transform is 5. It takes a function of the frames of the sources"),
+        (
+            '"MODULE:large"',
+            '"MODULE:both"',
+            "transform is both(orders, refunds): missing a required argument: 'refunds'",
+        ),
+        ('"MODULE:large"', '"broken:large"', "module broken fails: SyntaxError"),
+        (":Order", ":not_hashable", "sources.orders: {} is no dataclass, pydantic model or msgspec struct"),
+        ('checkpoint = "checkpoint"', 'checkpoint = ""', "checkpoint is ''. It takes a directory"),
+        ('path = "archive"', 'path = ""', "sinks.archive: path is ''. It takes a directory"),
+        ("maxRows = 50", 'connector = "perhaps"', "sources.orders: Option connector is 'perhaps'. It takes auto or"),
         (":Order", ":not_a_class", "sources.orders: 5 is no dataclass, pydantic model or msgspec struct"),
         ("maxRows", "maxRow", "sources.orders: The source has no option 'maxRow'. Did you mean 'maxRows'"),
         ("maxRows = 50", 'maxRows = "x"', "sources.orders: Option maxRows is 'x'. It takes a whole number"),
@@ -135,6 +176,8 @@ def test_what_a_file_says(file: Path) -> None:
         ('key = "number"', 'writeId = "a"', "sinks.large: Option writeId is the pipeline's. Leave it out"),
         ('"large-orders"', '"a b"', "sinks.large: topic name 'a b' is not portable"),
         ('[dead_letters]\ntopic = "orders.dead"', "", "sources.orders: It has decode, and the pipeline has no"),
+        ('"orders.dead"', '"orders"', "dead_letters: sources.orders reads topic 'orders', so each letter"),
+        ('topic = "orders"\n', "topicPattern = 'orders.*'\n", "another topic, or let 'orders.*' leave it out"),
         ("[sinks.large]", "sinks = 5", "TOML"),
     ],
 )
@@ -155,6 +198,14 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
         ({"sinks": {}}, "sinks is {}. It takes one or more"),
         ({"sinks": {"a": 5}}, "sinks.a: It is 5. It takes a TopicSink"),
         ({"output_mode": "complete"}, "output_mode is 'complete'"),
+        ({"name": 5}, "name is 5. It takes text"),
+        ({"sources": ["orders"]}, "sources is ['orders']. It takes Sources by name"),
+        ({"sources": {"a": "orders"}}, "sources.a is 'orders'. It takes a Source"),
+        ({"sinks": {"a": FileSink(cast("Any", 5))}}, "sinks.a: path is 5. It takes a directory"),
+        ({"trigger": None}, "trigger is None. It takes"),
+        ({"transform": lambda: None}, "too many positional arguments. It gets the frame of the only source"),
+        ({"sinks": {"a": FileSink("/x", partition_by="colour")}}, "sinks.a: partition_by is 'colour'. It takes a list"),
+        ({"dead_letters": FileSink("/x", where="number > 5")}, "dead_letters.where is 'number > 5'. It takes nothing"),
         ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
         ({"sources": {"a": Source("orders"), "b": Source("orders")}}, "There are 2 sources, and no transform"),
     ],

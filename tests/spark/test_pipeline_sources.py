@@ -91,7 +91,7 @@ def test_lag_status_and_plan_of_a_connector_and_a_queue(
         assert "kafka" in plan.lower().partition("physical")[2]
     (tmp_path / "spool").rename(tmp_path / "elsewhere")
     said = json.loads(call("status", "--json"))
-    assert said["lag"] == 7
+    assert said["lag"] is None, "what waits in the other queue is not known"
     assert said["problem"] == f"sources.jobs: {tmp_path / 'spool'} is not the spool of the checkpoint"
 
 

@@ -12,6 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from broker.blocking import connect
 from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
+from broker_spark.pipeline.checking import check_rows
+from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.owning import claim
 from tests.servers import nats
@@ -50,6 +52,42 @@ def test_sinks_beside_each_other_are_no_trouble(tmp_path: Path) -> None:
 def test_files_are_not_partitioned_by_the_batch_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"sinks\.files: partition_by is 'Batch'\. It takes other columns"):
         make(tmp_path, files=FileSink("/data/out", partition_by=["colour", "Batch"]))
+
+
+@pytest.mark.parametrize(
+    ("sink", "told"),
+    [
+        (TopicSink("numbers.out", key="numbr"), "There is no column 'numbr' for the key. There are number, colour"),
+        (TopicSink("numbers.out", where="numbr > 5"), "where is 'numbr > 5': [UNRESOLVED_COLUMN"),
+        (CallSink(print, where="number >"), "where is 'number >': [PARSE_SYNTAX_ERROR]"),
+        (FileSink("/nowhere", where="number"), "where is 'number': [DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN]"),
+        (FileSink("/nowhere", partition_by=["color"]), "partition_by has 'color', which is no column of the rows. Did"),
+        (FileSink("/nowhere", partition_by=["number", "colour"]), "partition_by has all columns, number, colour"),
+        (FileSink("/nowhere", format="parqet"), "format is 'parqet', which Spark does not find"),
+        (TableSink("nowhere", format="parqet"), "format is 'parqet', which Spark does not find"),
+    ],
+)
+def test_what_a_sink_cannot_take_is_told_before_the_first_batch(
+    spark: SparkSession, tmp_path: Path, sink: Sink, told: str
+) -> None:
+    rows = spark.createDataFrame([(1, "red")], "number bigint, colour string")
+    check_rows(make(tmp_path, good=TopicSink("numbers.out", key="number", where="number > 5")), Frames(rows, None))
+    with pytest.raises(ConfigurationError) as caught:
+        check_rows(make(tmp_path, out=sink), Frames(rows, None))
+    assert str(caught.value).startswith(f"sinks.out: {told}")
+
+
+def test_rows_that_a_sink_cannot_take_are_told_too(spark: SparkSession, tmp_path: Path) -> None:
+    topic, files = TopicSink("numbers.out"), FileSink("/nowhere")
+    for columns, sink, told in (
+        (["1L as value"], topic, "Column 'value' is of type bigint"),
+        (["'x' as value", "1 as other"], topic, "The sink has no column 'other'"),
+        (["'x' as value", "'y' as value"], topic, "The rows have two columns 'value'"),
+        (["1 as number", "2 as Number"], files, "The rows have two columns 'Number'"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            check_rows(make(tmp_path, out=sink), Frames(spark.range(1).selectExpr(*columns), None))
+        assert str(caught.value).startswith(f"sinks.out: {told}")
 
 
 def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path) -> None:

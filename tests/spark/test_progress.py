@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from broker.blocking import Bus, connect
+from broker.errors import ConfigurationError
 from broker_spark.offsets import Offsets, TopicOffsets
 from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
 from broker_spark.pipeline.inspecting import Place, Status, status
 from broker_spark.progress import behind, lag
 from tests.servers import kafka, nats
 from tests.spark.support import numbered, publish
+
+POSITION = json.dumps(Offsets("jetstream", {"TOPIC": TopicOffsets("another", {0: 3})}).to_json())
 
 
 def told(place: int, *, shared: bool, identity: str | None = "one", began: bool = False) -> str:
@@ -103,6 +108,54 @@ def test_topics_of_one_name_at_two_brokers_are_told_apart(tmp_path: Path) -> Non
     assert not found.problem
     assert [(place.next, place.end) for place in found.places] == [(4, 20), (3, 8)]
     assert found.lag == 16 + 5
+
+
+def inspected(directory: Path, *lines: str) -> Status:
+    """What is told of a checkpoint with these positions, by a pipeline on a topic that they are not of."""
+    topic, url = f"spark.{uuid.uuid4().hex[:12]}", nats.shared_server().url
+    pipeline = Pipeline(
+        name="strange",
+        url=url,
+        sources={"orders": Source(topic)},
+        sinks={"nothing": CallSink(lambda *_: None)},
+        checkpoint=str(directory),
+    )
+    for name, text in (("commits", "v1\n{}"), ("offsets", "\n".join(["v1", "{}", *lines]))):
+        (directory / name).mkdir()
+        (directory / name / "0").write_text(text.replace("TOPIC", topic))
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+    return status(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("", "sources.orders: The checkpoint has no position of it"),
+        ("5", "sources.orders: The checkpoint has no position of it"),
+        ('{"logOffset":3}', "sources.orders: The checkpoint has no position of it"),
+        (POSITION, "was deleted and made anew, or is that of another broker"),
+        (POSITION.replace("jetstream", "kafka"), "is of a query on kafka, and this one reads jetstream"),
+    ],
+)
+def test_positions_of_something_else_tell_no_lag(tmp_path: Path, line: str, problem: str) -> None:
+    found = inspected(tmp_path, line)
+    assert (found.lag, found.committed) == (None, 0)
+    assert problem in found.problem
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (POSITION[:50], "offsets/0 is not whole: {"),
+        ('{"source":"broker-spool"', "offsets/0 is not whole: {"),
+        (POSITION.replace('"next": {"0": 3}', '"next": [3]'), "offsets/0 is not whole: {"),
+        (POSITION.replace('"version": 1', '"version": 2'), "by another version of broker_spark: 2"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_named(tmp_path: Path, line: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        inspected(tmp_path, line)
 
 
 def placed(bus: Bus, topic: str, place: int) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Pulsar's log, whose offsets do not count records; and queues and sinks on Pulsar, Pub/Sub
+and the double of Service Bus."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from broker.blocking import Bus, connect
+from broker_spark import progress
+from broker_spark.log_source import LogBatchReader
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+from tests.servers import pubsub, pulsar, servicebus
+from tests.spark import test_spool
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import copy, log, numbered, publish, read, rows_of, values
+from tests.spark.test_log_stream import Query
+
+on_pulsar = pytest.mark.parametrize("url", ["pulsar"], indirect=True)
+
+
+@pytest.fixture(params=["pulsar", "pubsub", "servicebus"])
+def url(request: pytest.FixtureRequest) -> str:
+    match request.param:
+        case "pulsar":
+            return pulsar.shared_server().url
+        case "pubsub":
+            return f"{pubsub.shared_server().url}&lease_seconds=2"
+        case _:
+            if (reason := servicebus.missing()) is not None:
+                pytest.skip(reason)
+            return f"{servicebus.shared_double().url}&lease_seconds=2"
+
+
+@pytest.fixture(params=["default", "off"])
+def batched(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    """Publishes in entries of many messages, and without batches."""
+    with connect(f"{pulsar.shared_server().url}&batching={request.param}") as bus:
+        yield bus
+
+
+def behind(query: Query, topic: str) -> int:
+    head = query.reader.reportLatestOffset()
+    assert head is not None
+    return sum(head["topics"][topic]["behind"].values())
+
+
+@on_pulsar
+def test_bounded_batches_of_a_log_in_ledgers_read_each_row_once(url: str, batched: Bus) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    batched.admin.ensure_topic(topic, partitions=2)
+    rows = numbered(200)
+    for first in range(0, 200, 25):
+        # What is sent together may be one entry of the ledger, which is never cut.
+        publish(batched, topic, rows[first : first + 25])
+    query = Query(url, topic, maxRows=60, tasksPerPartition=2)
+    batches = [query.batch() or []]
+    assert 0 < len(batches[0]) < 200
+    assert behind(query, topic) > 0
+    # The next run begins in the first ledger and goes on in a second one.
+    path = f"/admin/v2/persistent/public/default/{topic}/unload"
+    assert pulsar.shared_server().request("PUT", path)[0] < 300
+    publish(batched, topic, numbered(50, start=200))
+    query.restart()
+    batches += query.batches()
+    assert sorted(row for batch in batches for row in batch) == sorted(numbered(250))
+    assert behind(query, topic) == 0
+    assert query.batch() is None
+    # One that is behind all there is goes on with what comes.
+    publish(batched, topic, numbered(5, start=250))
+    assert sorted(query.batch() or []) == sorted(numbered(5, start=250))
+
+
+@on_pulsar
+def test_tasks_cut_a_log_in_ledgers(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(40))
+    options = SourceOptions.parse({"url": url, "topic": topic, "tasksPerPartition": "4"})
+    tasks = [task for task in LogBatchReader(options).partitions() if isinstance(task, Range)]
+    rows = [rows_of(options, task) for task in tasks]
+    assert [len(part) for part in rows] == [10] * 4
+    assert sorted(row for part in rows for row in part) == sorted(numbered(40))
+
+
+@on_pulsar
+def test_spark_copies_a_log_of_pulsar(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(50))
+    query = copy(spark, url, source, target, tmp_path / "checkpoint", maxRows=20)
+    publish(bus, source, numbered(10, start=50))
+    query = copy(spark, url, source, target, tmp_path / "checkpoint", maxRows=20)
+    assert sorted(body for _, body in log(bus, target)) == sorted(numbered(60))
+    assert progress.behind(query.lastProgress) == 0
+    assert sorted(values(read(spark, url, target, tasksPerPartition=2))) == sorted(numbered(60))
+
+
+def test_a_queue_is_drained_once(url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path) -> None:
+    topic = make_topic()
+    # A spool wants its acks confirmed where that can be had.
+    options: dict[str, Any] = {"exactly_once": True} if bus.capabilities.backend == "pubsub" else {}
+    bus.admin.ensure_subscription(topic, "spark", **options)
+    publish(bus, topic, numbered(100))
+    query = test_spool.Query(url, topic, tmp_path / "spool", maxRows=60)
+    try:
+        batches = list(query.begin(drain=True).batches())
+        assert sorted(row for batch in batches for row in batch) == sorted(numbered(100))
+        assert max(map(len, batches)) <= 60
+        assert test_spool.settled(bus, topic)
+    finally:
+        query.reader.stop()
+
+
+def test_rows_arrive_with_their_columns(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    bus.admin.ensure_subscription(topic, "reader")
+    frame = spark.range(20).select(
+        F.concat(F.lit("k"), F.col("id").cast("string")).alias("key"),
+        F.col("id").cast("string").alias("value"),
+        F.create_map(F.lit("colour"), F.lit("red")).alias("attributes"),
+    )
+    frame.write.format("broker").options(url=url, topic=topic).mode("append").save()
+    came: dict[bytes | None, tuple[bytes | None, dict[str, str], datetime | None]] = {}
+    with bus.messages(topic, subscription="reader") as consumer:
+        while len(came) < 20:
+            message = consumer.next_message(timeout=test_spool.SECONDS)
+            assert message is not None, len(came)
+            came[message.data] = (message.key, dict(message.attributes), message.publish_time)
+            message.ack()
+    assert came.keys() == set(numbered(20))
+    for value, (key, attributes, time) in came.items():
+        assert (key, attributes) == (b"k" + (value or b""), {"colour": "red"})
+        assert time is not None

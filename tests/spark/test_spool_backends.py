@@ -1,0 +1,41 @@
+"""Queues of other brokers than JetStream as a source, without a session of Spark."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from broker.blocking import connect
+from tests.servers import pubsub
+from tests.servers.servicebus import double
+from tests.spark.support import numbered, publish
+from tests.spark.test_spool import Query
+
+ROWS = 60
+
+
+@pytest.mark.parametrize("backend", ["pubsub", "servicebus"])
+def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
+    url = pubsub.shared_server().url if backend == "pubsub" else double.shared_double().url
+    topic = f"spark-{uuid.uuid4().hex[:12]}"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic)
+        bus.admin.ensure_subscription(topic, "spark")
+        publish(bus, topic, numbered(ROWS))
+        query = Query(url, topic, tmp_path / "spool", maxRows=40)
+        try:
+            query.begin()
+            assert sorted(query.until(ROWS)) == sorted(numbered(ROWS))
+        finally:
+            query.reader.stop()
+        # A new run goes on from the checkpoint, and a batch that is run again has the same rows.
+        publish(bus, topic, numbered(5, ROWS))
+        try:
+            before = query.begin().at
+            came = query.until(5)
+            assert sorted(came) == sorted(numbered(5, ROWS))
+            assert sorted(query.rows(before, query.at)) == sorted(came)
+        finally:
+            query.reader.stop()

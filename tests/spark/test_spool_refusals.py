@@ -1,0 +1,149 @@
+"""Checkpoints and spools that do not belong together, or are not whole, are refused with the mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from broker.blocking import Bus, connect
+from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from tests.servers import nats
+from tests.spark.conftest import MakeTopic
+from tests.spark.spool_query import MakeQuery, Query, segments, settled
+from tests.spark.support import numbered, publish
+
+
+@pytest.fixture
+def url() -> str:
+    """Leases that are soon over, for what a process held that was killed."""
+    return f"{nats.shared_server().url}?lease_seconds=2"
+
+
+def test_other_checkpoints_and_spools_are_refused(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
+) -> None:
+    topic, other = make_topic(), make_topic()
+    query = make_query(topic).begin()
+    publish(bus, topic, numbered(5))
+    assert len(query.until(5)) == 5
+    stranger = make_query(topic, tmp_path / "another", subscription="another")
+    stranger.at = query.at
+    with pytest.raises(ConfigurationError, match=r"The checkpoint is of spool .*Give this query the spool of its"):
+        stranger.begin().batch()
+    with pytest.raises(ConfigurationError, match="another kind of source"):
+        query.reader.latestOffset({"source": "broker-log"}, ReadAllAvailable())
+    for given, told in (
+        ({"topic": other}, f"is for topics {topic}, and this query is for {other}"),
+        ({"topic": topic, "subscription": "another"}, "is for subscription spark, and this query is for another"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            make_query(**given).begin()
+    with pytest.raises(TopicNotFound):
+        make_query("spark.missing", tmp_path / "missing").begin()
+
+
+def test_a_spool_and_checkpoint_of_another_broker_or_queue_are_refused(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    query = make_query(topic).begin()
+    publish(bus, topic, numbered(5))
+    assert len(query.until(5)) == 5
+    query.reader.stop()
+    refused = rf"of another broker, or topic '{topic}' was deleted and made anew since \(.* now\).* Give this query a"
+    with nats.NatsServer() as server, connect(server.url) as elsewhere:
+        elsewhere.admin.ensure_topic(topic)
+        publish(elsewhere, topic, numbered(3))
+        moved = Query(server.url, topic, tmp_path / "spool")
+        with pytest.raises(ConfigurationError, match=refused):
+            moved.begin()
+        # A batch that was planned is not run again either.
+        moved.at = query.at
+        with pytest.raises(ConfigurationError, match=refused):
+            moved.rows(query.at, query.at)
+        # Nothing of the other queue was taken.
+        assert elsewhere.admin.subscriptions(topic) == []
+    bus.admin.delete_topic(topic)
+    bus.admin.ensure_topic(topic)
+    publish(bus, topic, numbered(7, 5))
+    with pytest.raises(ConfigurationError, match=rf"{refused}.*remove 'identities' from spool\.json there"):
+        query.begin().batch()
+    # Who wants to go on with the new queue says so.
+    file = tmp_path / "spool" / "spool.json"
+    told = json.loads(file.read_text())
+    del told["identities"]
+    file.write_text(json.dumps(told))
+    assert sorted(query.begin().until(7)) == sorted(numbered(7, 5))
+    assert json.loads(file.read_text())["identities"] == {topic: bus.admin.describe_topic(topic).identity}
+
+
+def test_a_checkpoint_that_is_older_than_the_spool_is_refused(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
+) -> None:
+    topic = make_topic()
+    query = make_query(topic, maxRows=10).begin()
+    old = query.at
+    publish(bus, topic, numbered(30))
+    assert len(query.until(30)) == 30
+    query.reader.commit(query.at)
+    query.at = old
+    with pytest.raises(
+        OffsetOutOfRange, match=r"The checkpoint asks for segment 0, and the spool has .*not of the same time"
+    ):
+        query.batch()
+
+
+def test_a_checkpoint_that_is_newer_than_the_spool_is_refused(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery
+) -> None:
+    topic = make_topic()
+    query = make_query(topic).begin()
+    query.at = {**query.at, "next": 7}
+    with pytest.raises(OffsetOutOfRange, match="asks for segment 7, and the spool has 0 to -1"):
+        query.batch()
+
+
+def test_segments_without_an_owner_are_not_deleted(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    query = make_query(topic).begin()
+    publish(bus, topic, numbered(3))
+    assert settled(bus, topic)
+    query.reader.stop()
+    for path in (tmp_path / "spool" / "owners").iterdir():
+        path.unlink()
+    before = segments(tmp_path / "spool")
+    with pytest.raises(OffsetOutOfRange, match="Bring the file in owners/ back"):
+        make_query(topic).begin()
+    assert segments(tmp_path / "spool") == before
+
+
+def test_segments_are_missed(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
+    topic = make_topic()
+    query = make_query(topic, maxRows=10, aheadRows=100).begin()
+    publish(bus, topic, numbered(30))
+    assert settled(bus, topic)
+    end = query.reader.latestOffset(query.at, ReadAllAvailable())
+    (part, *_) = query.reader.partitions(query.at, end)
+    names = segments(tmp_path / "spool")
+    (tmp_path / "spool" / "segments" / names[0]).unlink()
+    with pytest.raises(OffsetOutOfRange, match="a directory that driver and executors all see"):
+        list(query.reader.read(part))
+    query.reader.stop()
+    (tmp_path / "spool" / "segments" / names[-1]).unlink()
+    with pytest.raises(OffsetOutOfRange, match=r"ends with segment \d, and \d was written.*nowhere else"):
+        make_query(topic).begin()
+
+
+def test_columns_that_the_spool_has_not_are_refused(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
+    topic = make_topic()
+    query = make_query(topic, columns="value").begin()
+    publish(bus, topic, numbered(3))
+    assert settled(bus, topic)
+    query.reader.stop()
+    with pytest.raises(ConfigurationError, match=r"has no column 'key', but value.*Run the query with those columns"):
+        make_query(topic, columns="value,key").begin()

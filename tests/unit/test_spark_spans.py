@@ -1,0 +1,36 @@
+"""Batches that lie apart are counted and cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.spi import Span
+from broker_spark.spans import after, batches_in, below, cut
+
+LEDGERS = [Span(100, 140, 10), Span(1000, 1025, 10)]
+"""Four batches, and three of which the last is not full."""
+
+
+def test_batches_are_counted():
+    assert batches_in(LEDGERS) == 7
+    assert batches_in([]) == 0
+    # Behind the last message of a batch, the next is the first that counts; a rest of one counts alone.
+    assert batches_in([Span(104, 140, 10)]) == 3
+    assert batches_in([Span(104, 110, 10)]) == 1
+    assert batches_in(below(LEDGERS, 1001)) == 5
+
+
+@pytest.mark.parametrize(
+    ("batches", "position"), [(1, 110), (3, 130), (4, 140), (5, 1010), (6, 1020), (7, 1025), (9, 1025)]
+)
+def test_a_position_behind_so_many(batches: int, position: int):
+    assert after(LEDGERS, batches, 1025) == position
+
+
+def test_cuts_lie_between_batches_and_cover_all():
+    assert cut(LEDGERS, 100, 1025, 1) == [100]
+    assert cut(LEDGERS, 100, 1025, 2) == [100, 130]
+    assert cut(LEDGERS, 100, 1025, 50) == [100, 110, 120, 130, 140, 1010, 1020]
+    # What retention removed belongs to the first task, which finds out.
+    assert cut(LEDGERS, 7, 1025, 2) == [7, 130]
+    assert cut([], 7, 1025, 4) == [7]
