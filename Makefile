@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-pubsub demo-pulsar demo-sdk kafka pulsar servicebus test lint format bench bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest servicebus test lint format bench bench-queue bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
 PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
 PULSAR := $(BIN)/python -m tests.servers.run_pulsar
+PSTEST := $(BIN)/python -m tests.servers.run_pstest
+SERVICEBUS := $(BIN)/python -m tests.servers.servicebus.serve
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -26,15 +28,20 @@ help:
 	@echo "make setup        install everything into .venv, from constraints.txt"
 	@echo "make demo         run the flights through pipelines on Spark, on an embedded broker; BROKER_URL names another; needs Java 17"
 	@echo "make demo-kafka   the same on a Kafka broker, started for it; needs Maven too"
-	@echo "make demo-pubsub  run the flights through the plain library on Google's Pub/Sub emulator, started for it; needs Java 17"
+	@echo "make demo-queue   run flights as jobs of a queue on Kafka, with workers that are killed; ARGS='--flights 20000'; needs Java 17 and Maven"
+	@echo "make pubsub       run COMMAND='broker doctor' or another beside Google's Pub/Sub emulator, named in BROKER_URL; needs Java 17"
+	@echo "make pstest       the same beside Google's pstest, which applies filters and keeps keys in order over nacks; needs Go"
 	@echo "make demo-sdk     run the flights through the plain library, without Spark and Java; BROKER_URL names another broker"
-	@echo "make servicebus   start a test double of Azure Service Bus and show its URL; COMMAND='make demo-sdk' runs that on it"
+	@echo "make servicebus   start a test double of Azure Service Bus and show its URL; COMMAND='.venv/bin/broker doctor' runs that on it"
 	@echo "make demo-pulsar  the same on a Pulsar standalone, started for it; needs Java 17 and Maven"
+	@echo "make demo-pubsub  the same on Google's Pub/Sub emulator; 10,000 flights unless ARGS='--flights 20000' says otherwise; needs Java 17"
+	@echo "make demo-servicebus  the same on the double of Service Bus; 1,000 flights unless ARGS says otherwise"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
 	@echo "make conformance  run the conformance kit on every backend; write docs/conformance.md and docs/guarantees.md"
 	@echo "make bench        measure, and write docs/performance.md"
+	@echo "make bench-queue  measure Kafka as a queue, and print it"
 	@echo "make bench-spark  measure Spark over the brokers, and write docs/performance-spark.md"
 	@echo "make docs         run every example of the documentation"
 	@echo "make lock         choose new versions and write constraints.txt"
@@ -65,26 +72,39 @@ demo: $(STAMP)
 demo-kafka: $(STAMP)
 	$(KAFKA) $(BIN)/python -m examples.flights_pipeline
 
-demo-pubsub: $(STAMP)
-	$(PUBSUB) $(BIN)/python -m examples.flights
+demo-queue: $(STAMP)
+	$(KAFKA) $(BIN)/python -m examples.flights_queue $(ARGS)
+
+pubsub: $(STAMP)
+	$(PUBSUB) $(COMMAND)
 
 demo-sdk: $(STAMP)
-	$(BIN)/python -m examples.flights
+	$(BIN)/python -m examples.flights $(ARGS)
 
 demo-pulsar: $(STAMP)
-	$(PULSAR) $(BIN)/python -m examples.flights
+	$(PULSAR) $(BIN)/python -m examples.flights $(ARGS)
+
+demo-pubsub: $(STAMP)
+	$(PUBSUB) $(BIN)/python -m examples.flights $(or $(ARGS),--flights 10000)
+
+# Each aircraft is a session, for which the client makes a connection.
+demo-servicebus: $(STAMP)
+	$(SERVICEBUS) $(BIN)/python -m examples.flights $(or $(ARGS),--flights 1000)
 
 # Fetches Kafka where it was not yet, which takes longer than a test may. What fails here fails in the tests of Kafka too.
 kafka: $(STAMP)
 	-@$(KAFKA)
 
 servicebus: $(STAMP)
-	$(BIN)/python -m tests.servers.servicebus.serve $(COMMAND)
+	$(SERVICEBUS) $(COMMAND)
 
 pulsar: $(STAMP)
 	-@$(PULSAR)
 
-test: $(STAMP) kafka pulsar
+pstest: $(STAMP)
+	-@$(PSTEST) $(COMMAND)
+
+test: $(STAMP) kafka pulsar pstest
 	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
@@ -97,13 +117,16 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-conformance: $(STAMP) kafka pulsar
+conformance: $(STAMP) kafka pulsar pstest
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -p broker.testing.matrix --conformance-write=docs/conformance.md \
 		tests/conformance tests/broken_variants $(ARGS)
 	$(BIN)/python -m broker.testing.guarantees docs/guarantees.md
 
 bench: $(STAMP) kafka
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-queue: $(STAMP) kafka
+	$(BIN)/python -m benchmarks kafka-markers kafka-queue $(ARGS)
 
 bench-spark: $(STAMP) kafka
 	$(BIN)/python -m benchmarks.spark $(ARGS)

@@ -1,4 +1,4 @@
-"""The record consumer: reads every topic of the demo from its beginning, trusts nobody and counts everything.
+"""The auditor: reads every topic of the demo from its beginning, trusts nobody and counts everything.
 
 It computes the fold a second time, from the flights themselves, and checks the order of each aircraft's flights as they
 were published and as they were handled. It keeps reading until it is told that the others have finished and nothing
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from contextlib import aclosing
 
 import broker
 from examples.flights.data import Flight
 from examples.flights.fold import Delay, DelayFold
-from examples.flights.topics import CANCELLED, DELAY_JSON, DELAYS, FLIGHT_JSON, FLIGHTS
+from examples.flights.reading import Entry, follow
+from examples.flights.topics import AUDIT, CANCELLED, DELAY_JSON, DELAYS, FLIGHT_JSON, FLIGHTS
 
 __all__ = ["Auditor"]
-
-_IDLE_SECONDS: Final = 0.5
 
 
 class _Order:
@@ -82,25 +81,16 @@ class Auditor:
     async def run(self, bus: broker.Bus) -> None:
         """Read until `finish` was called and nothing more comes."""
         take = {FLIGHTS: self._take_flight, DELAYS: self._take_delay, CANCELLED: self._take_cancelled}
-        async with bus.records(list(take), group="audit") as log:
-            while True:
-                batch = await log.next_batch(2000, timeout=_IDLE_SECONDS)
-                if not batch:
-                    if self._finished.is_set():
-                        return
-                    continue
-                for record in batch:
-                    take[record.topic](record)
+        async with aclosing(follow(bus, list(take), AUDIT)) as batches:
+            async for batch in batches:
+                if not batch and self._finished.is_set():
+                    return
+                for entry in batch:
+                    take[entry.topic](entry)
                 self.records += len(batch)
-                try:
-                    await batch.commit()
-                except broker.BrokerError as error:
-                    # The commit of the next batch covers this one.
-                    if not error.retriable:
-                        raise
                 self._progress()
 
-    def _take_flight(self, record: broker.Record[bytes]) -> None:
+    def _take_flight(self, record: Entry) -> None:
         flight = FLIGHT_JSON.decode(record.data)
         if flight.number in self.published:
             self.again += 1
@@ -111,14 +101,14 @@ class Auditor:
         if delay is not None:
             self.expected.add(delay)
 
-    def _take_delay(self, record: broker.Record[bytes]) -> None:
+    def _take_delay(self, record: Entry) -> None:
         delay = DELAY_JSON.decode(record.data)
         if not self.delays.add(delay):
             self.again += 1
             return
         self.order_handled.see(_aircraft(record, delay.aircraft), delay.leg)
 
-    def _take_cancelled(self, record: broker.Record[bytes]) -> None:
+    def _take_cancelled(self, record: Entry) -> None:
         flight: Flight = FLIGHT_JSON.decode(record.data)
         if flight.number in self.cancelled:
             self.again += 1
@@ -130,9 +120,9 @@ class Auditor:
         self.order_cancelled.see(_aircraft(record, flight.aircraft), flight.leg)
 
 
-def _aircraft(record: broker.Record[bytes], aircraft: str | None) -> str | None:
+def _aircraft(record: Entry, aircraft: str | None) -> str | None:
     """The key, which must be the aircraft of the payload."""
     key = None if record.key is None else record.key.decode()
     if key != aircraft:
-        raise SystemExit(f"Record {record.offset} of {record.topic} has the key {key!r} and the aircraft {aircraft!r}")
+        raise SystemExit(f"A record of {record.topic} has the key {key!r} and the aircraft {aircraft!r}")
     return key

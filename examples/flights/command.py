@@ -20,7 +20,17 @@ from examples.flights.screen import Screen
 __all__ = ["Arguments", "parse", "shared_url", "status"]
 
 _DEFAULT_URL: Final = "embedded:"
-_LEASE_SECONDS: Final = "5"
+_EMBEDDED: Final = {"lease_seconds": "5"}
+_PARAMETERS: Final = {
+    "embedded": _EMBEDDED,
+    "nats": _EMBEDDED,
+    "tls": _EMBEDDED,
+    # No shorter ack deadline is to be had from the service.
+    "pubsub": {"lease_seconds": "10"},
+    # Each aircraft is a session, and few of them have a second flight soon.
+    "servicebus": {"lease_seconds": "5", "max_sessions": "16", "session_idle": "0.02"},
+}
+"""By the scheme of the URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +82,10 @@ def shared_url(url: str) -> Generator[str]:
     A temporary embedded server belongs to one connection: it gets a directory instead, for the time of the block.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("embedded", "nats", "tls"):
+    if parts.scheme not in _PARAMETERS:
         yield url
         return
-    parameters = {"lease_seconds": _LEASE_SECONDS, **dict(parse_qsl(parts.query, keep_blank_values=True))}
+    parameters = {**_PARAMETERS[parts.scheme], **dict(parse_qsl(parts.query, keep_blank_values=True))}
     parts = parts._replace(query=urlencode(parameters))
     if parts.scheme != "embedded" or parts.path.strip("/"):
         yield parts.geturl()

@@ -15,21 +15,23 @@ from typing import Final
 import broker
 from examples.flights.data import Flight
 from examples.flights.fold import Delay, DelayFold
+from examples.flights.reading import read_all
 from examples.flights.topics import (
     CANCELLED,
     DELAY_JSON,
     DELAYS,
     FLIGHT_JSON,
     FLIGHTS,
+    FOLD,
     REPORT_JSON,
     REPORTS,
+    WORK,
     Report,
 )
 
 __all__ = ["DelayConsumer"]
 
 CONCURRENCY: Final = 250
-_SUBSCRIPTION: Final = "delays"
 
 
 class DelayConsumer:
@@ -48,7 +50,7 @@ class DelayConsumer:
         self._last = 0.0
         self.inbox: Final[broker.MessageConsumer[Flight]] = bus.messages(
             FLIGHTS,
-            subscription=_SUBSCRIPTION,
+            subscription=WORK,
             codec=FLIGHT_JSON,
             dead_letter=CANCELLED,
             ordered_by_key=True,
@@ -57,10 +59,9 @@ class DelayConsumer:
 
     async def begin(self) -> None:
         """Build the fold again from what earlier lives have written."""
-        for partition in await self._bus.log.partitions(DELAYS):
-            async for batch in self._bus.log.read(DELAYS, partition):
-                for record in batch:
-                    self._fold.add(DELAY_JSON.decode(record.data))
+        async for batch in read_all(self._bus, DELAYS, FOLD):
+            for entry in batch:
+                self._fold.add(DELAY_JSON.decode(entry.data))
         self._restored = len(self._fold)
         await self._report("restored")
 

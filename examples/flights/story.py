@@ -17,8 +17,9 @@ from examples.flights.auditor import Auditor
 from examples.flights.data import Flight
 from examples.flights.lives import Life, new_life
 from examples.flights.publisher import publish_flights
+from examples.flights.reading import keeps_log, read_all
 from examples.flights.screen import Screen
-from examples.flights.topics import REPORT_JSON, REPORTS, Report, make_topics
+from examples.flights.topics import FOLD, REPORT_JSON, REPORTS, Report, make_topics
 
 __all__ = ["Balance", "tell"]
 
@@ -72,6 +73,11 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
     """
     started = perf_counter()
     async with broker.connect(url) as bus:
+        if not keeps_log(bus):
+            screen.say(
+                f"{bus.capabilities.backend} keeps no log: the auditor and the fold read subscriptions of their own, "
+                "which cannot be read again"
+            )
         await make_topics(bus)
         half = asyncio.Event()
         complete = asyncio.Event()
@@ -151,8 +157,7 @@ async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: 
 async def _reports(bus: broker.Bus) -> tuple[int, Report]:
     """How many flights the second consumer found in its fold, and what it said at its end."""
     reports: list[Report] = []
-    for partition in await bus.log.partitions(REPORTS):
-        async for batch in bus.log.read(REPORTS, partition):
-            reports.extend(REPORT_JSON.decode(record.data) for record in batch)
+    async for batch in read_all(bus, REPORTS, FOLD):
+        reports.extend(REPORT_JSON.decode(entry.data) for entry in batch)
     restored = max(report.restored for report in reports)
     return restored, next(report for report in reports if report.stage == "finished")

@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import logging
 import os
+import uuid
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import broker
-from examples.flights import app
+from examples.flights import app, reading
 from examples.flights.data import FLIGHTS_IN_ALL, Flight, read_airlines, read_flights
 from examples.flights.fold import Delay, DelayFold
+from examples.flights.reading import read_all, subscribe
 from examples.flights.screen import Screen, carrier_rows
 from examples.flights.story import Balance
+from examples.flights.topics import FOLD
+from tests.servers.pubsub import shared_server as pubsub
+from tests.servers.servicebus import missing, shared_double
 
 SLICE = 5000
 pytestmark = pytest.mark.xdist_group("flights")  # one worker reads the year
@@ -75,6 +80,32 @@ def test_the_promises_hold_and_the_table_is_that_of_the_data(
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
     assert str(tmp_path / "delays.png") in shown.replace("\n", "")
     assert "Every promise holds" in shown
+
+
+def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    console = Console(file=io.StringIO(), width=120)
+    # Few, since each aircraft is a session.
+    url = f"{shared_double().url}&lease_seconds=1"
+    balance, _ = app.run(url, 100, tmp_path / "delays.png", Screen(console))
+    assert balance.failures == []
+    assert len(balance.auditor.delays) + len(balance.auditor.cancelled) == 100
+    assert isinstance(console.file, io.StringIO)
+    assert "servicebus keeps no log" in console.file.getvalue()
+
+
+async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_QUIET_SECONDS", 5.0)
+    topic = f"reading.{uuid.uuid4().hex[:12]}"
+    async with broker.connect(f"{pubsub().url}&ordering=on") as bus:
+        await bus.admin.ensure_topic(topic)
+        await subscribe(bus, {topic: [FOLD]}, whole=[FOLD])
+        for number in range(3):
+            batch = [broker.OutboundMessage(b"%d" % number, key=f"aircraft-{key}") for key in range(150)]
+            await bus.topic(topic).publish_batch(batch)
+        for _ in range(2):
+            assert len([entry async for batch in read_all(bus, topic, FOLD) for entry in batch]) == 450
 
 
 def test_a_commit_that_has_to_be_repeated_ends_nothing(

@@ -1,0 +1,66 @@
+"""Reads the results and the dead letters while they are written, to the last one. Cancelling it loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+import broker
+from examples.flights_queue.accounts import Accounts, Letter
+from examples.flights_queue.topics import DEAD, DONE, DONE_JSON, FLIGHTS
+
+__all__ = ["Auditor", "count_jobs"]
+
+_IDLE_SECONDS: Final = 0.2
+
+
+class Auditor:
+    """:param accounts: what is kept up to date."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._read: dict[str, int] = {}
+        """The position of each topic, which has one partition."""
+        self._ends: Mapping[str, int] | None = None
+        self._changed = asyncio.Condition()
+
+    async def run(self, bus: broker.Bus) -> None:
+        """Read until `finish` was called and all is read that was there then."""
+        async with bus.records([DONE, DEAD], group=broker.ephemeral()) as log:
+            while self._ends is None or any(self._read.get(topic, 0) < end for topic, end in self._ends.items()):
+                batch = await log.next_batch(2000, timeout=_IDLE_SECONDS)
+                for record in batch:
+                    self._take(record)
+                if batch:
+                    async with self._changed:
+                        self._changed.notify_all()
+
+    async def finish(self, bus: broker.Bus) -> None:
+        """Nobody writes any more: end when everything is read."""
+        self._ends = {topic: (await bus.log.bounds(topic))[0].next for topic in (DONE, DEAD)}
+
+    async def settled(self, count: int) -> None:
+        """Until so many jobs have a result."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._accounts.settled >= count)
+
+    def _take(self, record: broker.Record[bytes]) -> None:
+        self._read[record.topic] = record.offset + 1
+        if record.topic == DONE:
+            self._accounts.take_done(DONE_JSON.decode(record.data))
+            return
+        told = {name.removeprefix("dead-letter-"): text for name, text in record.attributes.items()}
+        self._accounts.take_letter(
+            Letter(told["id"], told["reason"], int(told["attempts"]), datetime.fromisoformat(told["time"]))
+        )
+
+
+async def count_jobs(bus: broker.Bus) -> int:
+    """How many messages the topic of jobs holds, those that were sent again among them."""
+    count = 0
+    for partition in await bus.log.partitions(FLIGHTS):
+        async for batch in bus.log.read(FLIGHTS, partition):
+            count += len(batch)
+    return count

@@ -1,0 +1,114 @@
+"""Starting, hearing, killing and stopping a worker, which is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from examples.flights.lives import LifeEnded
+from examples.flights_queue.worker import Told
+
+__all__ = ["WorkerLife"]
+
+
+class WorkerLife:
+    """One life of a worker.
+
+    :param work_seconds: how long a job takes.
+    :ivar told: what it told last.
+    :ivar ready: set once it has told anything.
+    :ivar killed_at: when it was killed, if it was.
+    """
+
+    def __init__(self, url: str, name: str, work_seconds: float) -> None:
+        self.name = name
+        self.told = Told()
+        self.ready = asyncio.Event()
+        self.killed_at: datetime | None = None
+        self._url = url
+        self._work_seconds = work_seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._ending = False
+
+    @property
+    def pid(self) -> int:
+        return self._started().pid
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self.killed_at is not None:
+            return "killed"
+        if not self.ready.is_set():
+            return "starts"
+        return "works" if self._started().returncode is None else "ended"
+
+    @asynccontextmanager
+    async def alive(self) -> AsyncGenerator[None]:
+        """Start it; nothing of it stays behind after the block."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "examples.flights_queue.worker",
+            self.name,
+            str(self._work_seconds),
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "BROKER_URL": self._url},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield
+        finally:
+            await self._end()
+
+    async def hear(self) -> None:
+        """Take what it tells, until it has ended.
+
+        :raises LifeEnded: it ended by itself.
+        """
+        process = self._started()
+        assert process.stdout is not None, "it is a pipe"
+        async for line in process.stdout:
+            # Of one that was killed the last line may be cut off.
+            if line.endswith(b"\n"):
+                self.told = msgspec.json.decode(line, type=Told)
+                self.ready.set()
+        status = await process.wait()
+        if not self._ending:
+            raise LifeEnded(f"{self.name} ended by itself, with status {status}")
+
+    async def kill(self) -> None:
+        """SIGKILL; return when it is dead."""
+        self.killed_at = datetime.now(UTC)
+        await self._end()
+
+    async def stop(self) -> None:
+        """Let it finish what it has begun, and end.
+
+        :raises LifeEnded: it did not end well.
+        """
+        process = self._started()
+        self._ending = True
+        if process.returncode is None:
+            process.terminate()
+        if await process.wait() != 0:
+            raise LifeEnded(f"{self.name} ended with status {process.returncode}")
+
+    async def _end(self) -> None:
+        process = self._started()
+        self._ending = True
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise LifeEnded(f"{self.name} was not started")
+        return self._process

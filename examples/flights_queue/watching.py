@@ -1,0 +1,59 @@
+"""What is open in the queue now: what `broker queue inspect` and `broker lag` show. Reads only, and disturbs nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import broker
+from broker.queue_tracking import OpenLease, TracksQueues
+from examples.flights_queue.topics import FLIGHTS, SUBSCRIPTION
+
+__all__ = ["Snapshot", "held_by", "look", "open_leases"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """:ivar waiting: jobs that nobody has taken.
+    :ivar leases: those that were taken and are not done.
+    """
+
+    waiting: int = 0
+    leases: Sequence[OpenLease] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.waiting and not self.leases
+
+    @property
+    def states(self) -> Counter[str]:
+        """How many leases there are of each state: held, waiting and due."""
+        return Counter(lease.state for lease in self.leases)
+
+    @property
+    def most_attempts(self) -> int:
+        return max((lease.attempt for lease in self.leases), default=0)
+
+
+async def look(bus: broker.Bus) -> Snapshot:
+    """What is open now."""
+    try:
+        waiting = (await bus.admin.lag(FLIGHTS, SUBSCRIPTION)).waiting
+    except broker.NotFound:
+        return Snapshot()  # no worker has subscribed yet
+    return Snapshot(waiting, await open_leases(bus))
+
+
+async def open_leases(bus: broker.Bus) -> Sequence[OpenLease]:
+    """The jobs that were taken and are not done."""
+    assert isinstance(bus.backend, TracksQueues), "the demo has looked at its URL"
+    try:
+        return await bus.backend.open_leases(SUBSCRIPTION)
+    except broker.NotFound:
+        return ()  # nor made the topic of markers
+
+
+def held_by(leases: Sequence[OpenLease], pid: int) -> int:
+    """How many of them the worker of this process holds."""
+    return sum(lease.state == "held" and lease.holder.endswith(f":{pid}") for lease in leases)

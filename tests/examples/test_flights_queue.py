@@ -1,0 +1,165 @@
+"""The queue of flights: a small run with two workers killed, and what the accounts say of what does not hold."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+
+from examples.flights.data import Flight
+from examples.flights_queue import app
+from examples.flights_queue.accounts import Accounts, Deaths, Letter
+from examples.flights_queue.board import Board
+from examples.flights_queue.fates import TRIES, Fate, unreadable
+from examples.flights_queue.story import Outcome
+from examples.flights_queue.topics import Done
+from examples.flights_queue.watching import Snapshot
+from tests.servers.kafka import shared_server
+
+SLICE = 600
+WORKERS = 3
+WORK_SECONDS = 0.1
+QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
+NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
+EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCELLED, "unreadable": Fate.UNREADABLE}
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.xdist_group("flights")
+def test_the_accounts_hold_though_workers_are_killed() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    url = f"{shared_server().url}?{QUICK}"
+    outcome = app.run(url, SLICE, WORKERS, Board(console), work_seconds=WORK_SECONDS)
+    assert outcome.failures == []
+    assert set(outcome.accounts.expected.values()) == set(Fate), "a fate was not put to the test"
+    assert outcome.sent_again > 0
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert shown.count("was killed with SIGKILL") == 2
+    assert "The accounts hold" in shown
+
+
+def all_is_well() -> Accounts:
+    accounts = Accounts(EXPECTED)
+    accounts.take_done(Done("on time", "worker 1", 1))
+    accounts.take_done(Done("late", "worker 2", 2))
+    accounts.take_letter(Letter("cancelled", "failed 3 times", TRIES, NOON))
+    accounts.take_letter(Letter("unreadable", "cannot be decoded: no JSON", 1, NOON))
+    return accounts
+
+
+def do_again(accounts: Accounts) -> None:
+    accounts.take_done(Done("on time", "worker 2", 2))
+
+
+def write_again(accounts: Accounts) -> None:
+    accounts.take_letter(Letter("cancelled", "failed 3 times", TRIES, NOON + timedelta(seconds=4)))
+
+
+def give_up(accounts: Accounts) -> None:
+    accounts.take_letter(Letter("late", "failed 3 times", TRIES, NOON))
+
+
+def do_what_is_dead(accounts: Accounts) -> None:
+    accounts.take_done(Done("unreadable", "worker 1", 1))
+
+
+def do_what_is_nobodys(accounts: Accounts) -> None:
+    accounts.take_done(Done("another", "worker 1", 1))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "told"),
+    [
+        (do_again, "what is there twice is explained by a death or a lost lease: 1 are, such as on time"),
+        (write_again, "what is there twice is explained by a death or a lost lease: 1 are, such as cancelled"),
+        (give_up, "no job is both done and dead: 1 are, such as late"),
+        (do_what_is_dead, "no job is both done and dead: 1 are, such as unreadable"),
+        (do_what_is_nobodys, "1 results are of no job"),
+    ],
+)
+def test_what_does_not_hold_is_told(tamper: Callable[[Accounts], None], told: str) -> None:
+    accounts = all_is_well()
+    assert accounts.failures(Deaths()) == []
+    tamper(accounts)
+    assert told in accounts.failures(Deaths())
+
+
+def test_what_is_lost_is_told() -> None:
+    accounts = Accounts(EXPECTED)
+    accounts.take_done(Done("on time", "worker 1", 1))
+    assert not accounts.is_complete
+    assert "no job is lost: 3 are, such as cancelled" in accounts.failures(Deaths())
+
+
+def test_attempts_that_were_forgotten_are_told() -> None:
+    accounts = Accounts({"late": Fate.LATE})
+    accounts.take_done(Done("late", "worker 1", 1))
+    [failure] = accounts.failures(Deaths())
+    assert failure.startswith("what was delayed or failed was delivered as often as it had to be")
+
+
+def test_a_result_too_many_has_a_cause() -> None:
+    accounts = all_is_well()
+    do_again(accounts)
+    write_again(accounts)
+    killed = Deaths({"worker 1": NOON + timedelta(seconds=1)})
+    assert accounts.failures(killed) == []
+    assert (accounts.done_twice(killed).killed, accounts.dead_twice(killed).killed) == (1, 1)
+    # It was slow, and wrote its result after the one who got the job from it.
+    lost = Deaths(lost={"worker 2": {"on time"}, "worker 3": {"cancelled"}})
+    assert accounts.failures(lost) == []
+    assert (accounts.done_twice(lost).lost, accounts.dead_twice(lost).lost) == (1, 1)
+    # Another was killed, which explains nothing here.
+    other = Deaths({"worker 3": NOON + timedelta(seconds=9)})
+    assert accounts.done_twice(other).unexplained == ["on time"]
+    assert accounts.dead_twice(other).unexplained == ["cancelled"]
+
+
+def test_jobs_that_cannot_be_read_are_those_that_the_codec_refuses() -> None:
+    flight = Flight(1, "UA", "UA1545", "N14228", 1, "2013-01-01T05:15:00Z", 5, "EWR", "IAH", 2, 11)
+    kinds = Counter(each.kind for each in unreadable([flight] * 48))
+    assert {"truncated", "missing field", "no value"} <= set(kinds)
+    assert "no time" not in kinds, "a flight's time is text to the codec"
+
+
+def test_a_promise_that_does_not_hold_makes_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accounts = all_is_well()
+    do_again(accounts)
+    held = {"worker 3": 7, "worker 4": 9}
+
+    async def tell(*_: object) -> Outcome:
+        return Outcome(accounts, 4, Deaths(), held, Counter(), 17, Snapshot(), 1.0)
+
+    def nothing(_: int | None) -> list[Flight]:
+        return []
+
+    monkeypatch.setattr(app, "tell", tell)
+    monkeypatch.setattr(app, "read_flights", nothing)
+    assert app.main(["--url", "kafka://127.0.0.1:9"]) == 1
+    assert "Does not hold: what is there twice" in capsys.readouterr().out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("url", "told"), [("", "the URL is missing"), ("inmem:", "inmem:")])
+def test_only_kafka_has_this_queue(
+    url: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BROKER_URL", raising=False)
+    assert app.main(["--url", url]) == 1
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert told in shown
+    assert "make demo-queue" in shown
+
+
+def test_settings_of_the_url_are_kept() -> None:
+    url = app.queue_url("kafka://localhost:9092?lease_seconds=5&queue=offsets")
+    assert "lease_seconds=5" in url
+    assert "queue=markers" in url
+    assert "session_timeout_ms=6000" in url
