@@ -22,9 +22,12 @@ from benchmarks.jetstream_speed import measure_jetstream
 from benchmarks.kafka_groups import measure_kafka_groups
 from benchmarks.kafka_handling import measure_kafka_handling
 from benchmarks.kafka_markers import measure_markers
+from benchmarks.kafka_queue import measure_queue
 from benchmarks.kafka_speed import measure_kafka
 from benchmarks.pubsub_speed import measure_pubsub
+from benchmarks.pulsar_speed import measure_pulsar
 from benchmarks.report import Section
+from benchmarks.servicebus_speed import measure_servicebus
 from benchmarks.steadiness import measure_steadiness
 
 __all__ = ["BENCHMARKS", "main"]
@@ -37,7 +40,10 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "kafka-handling": measure_kafka_handling,
     "kafka-groups": measure_kafka_groups,
     "kafka-markers": measure_markers,
+    "kafka-queue": measure_queue,
     "pubsub": measure_pubsub,
+    "pulsar": measure_pulsar,
+    "servicebus": measure_servicebus,
     "steadiness": measure_steadiness,
 }
 

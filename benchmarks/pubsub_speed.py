@@ -11,21 +11,27 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count as counting
 
 import broker
+from benchmarks.latency import Pipe, measure_latency, our_way
 from benchmarks.measure import Variant, alternate
-from benchmarks.null_backend import BODY
 from benchmarks.raw_pubsub import RawPubSub, high_level
 from benchmarks.report import Finding, Section
+from benchmarks.subscribed import (
+    FILLED,
+    TARGET,
+    consume,
+    enqueue,
+    messages_of,
+    new_name,
+    publish_batches,
+    with_messages,
+)
 from tests.servers.pubsub import PROJECT, PubSubServer
 
 __all__ = ["measure_pubsub"]
 
 _BATCH = 1000
-_FILLED = "bench.filled"
-_TARGET = "bench.target"
-_numbers = counting()
 
 
 async def measure_pubsub(scale: float, rounds: int) -> Section:
@@ -33,17 +39,20 @@ async def measure_pubsub(scale: float, rounds: int) -> Section:
     section = Section(
         "Pub/Sub beside Google's clients",
         "Ratios of messages per second on Google's emulator. Every message has an id and an attribute; each is "
-        "acked, or its id awaited. The bare loops are raw protobuf over grpc.aio.",
+        "acked, or its id awaited. The bare loops are raw protobuf over grpc.aio: 1.1 µs of CPU a message beside gRPC "
+        "itself. On top of it a message and its size take 0.6 µs, a settlement 0.3 µs, and a fate for each 0.9 µs. The "
+        "emulator answers a pull with 100 messages, so that the calls are most of either.",
         "times as fast",
     )
     server = await asyncio.to_thread(PubSubServer().start)
     try:
         raw = RawPubSub(server.host)
         async with broker.connect(f"{server.url}&topic_retention=0") as bus:
-            for name in (_FILLED, _TARGET):
+            for name in (FILLED, TARGET):
                 await bus.admin.ensure_topic(name)
             await _consuming(section, bus, raw, server.host, max(1000, int(20_000 * scale)), rounds)
             await _publishing(section, bus, raw, max(1000, int(20_000 * scale)), rounds)
+            await _latency(section, bus, raw, scale, rounds)
         await raw.close()
     finally:
         await asyncio.to_thread(server.close)
@@ -75,19 +84,23 @@ async def _consuming(section: Section, bus: broker.Bus, raw: RawPubSub, host: st
 
 
 def _path(name: str) -> str:
-    return f"projects/{PROJECT}/subscriptions/{name}~{_FILLED}"
+    return f"projects/{PROJECT}/subscriptions/{name}~{FILLED}"
+
+
+def _topic_path(topic: str) -> str:
+    return f"projects/{PROJECT}/topics/{topic}"
 
 
 @asynccontextmanager
 async def _subscription(bus: broker.Bus, count: int) -> AsyncGenerator[str]:
     """A subscription of its own with so many messages."""
-    name = f"bench-{next(_numbers)}"
-    await bus.admin.ensure_subscription(_FILLED, name, start="latest")
-    await bus.topic(_FILLED).publish_batch(_messages(count))
+    name = new_name()
+    await bus.admin.ensure_subscription(FILLED, name, start="latest")
+    await bus.topic(FILLED).publish_batch(messages_of(count))
     try:
         yield name
     finally:
-        await bus.admin.delete_subscription(_FILLED, name)
+        await bus.admin.delete_subscription(FILLED, name)
 
 
 def _filled(bus: broker.Bus, count: int, work: Callable[[str], Awaitable[None]]) -> Variant:
@@ -106,39 +119,19 @@ def _ours(bus: broker.Bus, count: int) -> Variant:
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
         async with (
             _subscription(bus, count) as name,
-            bus.messages(_FILLED, subscription=name, max_outstanding=4000) as inbox,
+            bus.messages(FILLED, subscription=name, max_outstanding=4000) as inbox,
         ):
-            yield partial(_consume, inbox, count)
+            yield partial(consume, inbox, count, batch=_BATCH)
 
     return variant
 
 
-async def _consume(inbox: broker.BatchedMessageStream, count: int) -> None:
-    async for batch in inbox.batches(_BATCH):
-        count -= len(batch)
-        await batch.ack()
-        if count <= 0:
-            break
-
-
 async def _publishing(section: Section, bus: broker.Bus, raw: RawPubSub, count: int, rounds: int) -> None:
-    path = f"projects/{PROJECT}/topics/{_TARGET}"
-
-    async def publish(messages: list[broker.OutboundMessage]) -> None:
-        for start in range(0, count, _BATCH):
-            await bus.topic(_TARGET).publish_batch(messages[start : start + _BATCH])
-
-    async def enqueue(messages: list[broker.OutboundMessage]) -> None:
-        topic = bus.topic(_TARGET)
-        receipts = [await topic.enqueue(message) for message in messages]
-        await topic.flush()
-        if not all(receipt.result().id for receipt in receipts):
-            raise RuntimeError("A message has no id")
-
+    path = _topic_path(TARGET)
     variants: dict[str, Variant] = {
-        "ours, publish_batch": _with_messages(count, publish),
-        "ours, enqueue": _with_messages(count, enqueue),
-        "raw protobuf, Publish": _with_messages(count, partial(raw.publish, path)),
+        "ours, publish_batch": with_messages(count, partial(publish_batches, bus.topic(TARGET), _BATCH)),
+        "ours, enqueue": with_messages(count, partial(enqueue, bus.topic(TARGET))),
+        "raw protobuf, Publish": with_messages(count, partial(raw.publish, path)),
     }
     series = await alternate(variants, count=count, rounds=2 * rounds if rounds > 1 else 1)
     section.runs.update({f"publish: {name}": runs for name, runs in series.items()})
@@ -147,14 +140,12 @@ async def _publishing(section: Section, bus: broker.Bus, raw: RawPubSub, count: 
         section.findings.append(Finding(f"{name} / raw protobuf", ratio, "x", at_least=bar))
 
 
-def _messages(count: int) -> list[broker.OutboundMessage]:
-    run = next(_numbers)
-    return [broker.OutboundMessage(BODY, attributes={"type": "created"}, id=f"{run}-{index}") for index in range(count)]
+async def _latency(section: Section, bus: broker.Bus, raw: RawPubSub, scale: float, rounds: int) -> None:
+    ours = our_way(bus, FILLED, partial(_subscription, bus, 0))
 
-
-def _with_messages(count: int, work: Callable[[list[broker.OutboundMessage]], Awaitable[None]]) -> Variant:
     @asynccontextmanager
-    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        yield partial(work, _messages(count))
+    async def bare() -> AsyncGenerator[Pipe]:
+        async with _subscription(bus, 0) as name:
+            yield Pipe(lambda body: raw.publish_body(_topic_path(FILLED), body), partial(raw.take, _path(name)))
 
-    return variant
+    await measure_latency(section, {"ours": ours, "raw protobuf, Pull + Acknowledge": bare}, scale, rounds)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -45,12 +45,18 @@ class RawPubSub:
     async def pull_and_acknowledge(self, subscription: str, count: int) -> None:
         """One request after the other; each message's body is looked at."""
         while count > 0:
-            response = await self._pull(PullRequest(subscription=subscription, max_messages=REQUEST), timeout=30)
-            taken = [(received.ack_id, received.message.data) for received in response.received_messages]
-            if taken:
-                ack_ids = [ack_id for ack_id, _ in taken]
-                await self._acknowledge(AcknowledgeRequest(subscription=subscription, ack_ids=ack_ids), timeout=30)
-            count -= len(taken)
+            count -= await self.take(subscription, len)
+
+    async def take(self, subscription: str, arrived: Callable[[bytes], object]) -> int:
+        """One pull, whose messages are told and acknowledged; their number."""
+        response = await self._pull(PullRequest(subscription=subscription, max_messages=REQUEST), timeout=30)
+        ack_ids: list[str] = []
+        for received in response.received_messages:
+            arrived(received.message.data)
+            ack_ids.append(received.ack_id)
+        if ack_ids:
+            await self._acknowledge(AcknowledgeRequest(subscription=subscription, ack_ids=ack_ids), timeout=30)
+        return len(ack_ids)
 
     async def publish(self, topic: str, messages: Sequence[broker.OutboundMessage]) -> None:
         """A thousand per request, one request after the other, with all that ours carry."""
@@ -65,6 +71,10 @@ class RawPubSub:
             response = await self._publish(request, timeout=30)
             if len(response.message_ids) != len(request.messages):
                 raise RuntimeError("A message has no id")
+
+    async def publish_body(self, topic: str, body: bytes) -> None:
+        """One message by a request of its own."""
+        await self._publish(PublishRequest(topic=topic, messages=[PubsubMessage(data=body)]), timeout=30)
 
 
 def high_level(host: str, subscription: str, count: int) -> None:

@@ -25,7 +25,10 @@ EXPECTED = {
     ),
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
     "kafka-markers": ("markers read", "memory of an open lease"),
+    "kafka-queue": ("bare protocol loop, by 500", "queue=share / plain", "lateness, p99", "due at once"),
     "pubsub": ("raw protobuf, Pull + Acknowledge", "SubscriberClient.subscribe", "publish_batch / raw protobuf"),
+    "pulsar": ("receive + batch_receive + acknowledge", "publish_batch / pulsar-client", "enqueue / pulsar-client"),
+    "servicebus": ("on a test double", "complete_message in turn", "publish_batch / azure-servicebus"),
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 
@@ -38,7 +41,8 @@ def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     for what in EXPECTED[name]:
         assert what in page
     plotted = tmp_path / "performance.png"
-    assert plotted.exists() == (plotted.name in page) == (name in ("facade", "jetstream", "kafka", "pubsub"))
+    drawn = name in ("facade", "jetstream", "kafka", "pubsub", "pulsar", "servicebus")
+    assert plotted.exists() == (plotted.name in page) == drawn
     assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
 
 

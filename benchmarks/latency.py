@@ -1,0 +1,121 @@
+"""How long a message takes from its publishing to a consumer, at a fixed rate.
+
+Messages are sent by the clock, whether those before them have arrived or not, so that a stall shows in all that come
+behind it. Each carries the time at which it was to be sent; sender and consumer are one process with one clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import struct
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import broker
+from benchmarks.report import Section, Table
+
+__all__ = ["Pipe", "measure_latency", "our_way"]
+
+_RATE: Final = 200
+_SECONDS: Final = 5
+_MOST: Final = 100
+_PATIENCE: Final = 60.0
+_TIME: Final = struct.Struct(">d")
+_PADDING: Final = bytes(92)
+
+Arrived = Callable[[bytes | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """A way from a publisher to a consumer.
+
+    :ivar send: publishes one message, and returns when the broker has it.
+    :ivar receive: waits for messages, tells each body as soon as it is there, and acks them.
+    """
+
+    send: Callable[[bytes], Awaitable[object]]
+    receive: Callable[[Arrived], Awaitable[object]]
+
+
+Way = Callable[[], AbstractAsyncContextManager[Pipe]]
+
+
+def our_way(bus: broker.Bus, topic: str, subscribed: Callable[[], AbstractAsyncContextManager[str]]) -> Way:
+    """The library's, by batches of what is there.
+
+    :param subscribed: has a subscription of the topic for as long as it lasts.
+    """
+
+    @asynccontextmanager
+    async def way() -> AsyncGenerator[Pipe]:
+        async with subscribed() as name, bus.messages(topic, subscription=name) as inbox:
+
+            async def receive(arrived: Arrived) -> None:
+                batch = await inbox.next_batch(_MOST, timeout=_PATIENCE)
+                for message in batch:
+                    arrived(message.data)
+                await batch.ack()
+
+            yield Pipe(bus.topic(topic).publish, receive)
+
+    return way
+
+
+async def measure_latency(
+    section: Section,
+    ways: Mapping[str, Way],
+    scale: float,
+    rounds: int,
+) -> None:
+    """Add a table of p50 and p99 of each way; they run in turn, and medians over the rounds are told."""
+    count = max(20, int(_RATE * _SECONDS * scale))
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            async with way() as pipe:
+                late = sorted(await _delays(pipe, count))
+            found[name].append((late[count // 2], late[count * 99 // 100]))
+    section.tables.append(
+        Table(
+            (f"From publish to consumer, {_RATE} messages a second", "p50", "p99"),
+            [(name, *(_median_of(numbers) for numbers in zip(*runs, strict=True))) for name, runs in found.items()],
+        )
+    )
+
+
+def _median_of(numbers: tuple[float, ...]) -> str:
+    return f"{1e3 * statistics.median(numbers):.2f} ms"
+
+
+async def _delays(pipe: Pipe, count: int) -> list[float]:
+    """Seconds of each message; one is sent and received before, so that connections are there."""
+    late: list[float] = []
+
+    def arrived(body: bytes | None) -> None:
+        late.append(time.perf_counter() - _TIME.unpack_from(body or b"")[0])
+
+    async def receive(until: int) -> None:
+        async with asyncio.timeout(_PATIENCE):
+            while len(late) < until:
+                await pipe.receive(arrived)
+
+    await pipe.send(_TIME.pack(time.perf_counter()) + _PADDING)
+    await receive(1)
+    late.clear()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(receive(count))
+        start = time.perf_counter()
+        for number in range(count):
+            due = start + number / _RATE
+            await asyncio.sleep(due - time.perf_counter())
+            tasks.create_task(_send(pipe, _TIME.pack(due) + _PADDING))
+    return late
+
+
+async def _send(pipe: Pipe, body: bytes) -> None:
+    await pipe.send(body)

@@ -1,0 +1,65 @@
+"""What the benchmarks of brokers without a log have in common: messages, and consuming and publishing with ours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count as counting
+
+import broker
+from benchmarks.measure import Variant
+from benchmarks.null_backend import BODY
+
+__all__ = ["FILLED", "TARGET", "consume", "enqueue", "messages_of", "new_name", "publish_batches", "with_messages"]
+
+FILLED = "bench.filled"
+TARGET = "bench.target"
+_numbers = counting()
+
+
+def new_name() -> str:
+    """A name that no subscription has yet."""
+    return f"bench-{next(_numbers)}"
+
+
+def messages_of(count: int) -> list[broker.OutboundMessage]:
+    """Messages with an attribute and an id that none had before."""
+    run = next(_numbers)
+    return [broker.OutboundMessage(BODY, attributes={"type": "created"}, id=f"{run}-{index}") for index in range(count)]
+
+
+def with_messages(count: int, work: Callable[[list[broker.OutboundMessage]], Awaitable[None]]) -> Variant:
+    """The work, with new messages for each run."""
+
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        yield partial(work, messages_of(count))
+
+    return variant
+
+
+async def consume(inbox: broker.BatchedMessageStream, count: int, *, batch: int) -> None:
+    """Take so many messages by batches, each acked."""
+    async for taken in inbox.batches(batch):
+        count -= len(taken)
+        await taken.ack()
+        if count <= 0:
+            break
+
+
+async def publish_batches(topic: broker.Topic, batch: int, messages: list[broker.OutboundMessage]) -> None:
+    """Publish these in batches, one after the other."""
+    for start in range(0, len(messages), batch):
+        await topic.publish_batch(messages[start : start + batch])
+
+
+async def enqueue(topic: broker.Topic, messages: list[broker.OutboundMessage]) -> None:
+    """Enqueue these, and wait for their receipts.
+
+    :raises RuntimeError: one has no id.
+    """
+    receipts = [await topic.enqueue(message) for message in messages]
+    await topic.flush()
+    if not all(receipt.result().id for receipt in receipts):
+        raise RuntimeError("A message has no id")
