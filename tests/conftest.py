@@ -6,8 +6,9 @@ from hypothesis import settings
 
 from tests.fault_matrix import pytest_terminal_summary
 from tests.last_words import pytest_testnodedown, pytest_testnodeready
+from tests.server_logs import pytest_runtest_makereport
 
-__all__ = ["pytest_terminal_summary", "pytest_testnodedown", "pytest_testnodeready"]
+__all__ = ["pytest_runtest_makereport", "pytest_terminal_summary", "pytest_testnodedown", "pytest_testnodeready"]
 
 # How long an example takes says more of what else the machine does than of the code; speed is measured in benchmarks/.
 settings.register_profile("anybroker", deadline=None)

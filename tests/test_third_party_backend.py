@@ -43,7 +43,11 @@ CAPABILITIES = Capabilities(
     backend="shelf",
     publish=PublishCapabilities(limits=Limits(body=100_000, attributes=50, letter_attributes=8), tombstones=True),
     messages=MessageCapabilities(
-        lease=LeaseMode.NONE, confirmed_ack=ConfirmedAck.ALWAYS, ordered_delivery=True, ephemeral=False
+        lease=LeaseMode.NONE,
+        confirmed_ack=ConfirmedAck.ALWAYS,
+        ordered_delivery=True,
+        history=False,
+        ephemeral=False,
     ),
     shared=False,
 )

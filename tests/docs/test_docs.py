@@ -115,15 +115,16 @@ SPARK = (ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md")
 """Their JVM takes longer to start than other pages to run, and has a session that is not that of the tests of Spark."""
 
 
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    if page in SPARK:
+        return [pytest.mark.timeout(600), pytest.mark.xdist_group("spark-docs")]
+    # One worker starts that broker for all the tests.
+    return [pytest.mark.xdist_group("pulsar")] if PULSAR in page.read_text(encoding="utf-8") else []
+
+
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(
-            page,
-            marks=[pytest.mark.timeout(600), pytest.mark.xdist_group("spark-docs")] if page in SPARK else [],
-        )
-        for page in PAGES
-    ],
+    [pytest.param(page, marks=marks(page)) for page in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -347,6 +348,7 @@ def flat(capabilities: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{field.name}", "none" if value is None else str(value)
 
 
+@pytest.mark.xdist_group("pulsar")
 async def test_the_tables_of_capabilities_are_those_of_the_backends() -> None:
     tables = 0
     for page in sorted((ROOT / "docs" / "backends").glob("*.md")):

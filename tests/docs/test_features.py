@@ -48,6 +48,7 @@ FEATURES: Final[Mapping[str, Callable[[Capabilities], bool | str]]] = {
     "the broker keeps a delayed nack": of_messages(lambda m: m.native_delay > 0),
     "retry topics": of_messages(lambda m: m.retry_topics),
     "order per key over processes": of_messages(lambda m: m.key_affinity),
+    "a new subscription gets what was there before": of_messages(lambda m: m.history),
     "records of a log, in groups": of_records(lambda r: r.groups),
     "partitions move between members": of_records(lambda r: r.rebalance),
     "read the log from an offset or a time": of_records(lambda r: r.log_reader and r.position_at),

@@ -12,10 +12,7 @@ import base64
 import contextlib
 import json
 import os
-import shutil
-import signal
 import socket
-import tempfile
 import time
 from functools import cache
 from http.client import HTTPConnection
@@ -27,50 +24,37 @@ import nkeys
 import trustme
 
 from broker_jetstream.server import server_binary
-from tests.servers.process import ChildProcess
+from tests.servers.server_process import ServerProcess
 
 __all__ = ["Certificates", "Jwt", "NatsServer", "make_nkey", "shared_server"]
 
 START_SECONDS = 20.0
-STOP_SECONDS = 10.0
 
 
-class NatsServer:
+class NatsServer(ServerProcess):
     """One server with JetStream; `config` is appended to its configuration file."""
 
     def __init__(
         self, config: str = "", *, scheme: str = "nats", jetstream: bool = True, max_payload: str = "1MB"
     ) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="anybroker-test-nats-"))
+        super().__init__("nats")
         self.port = 0
         self.scheme = scheme
         self._extra = config
         self._jetstream = jetstream
         self._max_payload = max_payload
-        self._process: ChildProcess | None = None
 
     @property
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
-    @property
-    def log(self) -> str:
-        path = self.directory / "log"
-        return path.read_text() if path.exists() else ""
-
     def told(self, what: str) -> dict[str, Any]:
         """What it tells of itself, such as `varz`; needs `http: "127.0.0.1:-1"` in its configuration."""
-        assert self._process is not None
-        ports = json.loads((self.directory / f"nats-server_{self._process.pid}.ports").read_text())
+        ports = json.loads((self.directory / f"nats-server_{self.process_id}.ports").read_text())
         asked = HTTPConnection(urlsplit(ports["monitoring"][0]).netloc)
         with contextlib.closing(asked):
             asked.request("GET", f"/{what}")
             return json.loads(asked.getresponse().read())
-
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> Self:
         """Start on a free port, or on the port of before, and wait until clients are served."""
@@ -83,55 +67,18 @@ class NatsServer:
             f'log_file: "{self.directory}/log"\n'
             f"max_payload: {self._max_payload}\n{store}\n{self._extra}\n"
         )
-        self._process = ChildProcess([server_binary(), "-c", str(config)], self.directory / "said")
-        ports = self.directory / f"nats-server_{self._process.pid}.ports"
+        child = self._launch([server_binary(), "-c", str(config)], "said")
+        ports = self.directory / f"nats-server_{child.pid}.ports"
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            if self._process.return_code is not None:
-                raise RuntimeError(f"nats-server ended with {self._process.return_code}: {self.log[-2000:]}")
+            if child.return_code is not None:
+                raise RuntimeError(f"nats-server ended with {child.return_code}: {self.log[-2000:]}")
             with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
                 self.port = int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2])
                 with socket.create_connection(("127.0.0.1", self.port), 1):
                     return self
             time.sleep(0.005)
         raise RuntimeError(f"nats-server does not start: {self.log[-2000:]}")
-
-    def stop(self) -> None:
-        """End it orderly."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it without notice."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay and nothing moves."""
-        assert self._process is not None
-        self._process.pause()
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.resume()
-
-    def close(self) -> None:
-        """Stop it and remove all it stored."""
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end(how, STOP_SECONDS)
 
     # What it may demand.
 

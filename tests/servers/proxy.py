@@ -25,6 +25,10 @@ class Proxy:
         self._open = asyncio.Event()
         self._refusing = False
         self.cuts = 0
+        self.refusals = 0
+        """How many connections were not taken."""
+        self.passed = 0
+        """How many bytes have come from the server."""
         self.held = False
         """Whether anything was said since nothing is let through."""
 
@@ -98,6 +102,7 @@ class Proxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
+            self.refusals += 1
             writer.transport.abort()
             return
         try:
@@ -133,6 +138,7 @@ class Proxy:
                         await asyncio.sleep(0.01)
                         self._break()
                         return
+                self.passed += len(data) if counted else 0
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()

@@ -1,4 +1,4 @@
-"""One real server of each backend, by name."""
+"""One real server of each backend, by name; of Service Bus there is the project's own double."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import uuid4
 
-from tests.servers import kafka, nats, pubsub, pulsar
+from tests.servers import kafka, nats, pubsub, pulsar, servicebus
 
 __all__ = ["URLS"]
 
@@ -16,5 +16,6 @@ URLS: Final[Mapping[str, Callable[[], str]]] = {
     "kafka": lambda: kafka.shared_server().url,
     "pubsub": lambda: pubsub.shared_server().url,
     "pulsar": lambda: pulsar.shared_server().url,
+    "servicebus": lambda: servicebus.shared_double().url,
 }
 """Starts the server of this process, if need be, and gives its URL."""

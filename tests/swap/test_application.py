@@ -21,7 +21,10 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("backend", URLS)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=[pytest.mark.xdist_group("pulsar")] if name == "pulsar" else []) for name in URLS],
+)
 async def test_an_application_runs_on_every_broker(backend: str) -> None:
     topic = f"swap.{uuid4().hex[:12]}"
     books = Books()

@@ -1,0 +1,108 @@
+"""`broker tracker` and `broker queue` on a real Kafka broker."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection
+
+import pytest
+
+from broker.cli.health import HealthServer
+from broker_kafka.queue.wire import Content, Kind, Marker
+from tests.cli.conftest import InnerCli, ProcessCli
+from tests.kafka.queue_markers import Queue, prepared_queue
+from tests.servers.kafka import shared_server
+from tests.servers.kafka_client import wait_for
+
+
+@pytest.fixture
+def queue() -> Queue:
+    """One with a marker topic."""
+    return prepared_queue(shared_server())
+
+
+def ask(url: str, path: str) -> tuple[int, str]:
+    """Status and body."""
+    with closing(HTTPConnection(url.partition("//")[2], timeout=10)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def get(url: str, path: str) -> str:
+    status, body = ask(url, path)
+    assert status == 200
+    return body
+
+
+def test_a_tracker_alone(queue: Queue) -> None:
+    cli = ProcessCli(f"{shared_server().url}?session_timeout_ms=2000&heartbeat_interval_ms=300")
+    first, second, third = queue.send(3)
+    queue.take([first], period=100)
+    queue.take([second], period=600_000)
+    started = Marker(kind=Kind.START, id=third, after_ms=600_000, attempt=2)
+    queue.write((started, Content(holder="worker 7")))
+    queue.commit([third])
+    with cli.start("tracker", queue.subscription, "--topic", queue.topic, "--listen", "0") as process:
+        try:
+            line = process.stderr.readline().decode()
+            url = line.split()[-1]
+            assert line.startswith("Health and metrics are at http://127.0.0.1:")
+            assert get(url, "/health") == "ok\n"
+            (again,) = queue.wait_for_again(1, 3)
+            assert again.value() == b"m0"
+            labels = f'{{subscription="{queue.subscription}"}}'
+            wait_for(lambda: f"anybroker_queue_open_leases{labels} 2\n" in get(url, "/metrics"))
+            metrics = get(url, "/metrics")
+            assert (
+                f"# TYPE anybroker_queue_redelivered_total counter\nanybroker_queue_redelivered_total{labels} 1\n"
+                in metrics
+            )
+            assert f"anybroker_queue_up{labels} 1\n" in metrics
+            shown = cli.inner("queue", "inspect", queue.subscription, "--json").json
+            assert {lease["offset"]: (lease["state"], lease["attempt"], lease["holder"]) for lease in shown} == {
+                1: ("held", 1, ""),
+                2: ("held", 2, "worker 7"),
+            }
+            assert "worker 7" in cli.inner("queue", "inspect", queue.subscription).text
+            process.send_signal(signal.SIGTERM)
+            _, told = process.communicate(timeout=20)
+            assert process.returncode == 143
+            assert b"Tracking" in told
+            assert b"tracks partitions 0" in told
+            assert b"Traceback" not in told
+        finally:
+            process.kill()
+    # It has committed: the START of `second` is the lowest that is open.
+    assert queue.committed() == 1
+
+
+def test_what_it_is_given_wrong(memory: InnerCli) -> None:
+    assert "has no queues that need a tracker" in memory("tracker", "billing", code=2).err
+    assert "has no queues that need a tracker" in memory("queue", "inspect", "billing", code=2).err
+    kafka = InnerCli(shared_server().url)
+    assert "--listen is 'somewhere'" in kafka("tracker", "billing", "--listen", "somewhere", code=2).err
+    kafka("queue", "inspect", "nobodys", code=3)
+    kafka("tracker", "billing", "--topic", "no-such-topic", code=3)
+
+
+async def test_health() -> None:
+    said = ""
+    metrics: Mapping[str, float] = {"open": 3, "sent_total": 10_000_001}
+
+    async with HealthServer("127.0.0.1", 0, 'a "b"', lambda: said, lambda: metrics) as server:
+        assert await asyncio.to_thread(get, server.url, "/health?verbose") == "ok\n"
+        text = await asyncio.to_thread(get, server.url, "/metrics")
+        assert '# TYPE anybroker_queue_open gauge\nanybroker_queue_open{subscription="a \\"b\\""} 3\n' in text
+        assert "sent_total" in text
+        assert " 10000001\n" in text
+        said = "no broker"
+        assert await asyncio.to_thread(ask, server.url, "/health") == (503, "no broker\n")
+        assert (await asyncio.to_thread(ask, server.url, "/"))[0] == 404
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(b"POST /health HTTP/1.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 405 ")
+        writer.close()
