@@ -19,9 +19,20 @@ from confluent_kafka import Message
 from broker_kafka.queue.marker_topic import marker_topic_name
 from broker_kafka.queue.redelivery import attempts_of
 from broker_kafka.queue.wire import Kind, Marker, read_content, read_markers
-from tests.servers.kafka_client import read_all
+from tests.servers.kafka_client import RawAdmin, read_all
 
-__all__ = ["NOT_HANDED_OVER", "Books", "Copy", "Delivery", "Life", "Place", "Said", "read_copies", "read_deliveries"]
+__all__ = [
+    "NOT_HANDED_OVER",
+    "Books",
+    "Copy",
+    "Delivery",
+    "Life",
+    "Place",
+    "Said",
+    "read_copies",
+    "read_deliveries",
+    "read_ended",
+]
 
 NOT_HANDED_OVER: Final = "its holder committed it too late to hand it over"
 
@@ -182,16 +193,25 @@ def read_deliveries(lives: Sequence[Life]) -> list[Delivery]:
     return found
 
 
+def read_ended(bootstrap: str, topic: str, partition: int = 0) -> list[Message]:
+    """What the partition holds when no transaction is open in it any more.
+
+    :raises AssertionError: one stays open, which would hide what was written after its beginning.
+    """
+    RawAdmin(bootstrap).wait_for_markers(topic, partition)
+    return read_all(bootstrap, topic, partition)
+
+
 def read_copies(bootstrap: str, topic: str, subscription: str, partitions: int) -> dict[Place, Copy]:
     """All records of the topic, with the markers of each."""
     copies: dict[Place, Copy] = {}
     for partition in range(partitions):
-        for record in read_all(bootstrap, topic, partition):
+        for record in read_ended(bootstrap, topic, partition):
             place = Place(partition, record.offset() or 0)
             headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
             copies[place] = Copy(int(record.value() or b""), place, attempts_of(tuple(headers)), _time(record))
     for partition in range(partitions):
-        for record in read_all(bootstrap, marker_topic_name(subscription), partition):
+        for record in read_ended(bootstrap, marker_topic_name(subscription), partition):
             for marker, data in read_markers(record.value()):
                 assert marker is not None, f"not a marker: {data!r}"
                 holder = ""

@@ -28,11 +28,11 @@ from broker.cli.exits import Exit
 from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from tests.chaos.kafka_queue_accounts import Books, read_copies
+from tests.chaos.kafka_queue_accounts import Books, read_copies, read_ended
 from tests.chaos.kafka_queue_process import CRASH, LEASE
 from tests.chaos.kafka_queue_processes import Alone, Ran, Worker
 from tests.servers.kafka import KafkaServer
-from tests.servers.kafka_client import RawAdmin, read_all
+from tests.servers.kafka_client import RawAdmin
 
 __all__ = ["SHORT", "QueueRun", "long_plan"]
 
@@ -224,7 +224,7 @@ class QueueRun:
         if ran.runs:
             ran.process.send_signal(signal.SIGTERM)
         try:
-            code = await asyncio.to_thread(ran.process.wait, 20)
+            code = await asyncio.to_thread(ran.process.wait, 60)
         except subprocess.TimeoutExpired:
             self.problems.append(f"{ran.name} did not end: {ran.last_words()}")
             ran.kill()
@@ -354,7 +354,7 @@ class QueueRun:
 
     def _read(self) -> Books:
         bootstrap = self._server.bootstrap
-        letters = [int(each.value() or b"") for each in read_all(bootstrap, self._dead)]
+        letters = [int(each.value() or b"") for each in read_ended(bootstrap, self._dead)]
         return Books(
             read_copies(bootstrap, self._topic, self._subscription, _PARTITIONS),
             [worker.life for worker in self._all],
