@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.kafka_queue_accounts import Life
+from tests.chaos.kafka_queue_records import Life
 
 __all__ = ["Alone", "Ran", "Worker"]
 

@@ -28,9 +28,10 @@ from broker.cli.exits import Exit
 from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from tests.chaos.kafka_queue_accounts import Books, read_copies, read_ended
+from tests.chaos.kafka_queue_accounts import Books
 from tests.chaos.kafka_queue_process import CRASH, LEASE
 from tests.chaos.kafka_queue_processes import Alone, Ran, Worker
+from tests.chaos.kafka_queue_records import read_copies, read_ended
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
