@@ -51,6 +51,8 @@ class Raw(msgspec.Struct, gc=False, eq=False):
     dead_of: str | None = None
     """The topic whose dead letters these are."""
     shown: Mapping[str, str] | None = None
+    settled: bool = False
+    """Whether the broker has carried out what ends its lock."""
 
 
 def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:

@@ -75,16 +75,16 @@ class Settler:
             return await self._release(raws)
         if outcome is Outcome.REJECT:
             why = reason[:_MAX_REASON], description[:_MAX_DESCRIPTION]
-            return await self._in_parts(
-                raws,
-                lambda receiver, part: privates.settle(
-                    receiver, "suspended", [raw.native.lock_token for raw in part], *why
-                ),
-            )
-        how = _HOW[outcome]
-        return await self._in_parts(
-            raws, lambda receiver, part: privates.settle(receiver, how, [raw.native.lock_token for raw in part])
-        )
+            return await self._settle_in_parts(raws, "suspended", *why)
+        return await self._settle_in_parts(raws, _HOW[outcome])
+
+    async def _settle_in_parts(self, raws: list[Raw], how: str, *why: str) -> list[BrokerError | None]:
+        async def ask(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
+            await privates.settle(receiver, how, [raw.native.lock_token for raw in part], *why)
+            for raw in part:
+                raw.settled = True
+
+        return await self._in_parts(raws, ask)
 
     async def extend(self, messages: Sequence[Message[Any]]) -> list[BrokerError | None]:
         """Renew the locks of these that are not fresh."""
@@ -107,9 +107,11 @@ class Settler:
 
         async def ask(receiver: ServiceBusReceiver, part: Sequence[Raw]) -> None:
             begin = monotonic()
-            if self._connection.fast:
+            # Acks that were carried out while this waited for the wire would have all of them refused.
+            part = [raw for raw in part if not raw.settled]
+            if self._connection.fast and part:
                 await privates.renew(receiver, [raw.native.lock_token for raw in part], seconds)
-            else:
+            elif not self._connection.fast:
                 for raw in part:
                     await receiver.renew_message_lock(raw.native, timeout=seconds)
             for raw in part:
@@ -125,6 +127,7 @@ class Settler:
             for raw in raws:
                 if raw.link is receiver:
                     await privates.release(receiver, raw.native)
+                    raw.settled = True
                 else:
                     left.append(raw)
             return left
@@ -153,6 +156,7 @@ class Settler:
                 )
             else:
                 await receiver.abandon_message(native)
+            raw.settled = True
 
         return (await self._in_parts([raw], ask))[0]
 

@@ -11,9 +11,9 @@ from broker.bus import Bus
 from broker.consuming.retry import DROP, Retry
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Connected, Disconnected, Event
-from broker.messages import Message
+from broker.messages import Message, Outcome
 from broker.names import native_name
-from broker.spi import MessageSubscription
+from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, let_pass, numbered, take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble
@@ -292,4 +292,23 @@ async def test_a_lock_is_renewed_long_before_it_ends(
     assert await source.extend(messages) == [None]
     renewed = "renew-session-lock" if sessions else "renew-lock"
     assert double.requests().get(renewed) == 1
+    await source.close()
+
+
+async def test_what_was_acked_meanwhile_is_not_renewed(open_bus: Open, topic: str, double: ServiceBusDouble):
+    # One lock that is gone has the whole request refused, and some of those that are held pass for lost.
+    bus = await open_bus(lease_seconds=5.0)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), _Listener())
+    await bus.topic(topic).publish_batch([b"%d" % number for number in range(40)])
+    messages: list[Message[bytes]] = []
+    while len(messages) < 40:
+        messages += await source.fetch(40, 1_000_000, 1.0)
+    await let_pass(0.9)
+    acks = [Settlement(message, Outcome.ACK) for message in messages[::2]]
+    settled, extended = await asyncio.gather(source.settle(acks), source.extend(messages))
+    assert settled == [None] * 20
+    assert extended == [None] * 40
+    assert double.requests()["renew-lock"] == 1
     await source.close()
