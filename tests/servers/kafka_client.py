@@ -23,6 +23,12 @@ __all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "use_all"
 SECONDS = 15.0
 """How long a step may take on a machine that is busy."""
 
+_NO_COORDINATOR_YET = (
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
+
 _Found = TypeVar("_Found")
 
 
@@ -109,8 +115,18 @@ class RawAdmin:
     def committed(self, group: str, topic: str, partition: int = 0) -> TopicPartition:
         """The group's offset, -1001 if it has none, and its metadata."""
         consumer = Consumer({**self.config, "group.id": group, "log_level": 0})
+
+        def asked() -> TopicPartition | None:
+            try:
+                return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
+            except KafkaException as error:
+                # A broker that has just started, or moved the group, says so before it is its coordinator.
+                if error.args[0].code() not in _NO_COORDINATOR_YET:
+                    raise
+                return None
+
         try:
-            return consumer.committed([TopicPartition(topic, partition)], timeout=SECONDS)[0]
+            return wait_for(asked)
         finally:
             consumer.close()
 
@@ -208,7 +224,7 @@ def use_all(bootstrap: str) -> None:
     admin.delete_topic(topic)
 
 
-def wait_for(look: Callable[[], _Found], seconds: float = SECONDS) -> _Found:
+def wait_for(look: Callable[[], _Found | None], seconds: float = SECONDS) -> _Found:
     """What `look` finds, once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
