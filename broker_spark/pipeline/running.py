@@ -49,6 +49,8 @@ _INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
 )
 _IS_DEAD: Final = "__dead"
+_ADDED: Final = "addBatch"
+"""What the durations of a batch have that was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +252,11 @@ class Run:
             return
         for progress in query.recentProgress:
             batch = int(progress["batchId"])
+            if batch <= self._reported or _ADDED not in progress["durationMs"]:
+                # Spark also tells of times when there was nothing to do, by the number of the batch to come.
+                continue
             written = self._written.pop(batch, None)
-            if batch <= self._reported or written is None:
-                # Spark also tells of times when there was nothing to do.
+            if written is None:
                 continue
             self._reported = batch
             self._reports += 1

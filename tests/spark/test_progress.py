@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from pyspark.sql import SparkSession
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
 from broker_spark.offsets import Offsets, TopicOffsets
-from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
+from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Run, Source, run
 from broker_spark.pipeline.inspecting import Place, Status, status
+from broker_spark.pipeline.running import _Written
 from broker_spark.progress import behind, lag
 from tests.servers import kafka, nats
 from tests.spark.support import numbered, publish
@@ -61,6 +63,31 @@ def test_a_topic_that_a_plan_has_twice_counts_once() -> None:
     assert behind(unknown) == 180
     assert behind(unknown, ["orders", "orders"]) == 90
     assert behind(unknown, ["orders", "refunds"]) == 180
+
+
+def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
+    pipeline = Pipeline(
+        name="late",
+        url="nats://127.0.0.1:4222",
+        sources={"orders": Source("orders")},
+        sinks={"nothing": CallSink(lambda *_: None)},
+        checkpoint=str(tmp_path),
+    )
+    # What Spark tells while a query is idle has the number of the batch to come.
+    idle: dict[str, Any] = {"batchId": 1, "durationMs": {"latestOffset": 3}, "observedMetrics": {}, "sources": []}
+    metrics = {"rows_of_orders": {"rows": 5}}
+    done = {**idle, "durationMs": {"addBatch": 7, "triggerExecution": 1500}, "observedMetrics": metrics}
+    reports: list[BatchReport] = []
+    under_way = Run(pipeline, reports.append)
+    under_way._written[1] = _Written(0, {"nothing": 5})
+    query: Any = SimpleNamespace(lastProgress=idle, recentProgress=[idle])
+    under_way._report(query)
+    assert not reports
+    assert not under_way._may_end(query)
+    query.lastProgress, query.recentProgress = done, [idle, done]
+    under_way._report(query)
+    assert [(report.batch, report.rows_in, report.seconds) for report in reports] == [(1, 5, 1.5)]
+    assert under_way._may_end(query)
 
 
 def test_a_pipeline_that_joins_a_source_with_itself(spark: SparkSession, tmp_path: Path) -> None:
