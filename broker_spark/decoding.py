@@ -20,6 +20,8 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DecimalType,
+    DoubleType,
+    FloatType,
     LongType,
     MapType,
     StringType,
@@ -53,6 +55,7 @@ _PATTERNS: Final[dict[type[DataType], str]] = {
     TimestampType: r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}",
     DateType: r"^\d{4}-\d{2}-\d{2}$",
 }
+_FLOATS: Final = (DoubleType, FloatType)
 _UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
@@ -212,7 +215,7 @@ def _has_default(node: Node) -> bool:
 
 
 def _changes(node: Node) -> bool:
-    return not isinstance(node, Leaf) or _is_variant(node) or bool(node.allowed)
+    return not isinstance(node, Leaf) or _is_variant(node) or isinstance(node.type, _FLOATS) or bool(node.allowed)
 
 
 def _leaf(node: Leaf, raw: Column) -> Column:
@@ -233,6 +236,9 @@ def _leaf(node: Leaf, raw: Column) -> Column:
             found = F.try_to_binary(text, F.lit("base64"))
         else:
             found = text.try_cast(node.type)
+    elif isinstance(node.type, _FLOATS):
+        # Spark makes this of a number that does not fit.
+        found = F.when(F.abs(raw) != float("inf"), raw)
     return F.when(found.isin(*node.allowed), found) if node.allowed else found
 
 

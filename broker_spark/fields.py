@@ -6,6 +6,7 @@ What JSON and Spark cannot both say, or what could not be checked, is an error t
 from __future__ import annotations
 
 import dataclasses
+import time
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -63,7 +64,11 @@ _NARROWER: Final[Mapping[Any, tuple[type[DataType], ...]]] = {
 }
 """What `Annotated[int, IntegerType()]` may say."""
 _LISTS: Final = (list, set, frozenset, Sequence, AbstractSet)
-_MISSING: Final = object()
+_SAME: Final = (list, dict, set, frozenset, tuple)
+"""Factories of defaults that need no look at the clock."""
+
+_Found = tuple[str, str, Any, Any]
+"""Of a field: its name, its name in JSON, its default and the factory of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +184,22 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
         found = _of_model(type, where)
     else:
         found = [
-            (each.name, each.name, _default(each.default, each.default_factory, dataclasses.MISSING))
+            (each.name, each.name, *_given(each.default, each.default_factory, dataclasses.MISSING))
             for each in dataclasses.fields(type)
             if each.init
         ]
     if not found:
         _refuse(where, type, "has no field")
     fields: list[Field] = []
-    for name, encoded, default in found:
+    for name, encoded, value, factory in found:
         place = f"{where}.{name}"
         node, nullable = _node(hints[name], place, (*above, type))
-        default = None if default is _MISSING or default is None else _plain(default, place, hints[name])
+        default = _default(value, factory, place, hints[name])
         fields.append(Field(name, encoded, node, not nullable and default is None, default))
     return Structure(tuple(fields))
 
 
-def _of_struct(type: Any, where: str) -> list[tuple[str, str, Any]]:
+def _of_struct(type: Any, where: str) -> list[_Found]:
     config = type.__struct_config__
     for option, reason in (
         (config.tag is not None, "is tagged, and Spark does not look at the tag"),
@@ -204,30 +209,49 @@ def _of_struct(type: Any, where: str) -> list[tuple[str, str, Any]]:
         if option:
             _refuse(where, type, reason)
     return [
-        (each.name, each.encode_name, _default(each.default, each.default_factory, msgspec.NODEFAULT))
+        (each.name, each.encode_name, *_given(each.default, each.default_factory, msgspec.NODEFAULT))
         for each in msgspec.structs.fields(type)
     ]
 
 
-def _of_model(type: Any, where: str) -> list[tuple[str, str, Any]]:
+def _of_model(type: Any, where: str) -> list[_Found]:
     from pydantic_core import PydanticUndefined
 
     if type.model_config.get("extra") == "forbid":
         _refuse(where, type, "forbids unknown fields, and Spark does not see them")
-    found: list[tuple[str, str, Any]] = []
+    found: list[_Found] = []
     for name, info in type.model_fields.items():
         alias = info.validation_alias if info.validation_alias is not None else info.alias
         if alias is not None and not isinstance(alias, str):
             _refuse(f"{where}.{name}", alias, "is an alias with a path or choices")
         factory = info.default_factory if info.default_factory is not None else PydanticUndefined
-        found.append((name, alias or name, _default(info.default, factory, PydanticUndefined)))
+        found.append((name, alias or name, *_given(info.default, factory, PydanticUndefined)))
     return found
 
 
-def _default(value: Any, factory: Any, missing: Any) -> Any:
-    if value is not missing:
-        return value
-    return _MISSING if factory is missing else factory()
+def _given(value: Any, factory: Any, missing: Any) -> tuple[Any, Any]:
+    """A default and its factory; None is none of either."""
+    return None if value is missing else value, None if factory is missing else factory
+
+
+def _default(value: Any, factory: Any, where: str, hint: Any) -> Any:
+    """What stands for the field in every row, a builtin; None is no default."""
+    if factory is None:
+        return None if value is None else _plain(value, where, hint)
+    try:
+        first = factory()
+        if factory not in _SAME:
+            # A clock shows another time by then.
+            time.sleep(0.001)
+        again = factory()
+    except Exception as error:
+        _refuse(where, hint, f"has a default that cannot be made: {type(error).__name__}: {error}")
+    if first is None:
+        return None
+    made = _plain(first, where, hint)
+    if made != _plain(again, where, hint):
+        _refuse(where, hint, "has a default that is another each time, and all rows would get the same")
+    return made
 
 
 def _plain(value: Any, where: str, hint: Any) -> Any:

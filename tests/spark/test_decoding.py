@@ -8,13 +8,13 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pydantic
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DecimalType, IntegerType
+from pyspark.sql.types import DecimalType, FloatType, IntegerType
 
 from broker.errors import ConfigurationError
 from broker_spark.decoding import decode, payload_schema
@@ -48,6 +48,7 @@ class Everything:
     numbers: list[int] | None = None
     size: Literal[1, 2] | None = None
     small: Annotated[int, IntegerType()] | None = None
+    shares: list[Annotated[float, FloatType()]] | None = None
 
 
 class Model(pydantic.BaseModel):
@@ -67,7 +68,7 @@ def test_the_columns_of_a_class() -> None:
     assert payload_schema(Everything).simpleString() == (
         "struct<text:string,number:bigint,colour:string,share:double,price:decimal(38,18),moment:timestamp,day:date,"
         "part:struct<name:string,count:bigint>,names:array<string>,parts:map<string,struct<name:string,count:bigint>>,"
-        "uuid:string,body:binary,numbers:array<bigint>,size:bigint,small:int>"
+        "uuid:string,body:binary,numbers:array<bigint>,size:bigint,small:int,shares:array<float>>"
     )
     assert payload_schema(Struct)["model"].dataType == payload_schema(Model)
     assert payload_schema(Model)["number"].dataType == DecimalType(6, 2)
@@ -77,7 +78,7 @@ def test_what_decodes(spark: SparkSession) -> None:
     full = {
         "share": 2, "price": "1.25", "moment": "2026-01-01T00:00:00Z", "day": "2026-02-03", "part": {"name": "a"},
         "names": ["q"], "parts": {"k": {"name": "r", "count": 3}}, "uuid": "12345678-1234-1234-1234-123456789abc",
-        "body": "YWI=", "numbers": [1, 2], "size": 2, "small": 7, "unknown": {"a": 1},
+        "body": "YWI=", "numbers": [1, 2], "size": 2, "small": 7, "shares": [1, -2.5], "unknown": {"a": 1},
     }  # fmt: skip
     rows = [json.dumps({**BASE, **more}) for more in ({}, full)]
     decoded = decode(
@@ -91,6 +92,7 @@ def test_what_decodes(spark: SparkSession) -> None:
     assert two["moment"].astimezone(UTC) == datetime(2026, 1, 1, tzinfo=UTC)
     assert (two["price"], two["day"], two["body"]) == (Decimal("1.25"), date(2026, 2, 3), b"ab")
     assert two["parts"] == {"k": {"name": "r", "count": 3}}
+    assert two["shares"] == [1, -2.5]
     assert (two["numbers"], two["size"], two["small"], two["part"]) == ([1, 2], 2, 7, {"name": "a", "count": None})
 
 
@@ -111,6 +113,8 @@ BAD: list[tuple[Any, str]] = [
     ({"colour": "green"}, 'colour is "green", and one of "red", "blue" is due'),
     ({"size": 3}, "size is 3, and one of 1, 2 is due"),
     ({"share": "NaN"}, "share is NaN, and double is due"),
+    (b'{"text": "x", "number": 1, "colour": "red", "share": -1e400}', "share is -Infinity, and double is due"),
+    (b'{"text": "x", "number": 1, "colour": "red", "shares": [1, 1e39]}', "shares[] is Infinity, and float is due"),
     ({"part": {"name": 7}}, "part.name is 7, and string is due"),
     ({"part": {}}, "part.name is missing or null"),
     ({"part": 5}, "part is 5, and struct<name:string,count:bigint> is due"),
@@ -192,6 +196,19 @@ class Strict(pydantic.BaseModel, extra="forbid"):
 
 
 @dataclass
+class Clocked:
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+class Drawn(pydantic.BaseModel):
+    id: UUID = pydantic.Field(default_factory=uuid4)
+
+
+class Failing(msgspec.Struct):
+    share: float = msgspec.field(default_factory=lambda: 1 / 0)
+
+
+@dataclass
 class Wrong:
     number: Annotated[int, DecimalType(3, 1)]
 
@@ -205,6 +222,9 @@ class Wrong:
         (Loop, "Loop.inner: Loop holds itself"),
         (Tagged, "Tagged: Tagged is tagged"),
         (Strict, "Strict: Strict forbids unknown fields"),
+        (Clocked, "Clocked.at: datetime has a default that is another each time, and all rows would get the same"),
+        (Drawn, "Drawn.id: UUID has a default that is another each time"),
+        (Failing, "Failing.share: float has a default that cannot be made: ZeroDivisionError: division by zero"),
         (Wrong, r"Wrong.number: int is annotated with decimal\(3,1\)"),
         (msgspec.defstruct("Any_", [("thing", Any)]), "Any_.thing: Any cannot be read from JSON into a column"),
         (msgspec.defstruct("Set_", [("e", Enum("E", {"A": 1, "B": "x"}))]), "neither all str nor all int"),
