@@ -245,12 +245,18 @@ def _default(value: Any, factory: Any, where: str, hint: Any) -> Any:
             time.sleep(0.001)
         again = factory()
     except Exception as error:
-        _refuse(where, hint, f"has a default that cannot be made: {type(error).__name__}: {error}")
+        raise ConfigurationError(
+            f"{where}: the default of {_shown(hint)} cannot be made: {type(error).__name__}: {error}",
+            advice="Let its factory need nothing, or give a constant",
+        ) from error
     if first is None:
         return None
     made = _plain(first, where, hint)
     if made != _plain(again, where, hint):
-        _refuse(where, hint, "has a default that is another each time, and all rows would get the same")
+        raise ConfigurationError(
+            f"{where}: the default of {_shown(hint)} is another each time, and all rows would get the same",
+            advice="Let it be None, and fill it in the transform",
+        )
     return made
 
 
