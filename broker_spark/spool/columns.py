@@ -12,7 +12,7 @@ from broker.messages import Message
 from broker_spark.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
 
-__all__ = ["Stamps", "stamps_of", "table_of"]
+__all__ = ["Stamps", "place_of", "stamps_of", "table_of"]
 
 Messages = Sequence[Message[bytes]]
 Stamps = tuple[list[int], list[int]]
@@ -48,6 +48,12 @@ def _identities(messages: Messages, stamps: Stamps | None) -> Any:
     parts = [_equal([message.topic for message in messages], _arrow.string())]
     parts += [_arrow.array(each, _arrow.int64()).cast(_arrow.string()) for each in stamps]
     return cast("Any", compute).binary_join_element_wise(*parts, ":")
+
+
+def place_of(identity: str) -> tuple[str, int] | None:
+    """The topic and the place in its log that an identity tells; None if it is made of an id."""
+    topic, *rest = identity.rsplit(":", 2)
+    return (topic, int(rest[0])) if len(rest) == 2 and all(map(str.isdecimal, rest)) else None
 
 
 def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:

@@ -14,6 +14,7 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Final, cast
@@ -208,7 +209,9 @@ class Receiver:
         try:
             heard = monotonic()
             while self._came < target:
-                await self._wait_for_room()
+                if await self._wait_for_room():
+                    # Nobody listened meanwhile, so that the queue is not known to be empty.
+                    heard = monotonic()
                 batches = await self._gather(consumer, target - self._came)
                 if batches:
                     heard = monotonic()
@@ -226,12 +229,16 @@ class Receiver:
                 # It is in the spool, or will be: to leave it unacked would have it come again.
                 await asyncio.shield(kept)
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_for_room(self) -> bool:
+        """Return when there is room; whether it had to be waited for."""
+        waited = False
         while not self.has_room:
             self._room.clear()
             if self.has_room:
                 break
             await self._room.wait()
+            waited = True
+        return waited
 
     async def _gather(self, consumer: MessageConsumer[bytes], most: int) -> list[MessageBatch[bytes]]:
         """The messages of one segment; none after some idle time."""
@@ -279,8 +286,8 @@ class Receiver:
         if again or self._spool.doubtful or names.length() > len(names.unique()):
             known: list[str] = names.to_pylist()
             repeated = self._spool.known(names, late=again)
-            first = {name: place for place, name in reversed(list(enumerate(known))) if name not in repeated}
-            table = table.take(cast("Any", pyarrow).array(sorted(first.values()), "int64"))
+            places = _first_places(messages, known, repeated, told=stamps is not None)
+            table = table.take(cast("Any", pyarrow).array(places, "int64"))
             self._dropped += len(messages) - table.num_rows
         return names, self._spool.add(table, self._options.arrow_rows) if table.num_rows else None, repeated
 
@@ -289,6 +296,8 @@ class Receiver:
         if stamps is None:
             # Known by ids only, which a publisher may use twice.
             return False
+        # What an earlier process wrote may come again too, of a broker that was killed with it.
+        self._highest.update(self._spool.inherit())
         again = any((message.delivery_attempt or 1) > 1 for message in messages)
         # A broker that was killed may count deliveries from 1 again.
         for message, place in zip(messages, stamps[0], strict=True):
@@ -358,6 +367,25 @@ async def _identity_of(bus: Bus, topic: str) -> str | None:
         return (await bus.admin.describe_topic(topic)).identity
     except (NotAuthorized, Unsupported):
         return None
+
+
+def _first_places(
+    messages: Sequence[Message[bytes]], names: Sequence[str], repeated: AbstractSet[str], *, told: bool
+) -> list[int]:
+    """Which of these are to be written: each message once.
+
+    :param names: their identities.
+    :param repeated: those that were written before.
+    :param told: an identity is a place in the log. One that is an id a publisher may use twice, and what is delivered
+        for the first time is then another message.
+    """
+    found: list[int] = []
+    seen: set[str] = set()
+    for place, (message, name) in enumerate(zip(messages, names, strict=True)):
+        if name not in repeated and (name not in seen or not (told or (message.delivery_attempt or 1) > 1)):
+            seen.add(name)
+            found.append(place)
+    return found
 
 
 def _nothing() -> None:

@@ -59,10 +59,11 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins: with what the spool still holds.
 
-        :raises ConfigurationError: another query owns the spool, or it is of other messages.
+        :raises ConfigurationError: another query owns the spool, it is of other messages, or lacks columns.
         :raises BrokerError: the subscription cannot be opened.
         """
         spool, _ = self._begin()
+        spool.check_columns(self._options.columns, spool.first)
         if spool.first < spool.next:
             logger.warning(
                 "The query begins without a checkpoint, and the spool %s holds messages: those of the last batches of "
@@ -82,12 +83,14 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next batch goes; `start` itself if there is to be none. Waits a little for messages.
 
-        :raises ConfigurationError: the checkpoint is of another spool, or another query took the spool over.
+        :raises ConfigurationError: the checkpoint is of another spool, another query took the spool over, or what is
+            still to be read lacks columns.
         :raises OffsetOutOfRange: what the checkpoint asks for is not there any more.
         :raises BrokerError: the receiver failed.
         """
         spool, receiver = self._begin()
         first = self._position(spool, start).next
+        spool.check_columns(self._options.columns, first)
         spool.plan(first)
         began = time.monotonic()
         while True:
@@ -122,6 +125,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         spool, _ = self._begin()
         first, last = self._position(spool, start).next, self._position(spool, end).next
+        spool.check_columns(self._options.columns, first)
         found = spool.between(first, last)
         spool.plan(last)
         return _parts(found, self._options.tasks)
@@ -156,7 +160,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Own the spool and receive, from the first call on."""
         if self._spool is None or self._receiver is None:
             options = self._options
-            spool = Spool.open(open_files(options.spool), mask_within(options.spool), _what(options), options.columns)
+            spool = Spool.open(open_files(options.spool), mask_within(options.spool), _what(options))
             receiver = Receiver(options, spool)
             if self._draining:
                 receiver.drain()

@@ -22,6 +22,7 @@ import pyarrow
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker_spark.files import Files
 from broker_spark.spool import segments
+from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
 from broker_spark.spool.recent import Recent
 from broker_spark.spool.segments import IDENTITY, Segment
@@ -74,14 +75,16 @@ class Spool:
         self._doubt_files = 0
         self._recent = Recent()
         self._found = list(found)
-        """Segments of an earlier owner whose identities were not looked at."""
+        """Segments of earlier owners whose identities were not looked at."""
+        self._unchecked = list(found)
+        """Those whose columns were not looked at."""
 
     @classmethod
-    def open(cls, files: Files, place: str, what: Mapping[str, Any], columns: Sequence[str]) -> Spool:
+    def open(cls, files: Files, place: str, what: Mapping[str, Any]) -> Spool:
         """Own the spool and find out what is in it.
 
         :param what: which messages it is for; the same each time.
-        :raises ConfigurationError: it is of other messages, another query owns it, or what it holds lacks columns.
+        :raises ConfigurationError: it is of other messages, or another query owns it.
         :raises OffsetOutOfRange: a segment is missing.
         """
         _check_what(files, place, what)
@@ -103,7 +106,6 @@ class Spool:
                 )
             found = [each for each in every if each.token == _token_of(epochs, each.number)]
             _check_whole(found, place, acked)
-            _check_columns(files, place, found, columns)
             following = max(found[-1].number + 1 if found else 0, acked)
             doubtful = [each for each in found if each.number >= acked]
             doubts = _remembered(files)
@@ -144,6 +146,19 @@ class Spool:
         if told.keys() - kept.keys():
             text = json.dumps({**what, _IDENTITIES: {**kept, **told}}).encode()
             self._files.write(WHAT, lambda file: file.write(text))
+
+    def check_columns(self, columns: Sequence[str], start: int) -> None:
+        """Make sure that the rows of a segment on which are there have these columns.
+
+        What lies before was read: it stays until the batch after it, and may have others.
+
+        :raises ConfigurationError: one is missing.
+        """
+        while self._unchecked:
+            segment = self._unchecked[-1]
+            if segment.number >= start:
+                _check_columns(self._files, self._place, segment, columns)
+            self._unchecked.pop()
 
     # -- what there is -----------------------------------------------------------------------------------
 
@@ -203,13 +218,25 @@ class Spool:
         """
         found = self._doubts.intersection(identities.to_pylist()) if self._doubts else set[str]()
         if late:
-            while self._found:
-                # One that is trimmed by now was read long ago.
-                with suppress(FileNotFoundError):
-                    names = segments.identities_of(self._files, self._found.pop())
-                    self._recent.add(pyarrow.array(names, pyarrow.string()))
+            self.inherit()
             found |= self._recent.known(identities)
         return found
+
+    def inherit(self) -> dict[str, int]:
+        """Remember what earlier owners wrote that is still there; how far it came in the log of each topic.
+
+        Empty from the second call on, and of identities that do not tell.
+        """
+        highest: dict[str, int] = {}
+        found, self._found = self._found, []
+        for segment in found:
+            # One that is trimmed by now was read long ago.
+            with suppress(FileNotFoundError):
+                names = segments.identities_of(self._files, segment)
+                self._recent.add(pyarrow.array(names, pyarrow.string()))
+                for topic, place in filter(None, map(place_of, names)):
+                    highest[topic] = max(place, highest.get(topic, place))
+        return highest
 
     def add(self, table: pyarrow.Table, batch_rows: int) -> int:
         """Write a segment; its number. When this returns it is durable, and ours to ack.
@@ -341,15 +368,14 @@ def _check_whole(found: Sequence[Segment], place: str, acked: int) -> None:
         )
 
 
-def _check_columns(files: Files, place: str, found: Sequence[Segment], columns: Sequence[str]) -> None:
-    for segment in found:
-        has = segments.columns_of(files, segment)
-        missing = [name for name in columns if name not in has]
-        if missing:
-            raise ConfigurationError(
-                f"What the spool {place} holds has no column {missing[0]!r}, but {', '.join(has)}",
-                advice="Run the query with those columns until that is read, or leave the new one out",
-            )
+def _check_columns(files: Files, place: str, segment: Segment, columns: Sequence[str]) -> None:
+    has = segments.columns_of(files, segment)
+    missing = [name for name in columns if name not in has]
+    if missing:
+        raise ConfigurationError(
+            f"What the spool {place} holds has no column {missing[0]!r}, but {', '.join(has)}",
+            advice="Run the query with those columns until that is read, or leave the new one out",
+        )
 
 
 def _remember(files: Files, name: str, identities: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
     place = LocalFiles(str(tmp_path))
     place.write("owners/00000001-abc.json", lambda file: file.write(b'{"epoch": 1, "tok'))
     with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is not whole.*Start again"):
-        Spool.open(place, str(tmp_path), WHAT, ("value",))
+        Spool.open(place, str(tmp_path), WHAT)
 
 
 def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
 
 
 def test_a_sign_of_life_does_not_look_while_segments_change(tmp_path: Path) -> None:
-    spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), WHAT, ("value",))
+    spool = Spool.open(LocalFiles(str(tmp_path)), str(tmp_path), WHAT)
     looked: list[bool] = []
 
     class Watched(dict[Any, Any]):

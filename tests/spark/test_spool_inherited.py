@@ -1,0 +1,100 @@
+"""What a spool keeps of what comes, and what is left in one of earlier queries; without Spark or a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow
+import pytest
+
+from broker.errors import ConfigurationError
+from broker.messages import Message, MessageBatch
+from broker.reading.record_views import FIRST
+from broker_spark.files import LocalFiles
+from broker_spark.options import SourceOptions
+from broker_spark.spool.receiver import Receiver, _first_places
+from broker_spark.spool.segments import IDENTITY
+from broker_spark.spool.spool import Spool
+
+WHAT = {"backend": "jetstream", "subscription": "spark", "topics": ["orders"]}
+
+
+def opened(directory: Path) -> Spool:
+    return Spool.open(LocalFiles(str(directory)), str(directory), WHAT)
+
+
+def rows(*identities: str) -> pyarrow.Table:
+    table: Any = pyarrow
+    return table.table({"value": [b"1"] * len(identities), IDENTITY: list(identities)})
+
+
+def test_what_was_read_needs_no_columns_that_are_new(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+    for place in (1, 2):
+        spool.acked(spool.add(rows(f"orders:{place}:9"), 10), [])
+    spool.release()
+    # The last batch that Spark has committed stays until the next one, and so there is always one.
+    again = opened(tmp_path)
+    assert (again.first, again.next) == (0, 2)
+    again.check_columns(("value", "key"), 2)
+    again.release()
+    with pytest.raises(ConfigurationError, match=r"has no column 'key', but value\. Run the query with those columns"):
+        opened(tmp_path).check_columns(("value", "key"), 1)
+
+
+def test_what_earlier_queries_wrote_is_known_by_its_place(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+    for identities in (("orders:7:9", "refunds:3:9"), ("orders:2:9", "orders#an id")):
+        spool.acked(spool.add(rows(*identities), 10), [])
+    spool.release()
+    again = opened(tmp_path)
+    assert not again.doubtful
+    assert again.inherit() == {"orders": 7, "refunds": 3}
+    assert again.inherit() == {}
+    assert again.known(pyarrow.array(["orders:2:9", "orders:8:9"]), late=True) == {"orders:2:9"}
+    again.release()
+
+
+class _Again:
+    """Shows messages as delivered for the second time."""
+
+    def delivery_attempt(self, raw: Any, /) -> int | None:
+        return 2
+
+
+def test_two_messages_of_one_id_are_two_unless_one_comes_again() -> None:
+    again: Any = _Again()
+    messages = [Message("orders", b"", None, view) for view in (FIRST, FIRST, again, FIRST)]
+    names = ["orders#1", "orders#1", "orders#1", "orders#2"]
+    assert _first_places(messages, names, set(), told=False) == [0, 1, 3]
+    assert _first_places(messages, names, {"orders#2"}, told=False) == [0, 1]
+    # A place in the log is of one message only.
+    assert _first_places(messages, names, set(), told=True) == [0, 3]
+
+
+def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) -> None:
+    given = {"url": "nats://127.0.0.1:4222", "topic": "orders", "subscription": "spark", "columns": "value"}
+    options = SourceOptions.parse({**given, "spool": str(tmp_path), "aheadRows": "1"})
+    spool = opened(tmp_path)
+    receiver = Receiver(options, spool)
+    receiver.drain()
+    # Of two requests the first one brings nothing yet.
+    answers = [MessageBatch[bytes]([]), MessageBatch([Message("orders", b"1", SimpleNamespace(id="1"), FIRST)])]
+
+    async def next_batch(most: int, timeout: float) -> MessageBatch[bytes]:
+        return answers.pop(0)
+
+    async def fill() -> None:
+        receiver._in_hand = 1
+        filling = asyncio.create_task(receiver._fill(SimpleNamespace(next_batch=next_batch), 1, 0.05))  # pyright: ignore[reportArgumentType]
+        await asyncio.sleep(0.1)
+        receiver._in_hand = 0
+        receiver._room.set()
+        await filling
+
+    asyncio.run(fill())
+    assert spool.next == 1
+    spool.release()
