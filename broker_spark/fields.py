@@ -64,7 +64,7 @@ _NARROWER: Final[Mapping[Any, tuple[type[DataType], ...]]] = {
 }
 """What `Annotated[int, IntegerType()]` may say."""
 _LISTS: Final = (list, set, frozenset, Sequence, AbstractSet)
-_SAME: Final = (list, dict, set, frozenset, tuple)
+_SAME: Final[tuple[Any, ...]] = (list, dict, set, frozenset, tuple)
 """Factories of defaults that need no look at the clock."""
 
 _Found = tuple[str, str, Any, Any]

@@ -77,7 +77,7 @@ class TopicSink:
 
     Rows that have a column `value` are messages already; others become JSON objects.
 
-    :ivar key: the column whose text is the key, where rows become JSON.
+    :ivar key: the column whose text is the key, where rows become JSON; only there.
     :ivar where: a condition of SQL: only these rows.
     """
 
@@ -320,6 +320,8 @@ class Pipeline:
             _wrong("dead_letters.where", letters.where, "nothing: no row that does not decode may be lost")
         if not isinstance(letters, TopicSink):
             return
+        if letters.key is not None:
+            _wrong("dead_letters.key", letters.key, "nothing: a letter has the key of its message")
         topic, url = topic_name(letters.topic), find_url(letters.url or self.url)
         for name, source in self.sources.items():
             options = self.parsed_options(name)

@@ -27,6 +27,8 @@ DEAD: Final = "dead"
 ROWS: Final = "rows_of_"
 """What the names of metrics begin with that tell how many rows each source gave."""
 _SEEN: Final = "seen_of_"
+_LONGEST_REASON: Final = 256
+"""Characters; in UTF-8 they are no more than the 1024 bytes that each broker takes as an attribute."""
 _ROW: Final = "__row"
 _TASK: Final = "__task"
 
@@ -138,14 +140,21 @@ def joined(frames: Frames) -> DataFrame:
 
 def as_letters(dead: DataFrame, pipeline: str) -> DataFrame:
     """Dead rows as the messages that `broker dead` lists and redrives."""
-    told = {"topic": "topic", "reason": REASON, "id": "id"}
+    reason = F.col(REASON)
+    # All that a class allows may be more than a broker takes, and then the batch could never be written.
+    short = F.concat(F.substring(reason, 1, _LONGEST_REASON - 1), F.lit("…"))
+    told = {
+        "topic": F.col("topic"),
+        "reason": F.when(F.length(reason) > _LONGEST_REASON, short).otherwise(reason),
+        "id": F.col("id"),
+    }
     added = F.create_map(
         F.lit(f"{DEAD_LETTER_PREFIX}subscription"),
         F.lit(pipeline),
         *(
             column
-            for name, source in told.items()
-            for column in (F.lit(DEAD_LETTER_PREFIX + name), F.coalesce(F.col(source), F.lit("")))
+            for name, text in told.items()
+            for column in (F.lit(DEAD_LETTER_PREFIX + name), F.coalesce(text, F.lit("")))
         ),
     )
     # A row that is read from a topic of dead letters has such attributes already.

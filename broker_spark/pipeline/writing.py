@@ -37,9 +37,14 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
 def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
     """The rows as messages: as they are where there is a column `value`, else as JSON.
 
-    :raises ConfigurationError: `key` names no column.
+    :raises ConfigurationError: `key` names no column, or the rows are messages, which have a key of their own.
     """
     if "value" in frame.columns:
+        if sink.key is not None:
+            raise ConfigurationError(
+                f"key is {sink.key!r}, and rows with a column 'value' are messages already",
+                advice="Leave key out, and let the transform make a column 'key'; or rename 'value'",
+            )
         return frame
     columns = [F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("value")]
     if sink.key is not None:

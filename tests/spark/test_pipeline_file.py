@@ -206,6 +206,7 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
         ({"transform": lambda: None}, "too many positional arguments. It gets the frame of the only source"),
         ({"sinks": {"a": FileSink("/x", partition_by="colour")}}, "sinks.a: partition_by is 'colour'. It takes a list"),
         ({"dead_letters": FileSink("/x", where="number > 5")}, "dead_letters.where is 'number > 5'. It takes nothing"),
+        ({"dead_letters": TopicSink("dead", key="id")}, "dead_letters.key is 'id'. It takes nothing: a letter has the"),
         ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
         ({"sources": {"a": Source("orders"), "b": Source("orders")}}, "There are 2 sources, and no transform"),
     ],

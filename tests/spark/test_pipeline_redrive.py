@@ -13,6 +13,7 @@ from broker.blocking import Bus
 from broker.cli import main
 from broker.outbound import OutboundMessage
 from broker_spark.pipeline import Source, TopicSink, run
+from broker_spark.pipeline.frames import as_letters
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 
@@ -22,6 +23,14 @@ class Coloured(Order):
     """The class, mended: what has no colour is grey."""
 
     colour: str = "grey"
+
+
+def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> None:
+    schema = "key binary, value binary, topic string, id string, attributes map<string,string>, reason string"
+    rows = [(None, b"?", "orders", None, None, reason) for reason in ("ä" * 256, "ä" * 257)]
+    letters = as_letters(spark.createDataFrame(rows, schema), "shop").collect()
+    told = {letter.attributes["dead-letter-reason"] for letter in letters}
+    assert told == {"ä" * 256, f"{'ä' * 255}…"}
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)

@@ -78,9 +78,10 @@ def test_what_a_sink_cannot_take_is_told_before_the_first_batch(
 
 
 def test_rows_that_a_sink_cannot_take_are_told_too(spark: SparkSession, tmp_path: Path) -> None:
-    topic, files = TopicSink("numbers.out"), FileSink("/nowhere")
+    topic, keyed, files = TopicSink("numbers.out"), TopicSink("numbers.out", key="key"), FileSink("/nowhere")
     for columns, sink, told in (
         (["1L as value"], topic, "Column 'value' is of type bigint"),
+        (["'x' as value", "'y' as key"], keyed, "key is 'key', and rows with a column 'value' are messages already"),
         (["'x' as value", "1 as other"], topic, "The sink has no column 'other'"),
         (["'x' as value", "'y' as value"], topic, "The rows have two columns 'value'"),
         (["1 as number", "2 as Number"], files, "The rows have two columns 'Number'"),
