@@ -1,7 +1,8 @@
 """Keeps beside a checkpoint which topics it is of, so that one that was made anew is told when the stream is planned.
 
 Sources of ours keep it in their offsets; Spark's Kafka connector does not. The file is `anybroker-topics.json` in the
-checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started.
+checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started. What else a
+run has to know of the one before is there too: how many tasks a pipeline's batch has.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from broker_spark.topics import chosen_topics, identity_of
 __all__ = ["Identities"]
 
 _FILE: Final = "anybroker-topics.json"
+_TASKS: Final = "#tasks"
+"""Which is the name of no source and of no topic."""
 
 
 class Identities:
@@ -45,8 +48,14 @@ class Identities:
     @cached_property
     def _has_batches(self) -> bool:
         """Whether one was planned: else nothing was read of the topics that there were then."""
-        path, files = _place(self._spark, f"{self._checkpoint}/offsets")
-        return bool(files.exists(path) and list(files.listStatus(path)))
+        return bool(self._batches("offsets"))
+
+    def _batches(self, log: str) -> list[int]:
+        """The numbers of the batches in one of the checkpoint's logs."""
+        path, files = _place(self._spark, f"{self._checkpoint}/{log}")
+        found = files.listStatus(path) if files.exists(path) else []
+        names = [str(each.getPath().getName()) for each in found]
+        return [int(name) for name in names if name.isdecimal()]
 
     def check(self, name: str, options: SourceOptions) -> None:
         """Make sure that a source's topics are those that the checkpoint is of.
@@ -70,6 +79,18 @@ class Identities:
         # One that the broker does not tell now keeps what it was.
         now = {topic: each for topic, each in topics.items() if each.identity is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
+
+    def tasks(self, now: int) -> int:
+        """How many tasks a batch has behind its reads.
+
+        The ids of its messages are made of its tasks. So it is as many as in the run before, if that left a batch which
+        is run again, on however many cores.
+
+        :param now: how many it would be.
+        """
+        left = max(self._batches("offsets"), default=-1) > max(self._batches("commits"), default=-1)
+        self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now
+        return self._now[_TASKS]
 
     def keep(self) -> None:
         """Write down what the checked sources are of, if that is news."""

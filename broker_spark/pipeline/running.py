@@ -132,13 +132,14 @@ class Run:
             if spark is not None
             else session(pipeline.name, master=pipeline.master, config=pipeline.config)
         )
-        writer = stream(pipeline, spark).writeStream.foreachBatch(self._batch).queryName(pipeline.name)
+        identities = Identities(spark, pipeline.checkpoint)
+        frame = stream(pipeline, spark, identities)
+        writer = frame.writeStream.foreachBatch(self._batch).queryName(pipeline.name)
         writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", pipeline.checkpoint)
         if pipeline.trigger == AVAILABLE_NOW:
             writer = writer.trigger(availableNow=True)
         elif pipeline.trigger:
             writer = writer.trigger(processingTime=pipeline.trigger)
-        identities = Identities(spark, pipeline.checkpoint)
         for name in pipeline.sources:
             with part_of(f"sources.{name}"):
                 identities.check(name, pipeline.parsed_options(name))
@@ -180,6 +181,9 @@ class Run:
             # What was committed since the last look, too.
             self._report(query)
         except Exception:
+            with contextlib.suppress(Exception):
+                # A failure is no reason not to tell of the batches before it.
+                self._report(query)
             if self._failure is not None:
                 # Spark shows it as text at the end of its own.
                 raise self._failure from None
@@ -312,9 +316,10 @@ def run(
         return under_way.execute(spark)
 
 
-def stream(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
+def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | None = None) -> DataFrame:
     """The rows of a pipeline as a stream that was not started, `out` and `dead` beside each other.
 
+    :param identities: of its checkpoint, where it is to be run.
     :raises ConfigurationError: the transform or the SQL of the pipeline cannot be used, or a sink cannot take its rows.
     :raises Unsupported: the session is one of Spark Connect.
     """
@@ -325,7 +330,8 @@ def stream(pipeline: Pipeline, spark: SparkSession) -> DataFrame:
             advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
         )
     sources = {name: read_stream(spark, **pipeline.source_options(name)) for name in pipeline.sources}
-    frames = counted_frames_of(pipeline, sources, spark.sparkContext.defaultParallelism)
+    tasks = spark.sparkContext.defaultParallelism
+    frames = counted_frames_of(pipeline, sources, tasks if identities is None else identities.tasks(tasks))
     check_rows(pipeline, frames)
     return joined(frames)
 

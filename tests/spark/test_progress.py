@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from broker.blocking import Bus, connect
@@ -65,20 +66,23 @@ def test_a_topic_that_a_plan_has_twice_counts_once() -> None:
     assert behind(unknown, ["orders", "refunds"]) == 180
 
 
-def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
-    pipeline = Pipeline(
-        name="late",
+def idle_pipeline(directory: Path) -> Pipeline:
+    return Pipeline(
+        name="idle",
         url="nats://127.0.0.1:4222",
         sources={"orders": Source("orders")},
         sinks={"nothing": CallSink(lambda *_: None)},
-        checkpoint=str(tmp_path),
+        checkpoint=str(directory),
     )
+
+
+def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
     # What Spark tells while a query is idle has the number of the batch to come.
     idle: dict[str, Any] = {"batchId": 1, "durationMs": {"latestOffset": 3}, "observedMetrics": {}, "sources": []}
     metrics = {"rows_of_orders": {"rows": 5}}
     done = {**idle, "durationMs": {"addBatch": 7, "triggerExecution": 1500}, "observedMetrics": metrics}
     reports: list[BatchReport] = []
-    under_way = Run(pipeline, reports.append)
+    under_way = Run(idle_pipeline(tmp_path), reports.append)
     under_way._written[1] = _Written(0, {"nothing": 5})
     query: Any = SimpleNamespace(lastProgress=idle, recentProgress=[idle])
     under_way._report(query)
@@ -88,6 +92,21 @@ def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
     under_way._report(query)
     assert [(report.batch, report.rows_in, report.seconds) for report in reports] == [(1, 5, 1.5)]
     assert under_way._may_end(query)
+
+
+def test_what_was_committed_before_a_failure_is_told(tmp_path: Path) -> None:
+    reports: list[BatchReport] = []
+    under_way = Run(idle_pipeline(tmp_path), reports.append)
+    under_way._written[0] = _Written(0, {"nothing": 5})
+    done = {"batchId": 0, "durationMs": {"addBatch": 7}, "observedMetrics": {}, "sources": []}
+
+    def fail(timeout: float) -> bool:
+        raise StreamingQueryException("The topic is gone")
+
+    query: Any = SimpleNamespace(awaitTermination=fail, lastProgress=done, recentProgress=[done])
+    with pytest.raises(StreamingQueryException, match="The topic is gone"):
+        under_way._watch(query)
+    assert [report.batch for report in reports] == [0]
 
 
 def test_a_pipeline_that_joins_a_source_with_itself(spark: SparkSession, tmp_path: Path) -> None:
