@@ -53,7 +53,7 @@ class Identities:
     def _batches(self, log: str) -> list[int]:
         """The numbers of the batches in one of the checkpoint's logs."""
         path, files = _place(self._spark, f"{self._checkpoint}/{log}")
-        found = files.listStatus(path) if files.exists(path) else []
+        found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
         names = [str(each.getPath().getName()) for each in found]
         return [int(name) for name in names if name.isdecimal()]
 

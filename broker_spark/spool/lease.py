@@ -93,8 +93,8 @@ class Lease:
         if found is not None and not _is_dead(files, found):
             raise ConfigurationError(
                 f"The spool {place} belongs to another query: {found.shown}",
-                advice="Stop that query, or give this one a spool and a subscription of its own; a query that joins the "
-                "stream with itself reads it twice, which a queue cannot be",
+                advice="Stop that query, or give this one a spool and a subscription of its own; a query that joins a "
+                "queue with itself reads it twice, which cannot be",
             )
         mine = Owner(
             (found.epoch if found else 0) + 1,
