@@ -64,7 +64,7 @@ class Receiver:
         self._wanted.set()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Run this in the thread, beside no receive.
+        """Run this in the thread, beside no receive; what it brings about is received when it is asked for anew.
 
         :raises Closed: the consumer ended first. :raises BrokerError: the client's error.
         """
@@ -129,9 +129,12 @@ class Receiver:
             try:
                 result = function()
             except Exception as error:
+                self._receive = False
                 told = translate(error, self._what)
                 self._hop(lambda future=future, told=told: future.done() or future.set_exception(told))
             else:
+                # Before whoever called hears of it: what comes sooner would look like what came before the call.
+                self._receive = False
                 self._hop(lambda future=future, result=result: future.done() or future.set_result(result))
 
     def _hop(self, function: Callable[[], object]) -> None:

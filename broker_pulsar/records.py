@@ -117,7 +117,8 @@ class PulsarRecordSource:
         self._waker.wake()
 
     def _refill(self, part: GroupPartition) -> None:
-        if part.receiver is not None and len(part.buffer) < _BUFFERED:
+        # What arrives while it is not ours, or is being moved, is dropped: it must not be asked for.
+        if part.receiver is not None and part.owned and not part.changing and len(part.buffer) < _BUFFERED:
             part.receiver.ask()
 
     def _all_connected(self) -> bool:
