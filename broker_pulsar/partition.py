@@ -43,6 +43,8 @@ class GroupPartition:
         """Whether anything came since it began, so that what is left behind is known to come."""
         self.start: Final = start
         self.committed = start
+        self.cursor = start
+        """Where the broker's cursor stands, as far as is known: what is committed, or where a seek put it since."""
         self.buffer: deque[Record[Any]] = deque()
         self._next = 0
         self._ids: deque[tuple[int, Any]] = deque()

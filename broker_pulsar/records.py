@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
 
@@ -162,13 +163,13 @@ class PulsarRecordSource:
                 outcomes[place] = _not_ours(place)
                 continue
             outcomes[place] = None
-            if part.committed is not None and position <= part.committed:
+            if part.cursor is not None and position <= part.cursor:
                 continue
             try:
                 found = part.commit_id(position)
                 if found is not None and part.receiver is not None:
                     part.receiver.consumer.acknowledge_cumulative(found)
-                part.committed = position
+                part.committed = part.cursor = position
                 self._connection.committed[place.topic, place.partition, self.group] = position
             except Exception as error:
                 outcomes[place] = SettleError(f"Group {self.group!r}: the client took no commit: {error}", native=error)
@@ -197,19 +198,33 @@ class PulsarRecordSource:
                 raise _not_ours(place)
             logs = await self._connection.logs(place.topic)
             targets[part] = part.target(position, await bounds_of(self._connection, logs[place.partition]))
-        await asyncio.gather(*(self._move(part, position) for part, position in targets.items()))
+        moving = asyncio.gather(*(self._move(part, position) for part, position in targets.items()))
+        try:
+            # A move goes on without its caller: what was halfway there could not be told from what is new.
+            await asyncio.shield(moving)
+        except asyncio.CancelledError:
+            moving.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
 
     async def _move(self, part: GroupPartition, position: int) -> None:
         receiver = part.receiver
         assert receiver is not None  # a partition that is owned has one
         part.changing = True
+        begin = 0
         try:
             target = built_id(part.place.partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
+            part.cursor, begin = position, position
+        except BrokerError:
+            # Nobody knows where it stands; what was dropped here comes again, as all that is not committed.
+            part.cursor = None
+            with suppress(BrokerError):
+                await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
+            raise
         finally:
             part.changing = False
-            part.begin(position)
-        self._refill(part)
+            part.begin(begin)
+            self._refill(part)
 
     async def _cursor(self, log: TopicPath) -> int | None:
         """The position after all that is committed; None if nothing of its ledger is."""
@@ -335,7 +350,7 @@ class PulsarRecordSource:
         if receiver is None:
             return
         logs = await self._connection.logs(part.place.topic)
-        part.committed = await self._cursor(logs[part.place.partition])
+        part.committed = part.cursor = await self._cursor(logs[part.place.partition])
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
 
     # -- the end -------------------------------------------------------------------------------------------

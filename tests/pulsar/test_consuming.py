@@ -19,7 +19,7 @@ from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
-from broker.testing.waiting import eventually, take
+from broker.testing.waiting import eventually, numbered, take
 from broker_pulsar.client import pulsar
 from tests.servers.pulsar import PulsarServer
 
@@ -212,3 +212,20 @@ async def test_a_position_of_another_topic_is_refused(bus: Bus, topic: str) -> N
         with pytest.raises(OffsetOutOfRange):
             await log.seek({TopicPartition(topic, 0): first})
     await bus.admin.delete_topic(other)
+
+
+async def test_a_commit_after_a_seek_backwards_counts(bus: Bus, topic: str) -> None:
+    await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(2)])
+    await bus.topic(topic).publish_batch(numbered(2, "later"))
+    async with bus.records(topic, group="audit") as log:
+        seen = [record for _ in range(4) if (record := await log.next_record(timeout=20)) is not None]
+        await seen[3].commit()
+        await log.seek({TopicPartition(topic, 0): seen[0].offset})
+        again = [record for _ in range(2) if (record := await log.next_record(timeout=20)) is not None]
+        assert [record.offset for record in again] == [record.offset for record in seen[:2]]
+        await again[1].commit()
+        assert (await log.committed())[TopicPartition(topic, 0)] == seen[1].offset + 1
+    async with bus.records(topic, group="audit") as log:
+        record = await log.next_record(timeout=20)
+        assert record is not None
+        assert record.offset == seen[2].offset
