@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -103,6 +104,19 @@ class Connection:
         if self._closed:
             raise Closed("The Pulsar connection was closed")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    async def make(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
+        """As `call`, for what has to be closed: where the caller is cancelled, `discard` gets it in a thread."""
+        making = asyncio.ensure_future(self.call(function))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(partial(self._unwanted, discard))
+            raise
+
+    def _unwanted(self, discard: Callable[[T], object], made: asyncio.Future[T]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            self.later(partial(discard, made.result()))
 
     def later(self, function: Callable[[], object]) -> None:
         """Run it in a thread, for nobody who waits."""

@@ -192,14 +192,15 @@ class PulsarLogReader:
     async def _open(self, log: TopicPath, start: Any) -> Reader:
         client = self._connection.client
         try:
-            return await self._connection.call(
+            return await self._connection.make(
                 lambda: client.create_reader(
                     log.url,
                     start,
                     receiver_queue_size=_QUEUE,
                     subscription_role_prefix="anybroker-log",
                     start_message_id_inclusive=True,
-                )
+                ),
+                lambda reader: reader.close(),
             )
         except Exception as error:
             raise translate(error, f"Reading {log.url!r}") from error

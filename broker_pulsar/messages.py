@@ -56,7 +56,7 @@ async def subscribe(
     kind = pulsar.ConsumerType.KeyShared if subscription.ordered_by_key else pulsar.ConsumerType.Shared
     queue = max(1, min(settings.receiver_queue, subscription.max_outstanding))
     try:
-        consumer = await connection.call(
+        consumer = await connection.make(
             lambda: client.subscribe(
                 url,
                 name,
@@ -66,7 +66,9 @@ async def subscribe(
                 negative_ack_redelivery_delay_ms=max(1, round(settings.nack_delay * 1000)),
                 batch_receive_policy=batch_policy(),
                 batch_index_ack_enabled=True,
-            )
+            ),
+            # Else it would go on taking messages that nobody gets.
+            lambda consumer: consumer.unsubscribe() if ephemeral else consumer.close(),
         )
     except Exception as error:
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error

@@ -109,7 +109,7 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
     """
     client, settings = connection.client, connection.settings
     try:
-        return await connection.call(
+        return await connection.make(
             lambda: client.subscribe(
                 log.url,
                 group,
@@ -120,7 +120,8 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
                 batch_receive_policy=batch_policy(),
                 batch_index_ack_enabled=True,
                 start_message_id_inclusive=True,
-            )
+            ),
+            lambda consumer: consumer.close(),
         )
     except Exception as error:
         raise translate(error, f"Group {group!r} of topic {part.place.topic!r}") from error

@@ -200,7 +200,7 @@ class PulsarTarget:
         }
         client = self._connection.client
         try:
-            producer = await self._connection.call(lambda: client.create_producer(path.url, **options))
+            producer = await self._connection.make(lambda: client.create_producer(path.url, **options), _close)
         except Exception as error:
             raise translate(error, f"Publishing to topic {self._topic!r}") from error
         if waits:
