@@ -174,9 +174,10 @@ class PubSubMessageSource:
 
     async def _set_lease(self, messages: list[Message[Any]]) -> None:
         until = monotonic() + CERTAIN * self._lease
-        await self._settler.set_lease([message.raw.ack_id for message in messages])
-        for message in messages:
-            message.lease = max(message.lease, until) if self._lease > self._first_lease else message.lease
+        results = await self._settler.set_lease([message.raw.ack_id for message in messages])
+        for message, error in zip(messages, results, strict=True):
+            if error is None:
+                message.lease = max(message.lease, until)
 
     def _fail(self, error: BrokerError) -> None:
         self._failure = error

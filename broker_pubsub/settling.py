@@ -1,7 +1,8 @@
 """Carries out settlements and renewals by unary calls of a thousand ack ids, and finds out the fate of each.
 
 Calls may run at once. An exactly-once subscription answers for each id: a lasting failure is a lost lease, a passing
-one is tried again until `settle_timeout`. Elsewhere the service takes what it is given, so that only our own clock
+one is tried again until `settle_timeout`, and an id that is refused after an answer was lost may have been settled by
+that try, which is told as unknown. Elsewhere the service takes what it is given, so that only our own clock
 knows a late ack.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import grpc
 
-from broker.errors import BrokerError, LeaseLost, OperationTimeout
+from broker.errors import BrokerError, ConnectionFailed, LeaseLost, OperationTimeout, SettleError
 from broker.messages import Message, Outcome
 from broker.spi import Settlement
 from broker_pubsub.connection import Connection
@@ -36,6 +37,8 @@ _PASSING: Final = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
+_UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""Some of those, after which a call may have been carried out."""
 
 Results = list[BrokerError | None]
 
@@ -97,10 +100,11 @@ class Settler:
                 messages[index].lease = until
         return results
 
-    async def set_lease(self, ack_ids: Sequence[str]) -> None:
+    async def set_lease(self, ack_ids: Sequence[str]) -> Results:
         """Give what has just come the lease that was asked for; what fails keeps the subscription's."""
         results: Results = [None] * len(ack_ids)
         await self._in_parts(range(len(ack_ids)), ack_ids, results, lambda ids: self._modify(ids, self._lease))
+        return results
 
     async def give_back(self, ack_ids: Sequence[str]) -> None:
         """Have these delivered again at once."""
@@ -157,7 +161,7 @@ class Settler:
         start: Callable[[Sequence[str]], Any],
         until: float,
     ) -> None:
-        pause = _FIRST_PAUSE
+        pause, unanswered = _FIRST_PAUSE, False
         while indexes:
             try:
                 await start([ack_ids[index] for index in indexes])
@@ -167,10 +171,13 @@ class Settler:
                 failed = failed_ack_ids(failure)
                 passing = is_status(failure, *_PASSING)
                 refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
+                if is_status(failure, *_UNANSWERED) and not isinstance(error, ConnectionFailed):
+                    # A nack or renewal that is refused afterwards was lost either way.
+                    unanswered = unanswered or start == self._acknowledge
             except (BrokerError, grpc.aio.UsageError) as failure:
                 error, failed, passing, refused = classify(failure, self._name), {}, False, False
             if failed:
-                indexes = self._sort_out(indexes, ack_ids, failed, results, error)
+                indexes = self._sort_out(indexes, ack_ids, failed, results, error, unanswered=unanswered)
             elif refused and len(indexes) > 1:
                 middle = len(indexes) // 2
                 await self._ask(indexes[:middle], ack_ids, results, start, until)
@@ -197,6 +204,8 @@ class Settler:
         failed: Any,
         results: Results,
         error: BrokerError,
+        *,
+        unanswered: bool,
     ) -> list[int]:
         """Put down what failed for good; return what is to be tried again. The others are done."""
         again: list[int] = []
@@ -206,6 +215,12 @@ class Settler:
                 continue
             if reason.startswith("TRANSIENT"):
                 again.append(index)
+            elif unanswered:
+                results[index] = SettleError(
+                    f"{self._name}: no answer came, and the next try was refused ({reason})",
+                    native=error.native,
+                    advice="It was settled, or comes again",
+                )
             else:
                 results[index] = LeaseLost(f"{self._name}: the server refused it ({reason})", native=error.native)
         return again
