@@ -19,7 +19,7 @@ from azure.servicebus.aio import ServiceBusReceiver
 from broker.errors import BrokerError, Closed, LeaseLost, NotFound
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
-from broker_servicebus.errors import classify
+from broker_servicebus.errors import classify, is_busy
 
 __all__ = ["Wire"]
 
@@ -114,7 +114,7 @@ class Wire:
                 try:
                     return await call(receiver)
                 except Exception as error:
-                    raise await self._failed(receiver, error) from None
+                    raise await self._failed(receiver, error, answered=True) from None
 
     @contextlib.contextmanager
     def busy(self) -> Generator[None]:
@@ -208,9 +208,12 @@ class Wire:
             # Python 3.11's wait_for swallows a cancellation that comes together with a result.
             asyncio.get_running_loop().call_later(_AGAIN, self._cancel, task)
 
-    async def _failed(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
+    async def _failed(self, receiver: ServiceBusReceiver, error: Exception, *, answered: bool = False) -> BrokerError:
         explained = self._explained(receiver, error)
         broken = explained.retriable or isinstance(explained, NotFound)
+        if answered and is_busy(explained):
+            # A request that was throttled leaves the link as it is, and with it the session.
+            broken = False
         if broken:
             self._connection.broke(explained)
         # A receiver whose session was lost is closed by the client itself, and would take another session in its place.

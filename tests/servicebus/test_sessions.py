@@ -113,6 +113,20 @@ async def test_an_ack_without_an_answer_does_not_hold_up_its_key(open_bus: Open,
             await message.ack()
 
 
+async def test_a_throttled_ack_keeps_its_session(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=True) as inbox:
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(2)])
+        (head,) = await take(inbox, 1, SECONDS)
+        busy = {"condition": "com.microsoft:server-busy", "text": "The request was terminated because it is throttled."}
+        double.fault(refuse="update-disposition", times=2, code=503, **busy)
+        await head.ack()
+        (follower,) = await take(inbox, 1, SECONDS)
+        assert follower.data == numbered(2)[1]
+        await follower.ack()
+
+
 async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic: str):
     lock = 5.0 if NAMESPACE else 2.0
     bus = await open_bus(lease_seconds=lock, session_idle=0.1)
