@@ -6,6 +6,7 @@ was held for longer is told as lost and nothing is asked for it, and what waited
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
@@ -92,6 +93,8 @@ class ServiceBusMessageSource:
         self._dead_of = dead_of
         self._at_close = at_close
         self._settler = Settler(connection, wire, name, lock_seconds)
+        # What was deleted when it was received is ours for good: nobody else gets it.
+        self._kept_seconds = math.inf if connection.settings.receive_and_delete else lock_seconds
         self._arrivals = Arrivals()
         self._size = _FIRST_SIZE
         self._closed = False
@@ -108,7 +111,7 @@ class ServiceBusMessageSource:
         # Service Bus counts messages alone, so that bytes are bounded by what messages were long so far.
         most = max(1, min(max_messages, _MOST, int(max_bytes / self._size)))
         natives = await self._wire.receive(most, wait)
-        messages = received(self._topic, natives, self._settler.lock_seconds, self._wire.receiver, self._dead_of)
+        messages = received(self._topic, natives, self._kept_seconds, self._wire.receiver, self._dead_of)
         if messages:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
         self._arrivals.add(messages)

@@ -11,13 +11,23 @@ import pytest
 from pydantic import SecretStr
 
 from broker.bus import Bus
-from broker.hooks import Hooks
+from broker.hooks import Event, Hooks
 from broker_servicebus import ServiceBusSettings
 from broker_servicebus.backend import ServiceBusBackend
 from tests.servers.servicebus import ServiceBusDouble, missing, shared_double
 
 NAMESPACE = os.environ.get("ANYBROKER_SERVICEBUS", "")
 Open = Callable[..., Any]
+
+
+class Listener:
+    """What a source tells."""
+
+    def lost(self, messages: object) -> None:
+        raise AssertionError("nothing is lost here")
+
+    def event(self, event: Event) -> None:
+        pass
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from broker.errors import BrokerError, NotFound, PublishError, SubscriptionNotFo
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker.spi import MessageSubscription
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
 from broker_servicebus import ServiceBusSettings
 from broker_servicebus.mapping import VIEW, Raw
 from broker_servicebus.messages import Arrivals
 from tests.servers.servicebus import ServiceBusDouble
-from tests.servicebus.conftest import NAMESPACE, Open
+from tests.servicebus.conftest import NAMESPACE, Listener, Open
 
 SECONDS = 30.0
 QUIET = 3.0 if NAMESPACE else 0.3
@@ -84,6 +85,23 @@ async def test_deletion_on_receipt(open_bus: Open, topic: str):
         messages = await take(inbox, 30, SECONDS)
         assert (await bus.admin.lag(topic, "billing")).waiting == 0
         await messages[0].ack()
+
+
+async def test_what_was_deleted_on_receipt_is_kept_for_as_long_as_it_waits(open_bus: Open, topic: str):
+    lock = 5.0 if NAMESPACE else 0.2
+    bus = await open_bus(receive_and_delete=True, lease_seconds=lock)
+    await bus.admin.ensure_topic(topic)
+    source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Listener())
+    # Each is larger than messages are taken for at first, so that more come than there is room for.
+    await bus.topic(topic).publish_batch([bytes([number]) * 6000 for number in range(3)])
+    seen: list[Message[bytes]] = []
+    while len(seen) < 3:
+        found = await source.fetch(3, 6200, SECONDS)
+        assert found, "what waited was dropped, and there is no other"
+        seen += found
+        await let_pass(1.1 * lock)
+    assert [message.data[0] for message in seen if message.data] == [0, 1, 2]
+    await source.close()
 
 
 async def test_typed_values_are_in_native(open_bus: Open, topic: str):

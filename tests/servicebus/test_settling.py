@@ -17,7 +17,7 @@ from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, let_pass, numbered, take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble
-from tests.servicebus.conftest import Open
+from tests.servicebus.conftest import Listener, Open
 
 SECONDS = 30.0
 
@@ -264,16 +264,6 @@ async def test_a_dropped_connection_is_told_as_connected_again(open_bus: Open, t
         )
 
 
-class _Listener:
-    """What a source tells."""
-
-    def lost(self, messages: object) -> None:
-        raise AssertionError("nothing is lost here")
-
-    def event(self, event: Event) -> None:
-        pass
-
-
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
 async def test_a_lock_is_renewed_long_before_it_ends(
     open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
@@ -283,7 +273,7 @@ async def test_a_lock_is_renewed_long_before_it_ends(
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
     asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
-    source = await bus.backend.subscribe(asked, _Listener())
+    source = await bus.backend.subscribe(asked, Listener())
     await bus.topic(topic).publish(b"x", key="k")
     messages: list[Message[bytes]] = []
     while not messages:
