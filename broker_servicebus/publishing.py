@@ -32,6 +32,8 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 _LONGEST_BUSY_PAUSE: Final = 10.0
 _CLOSE_SECONDS: Final = 3.0
+_ENVELOPE: Final = 1024
+"""Bytes that a scheduled message takes besides its body and properties: its ids, thrice, and headers."""
 
 _Outcome = Receipt | BrokerError | None
 
@@ -129,12 +131,7 @@ class ServiceBusTarget:
             error = await self._persist(send)
             if error is not None and not indexes:
                 indexes.append(pairs[at][0])
-            if (
-                error is not None
-                and len(indexes) > 1
-                and not error.retriable
-                and isinstance(error, BackendError | MessageTooLarge)
-            ):
+            if _refuses_one(error) and len(indexes) > 1:
                 # One bad message refuses its batch: each is told its own fate.
                 for pair in pairs[at : at + len(indexes)]:
                     await self._send_all([pair], outcomes)
@@ -151,6 +148,23 @@ class ServiceBusTarget:
     async def _schedule(
         self, moment: datetime, pairs: Sequence[tuple[int, ServiceBusMessage]], outcomes: list[_Outcome]
     ) -> None:
+        at, room = 0, self._connection.settings.max_message_bytes
+        while at < len(pairs):
+            # A request is one message of the link, and as large as one at most.
+            used, end = _size_of(pairs[at][1]), at + 1
+            while end < len(pairs) and used + (size := _size_of(pairs[end][1])) <= room:
+                used, end = used + size, end + 1
+            error = await self._schedule_part(moment, pairs[at:end], outcomes)
+            at = end
+            if error is not None and error.retriable:
+                # The others would wait as long, and fail.
+                for index, _ in pairs[at:]:
+                    outcomes[index] = error
+                return
+
+    async def _schedule_part(
+        self, moment: datetime, pairs: Sequence[tuple[int, ServiceBusMessage]], outcomes: list[_Outcome]
+    ) -> BrokerError | None:
         numbers: list[int] = []
 
         async def schedule(sender: ServiceBusSender) -> None:
@@ -158,12 +172,18 @@ class ServiceBusTarget:
             numbers[:] = [int(number) for number in found]
 
         error = await self._persist(schedule)
+        if _refuses_one(error) and len(pairs) > 1:
+            # One bad message refuses its request: each is told its own fate.
+            for pair in pairs:
+                await self._schedule_part(moment, [pair], outcomes)
+            return None
         for place, (index, _) in enumerate(pairs):
             receipt = outcomes[index]
             if error is not None:
                 outcomes[index] = error
             elif isinstance(receipt, Receipt):
                 outcomes[index] = Receipt(receipt.id, offset=numbers[place])
+        return error
 
     async def _persist(self, call: Callable[[ServiceBusSender], Awaitable[None]]) -> BrokerError | None:
         deadline = monotonic() + self._connection.settings.publish_timeout
@@ -222,3 +242,15 @@ class ServiceBusTarget:
         if self._closed:
             raise Closed(f"The publisher of topic {self._topic!r} was closed")
         self._connection.check_open()
+
+
+def _refuses_one(error: BrokerError | None) -> bool:
+    """Whether a single message may be what is refused, and its batch with it."""
+    return isinstance(error, BackendError | MessageTooLarge) and not error.retriable
+
+
+def _size_of(message: ServiceBusMessage) -> int:
+    """Bytes of a message in a request, and rather more than too few."""
+    properties: Any = message.application_properties or {}
+    size = _ENVELOPE + len(message.body if isinstance(message.body, bytes) else b"".join(message.body))
+    return size + sum(len(str(name).encode()) + len(str(value).encode()) for name, value in properties.items())

@@ -174,6 +174,27 @@ async def test_batches_are_split_by_size(open_bus: Open, topic: str, double: Ser
         assert [message.id for message in await take(inbox, 10, SECONDS)] == [f"id-{number}" for number in range(10)]
 
 
+async def test_schedules_are_split_by_size(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    double.fault()
+    receipts = await bus.topic(topic).publish_batch([OutboundMessage(bytes(60_000), deliver_at=later)] * 10)
+    assert double.requests()["schedule-message"] == 3
+    assert len({receipt.offset for receipt in receipts} - {None}) == 10
+
+
+async def test_a_refused_schedule_is_told_of_its_message_alone(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    # The request of all, and the first of those of one.
+    double.fault(refuse="schedule-message", times=2, condition="amqp:resource-limit-exceeded", text="It is full.")
+    with pytest.raises(PublishError) as raised:
+        await bus.topic(topic).publish_batch([OutboundMessage(b"x", deliver_at=later) for _ in range(3)])
+    assert [isinstance(outcome, Receipt) for outcome in raised.value.outcomes] == [False, True, True]
+
+
 async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: str):
     settings = ServiceBusSettings(
         connection_string=SecretStr(
