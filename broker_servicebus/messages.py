@@ -2,10 +2,12 @@
 
 One wire brings and settles them; see there what runs at once. Locks count by our own clock from their arrival on: what
 was held for longer is told as lost and nothing is asked for it, and what waited here too long is not handed over.
+Closing goes on where its caller is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from time import monotonic
@@ -98,11 +100,12 @@ class ServiceBusMessageSource:
         self._arrivals = Arrivals()
         self._size = _FIRST_SIZE
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
+        """Whether `close` is over."""
+        return self._closing is not None and self._closing.done()
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
@@ -131,8 +134,12 @@ class ServiceBusMessageSource:
         return await self._settler.extend(messages)
 
     async def close(self) -> None:
-        if self._closed:
-            return
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # Left half done, the link would go on taking messages that nobody gets.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         left = self._arrivals.take_all()
         if left and not self._connection.closed and not self._connection.settings.receive_and_delete:
             await self._settler.settle([Settlement(message, Outcome.RELEASE) for message in left])

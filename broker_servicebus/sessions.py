@@ -3,7 +3,8 @@
 A slot accepts the next session that is free, hands its messages over, and lets it go when it has been empty for
 `session_idle` seconds and all that came of it is settled; then it accepts another. There is one slot more than sessions
 are held, up to `max_sessions`, each with a connection of its own. A session's lock covers all of its messages: where
-it is lost, they all are, and whoever gets the session next has them in order.
+it is lost, they all are, and whoever gets the session next has them in order. Closing goes on where its caller is
+cancelled.
 """
 
 from __future__ import annotations
@@ -113,12 +114,13 @@ class SessionSource:
         self._interrupted = False
         self._failure: BrokerError | None = None
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._spawn()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
+        """Whether `close` is over."""
+        return self._closing is not None and self._closing.done()
 
     # Fetching.
 
@@ -336,8 +338,12 @@ class SessionSource:
     # The end.
 
     async def close(self) -> None:
-        if self._closed:
-            return
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        # Left half done, its slots would go on holding sessions that nobody serves.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if not self.connection.closed:
             waiting = list(self._arrivals)
             self._arrivals.clear()

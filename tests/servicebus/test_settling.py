@@ -13,6 +13,7 @@ from broker.errors import LeaseLost, SettleError
 from broker.hooks import Connected, Disconnected, Event
 from broker.messages import Message, Outcome
 from broker.names import native_name
+from broker.outbound import OutboundMessage
 from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, let_pass, numbered, take
 from tests.servers.proxy import Proxy
@@ -290,7 +291,7 @@ async def test_what_was_acked_meanwhile_is_not_renewed(open_bus: Open, topic: st
     bus = await open_bus(lease_seconds=5.0)
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing")
-    source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), _Listener())
+    source = await bus.backend.subscribe(MessageSubscription(topic=topic, subscription="billing"), Listener())
     await bus.topic(topic).publish_batch([b"%d" % number for number in range(40)])
     messages: list[Message[bytes]] = []
     while len(messages) < 40:
@@ -302,3 +303,24 @@ async def test_what_was_acked_meanwhile_is_not_renewed(open_bus: Open, topic: st
     assert extended == [None] * 40
     assert double.requests()["renew-lock"] == 1
     await source.close()
+
+
+@pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+async def test_a_close_that_is_cut_off_still_lets_go(open_bus: Open, topic: str, sessions: bool):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
+    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(asked, Listener())
+    await bus.topic(topic).publish_batch([OutboundMessage(bytes(4000), key="k") for _ in range(2)])
+    # One is handed over, the other waits in the source.
+    while not await source.fetch(2, 5000, 1.0):
+        pass
+    await let_pass(0.2)
+    closing = asyncio.ensure_future(source.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    await eventually(lambda: source.closed, SECONDS, "the end of what was begun")
+    async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
+        assert await take(inbox, 1, SECONDS)
