@@ -2,12 +2,13 @@
 
 One wire brings and settles them; see there what runs at once. Locks count by our own clock from their arrival on: what
 was held for longer is told as lost and nothing is asked for it, and what waited here too long is not handed over.
-Closing goes on where its caller is cancelled.
+What comes while nobody fetches goes back. Closing goes on where its caller is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from time import monotonic
@@ -25,7 +26,11 @@ from broker_servicebus.settling import Settler, deleted_already
 
 __all__ = ["Arrivals", "ServiceBusMessageSource", "received"]
 
+logger = logging.getLogger("broker.servicebus")
+
 _CERTAIN: Final = 0.98
+_PARK_SECONDS: Final = 0.1
+"""Without a fetch for so long, credit is taken back: what it brings is locked, and nobody works on it."""
 _MOST: Final = 2000
 """Messages that are asked for at once."""
 _FIRST_SIZE: Final = 2048.0
@@ -99,6 +104,10 @@ class ServiceBusMessageSource:
         self._kept_seconds = math.inf if connection.settings.receive_and_delete else lock_seconds
         self._arrivals = Arrivals()
         self._size = _FIRST_SIZE
+        # What was deleted on its way here cannot go back.
+        self._parks = connection.fast and not connection.settings.receive_and_delete
+        self._parking: asyncio.TimerHandle | None = None
+        self._parked: asyncio.Task[None] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -113,12 +122,32 @@ class ServiceBusMessageSource:
             return kept
         # Service Bus counts messages alone, so that bytes are bounded by what messages were long so far.
         most = max(1, min(max_messages, _MOST, int(max_bytes / self._size)))
-        natives = await self._wire.receive(most, wait)
+        self._stop_parking()
+        try:
+            natives = await self._wire.receive(most, wait)
+        finally:
+            if self._parks and not self._closed:
+                self._parking = asyncio.get_running_loop().call_later(_PARK_SECONDS, self._park)
         messages = received(self._topic, natives, self._kept_seconds, self._wire.receiver, self._dead_of)
         if messages:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
         self._arrivals.add(messages)
         return self._arrivals.take(max_messages, max_bytes)
+
+    def _park(self) -> None:
+        self._parking = None
+        self._parked = asyncio.get_running_loop().create_task(self._give_back())
+
+    async def _give_back(self) -> None:
+        try:
+            await self._wire.give_back()
+        except BrokerError as error:
+            logger.debug("%s: giving back: %s", self._name, error)
+
+    def _stop_parking(self) -> None:
+        if self._parking is not None:
+            self._parking.cancel()
+            self._parking = None
 
     def interrupt(self) -> None:
         self._wire.interrupt()
@@ -144,6 +173,7 @@ class ServiceBusMessageSource:
         if left and not self._connection.closed and not self._connection.settings.receive_and_delete:
             await self._settler.settle([Settlement(message, Outcome.RELEASE) for message in left])
         self._closed = True
+        self._stop_parking()
         await self._wire.close()
         if self._at_close is not None and not self._connection.closed:
             await self._at_close()

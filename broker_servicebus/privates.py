@@ -26,6 +26,7 @@ __all__ = [
     "available",
     "buffered",
     "close",
+    "expects",
     "explained",
     "is_closed",
     "open_",
@@ -187,6 +188,15 @@ def buffered(receiver: Any, most: int) -> list[ServiceBusReceivedMessage]:
         found.append(receiver._build_received_message(waiting.get()))
         waiting.task_done()
     return found
+
+
+def expects(receiver: Any) -> bool:
+    """Whether messages may come, or have come, that nobody has received."""
+    handler = receiver._handler
+    link = getattr(handler, "_link", None)
+    if link is None:
+        return False
+    return getattr(link, "current_link_credit", 0) > 0 or not handler._received_messages.empty()
 
 
 async def stop(receiver: Any) -> None:

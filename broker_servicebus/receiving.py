@@ -116,6 +116,23 @@ class Wire:
                 except Exception as error:
                     raise await self._failed(receiver, error, answered=True) from None
 
+    async def give_back(self) -> None:
+        """Take the credit back, and give back what has come by it: nobody receives for now.
+
+        :raises BrokerError: the receiver broke.
+        """
+
+        async def ask(receiver: ServiceBusReceiver) -> None:
+            if privates.expects(receiver):
+                await privates.stop(receiver)
+                # The answer comes behind all that was on its way.
+                await receiver.peek_messages(1, timeout=self._connection.settings.request_timeout)
+                for native in privates.buffered(receiver, 1 << 30):
+                    await privates.release(receiver, native)
+
+        if self._receiver is not None:
+            await self.run(ask)
+
     @contextlib.contextmanager
     def busy(self) -> Generator[None]:
         """Keep receives waiting while several calls are made, one after the other."""

@@ -324,3 +324,20 @@ async def test_a_close_that_is_cut_off_still_lets_go(open_bus: Open, topic: str,
     await eventually(lambda: source.closed, SECONDS, "the end of what was begun")
     async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
         assert await take(inbox, 1, SECONDS)
+
+
+async def test_what_comes_while_nobody_fetches_is_for_others(open_bus: Open, topic: str):
+    bus = await open_bus(lease_seconds=5.0)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    asked = MessageSubscription(topic=topic, subscription="billing")
+    busy = await bus.backend.subscribe(asked, Listener())
+    other = await bus.backend.subscribe(asked, Listener())
+    await bus.topic(topic).publish(b"one")
+    assert [message.data for message in await busy.fetch(10, 1_000_000, SECONDS)] == [b"one"]
+    # It has credit for nine more, and works on the first for as long as it likes.
+    await bus.topic(topic).publish(b"two")
+    (message,) = await other.fetch(10, 1_000_000, 3.0)
+    assert (message.data, message.delivery_attempt) == (b"two", 1)
+    await busy.close()
+    await other.close()
