@@ -31,7 +31,7 @@ from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION, confirms
 from broker.consuming.options import MessageOptions
 from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
-from broker.errors import BrokerError, InvalidName, PublishError, Unsupported
+from broker.errors import BrokerError, InvalidName, PublishError, SubscriptionNotFound, Unsupported
 from broker.messages import Message
 from broker.names import check_name, native_name
 from broker.outbound import OutboundMessage
@@ -158,8 +158,8 @@ async def redrive(
 async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: int) -> list[DeadLetter]:
     """The oldest `limit` letters that a redrive would look at; nothing is settled or moved."""
     records = bus.capabilities.records
-    subscriptions = await bus.backend.admin().list_subscriptions(dead_letter_topic)
-    if records is not None and records.log_reader and REDRIVE_SUBSCRIPTION not in subscriptions:
+    before = await _redriven_before(bus, dead_letter_topic)
+    if records is not None and records.log_reader and not before:
         return [DeadLetter.from_envelope(record) for record in await _read_log(bus, dead_letter_topic, limit)]
     found: list[Message[bytes]] = []
     async with _letters(bus, dead_letter_topic) as letters:
@@ -170,6 +170,18 @@ async def list_dead_letters(bus: RedriveBus, dead_letter_topic: str, *, limit: i
                 break
             found += batch
     return [DeadLetter.from_envelope(letter) for letter in found]
+
+
+async def _redriven_before(bus: RedriveBus, topic: str) -> bool:
+    """Whether redrives have their subscription there."""
+    family, admin = bus.capabilities.messages, bus.backend.admin()
+    if family is None or family.subscription_admin:
+        return REDRIVE_SUBSCRIPTION in await admin.list_subscriptions(topic)
+    try:
+        await admin.describe_subscription(topic, REDRIVE_SUBSCRIPTION)
+    except SubscriptionNotFound:
+        return False
+    return True
 
 
 class _Run:

@@ -114,12 +114,13 @@ class QueueAdmin(KafkaAdmin):
 
 
 def redrives_by_offsets(settings: KafkaSettings) -> bool:
-    """Whether redrives consume dead letters by offsets on a bus whose queues have markers.
+    """Whether redrives consume dead letters by offsets on a bus whose queues have markers, or are share groups.
 
     Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`
     would pass over those of others for good, and others may track a marker topic that is shared. Else markers know
-    letters that another reader gave back from those that lie there.
+    letters that another reader gave back from those that lie there. A share group drops what it was handed ten times,
+    and redrives and lists hand letters out and back.
     """
-    return settings.queue == "markers" and (
+    return settings.queue == "share" or settings.queue == "markers" and (
         settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"
     )

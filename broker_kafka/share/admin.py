@@ -1,7 +1,8 @@
 """`ShareAdmin`: administration of a connection with `queue=share`, whose subscriptions are share groups.
 
 *Concurrency, cancellation, failure* are those of `KafkaAdmin`, which does all that concerns topics and groups of
-records. Kafka's client neither lists nor describes share groups, and does not tell how far they are.
+records; the subscription of redrives is one of those. Kafka's client neither lists nor describes share groups, and does
+not tell how far they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import Unsupported
 from broker.spi import Lag, Start, SubscriptionInfo
 from broker_kafka.admin import KafkaAdmin
@@ -33,14 +35,16 @@ class ShareAdmin(KafkaAdmin):
 
         :raises Unsupported: the start is another than the earliest.
         """
-        if options:
+        if options or name == REDRIVE_SUBSCRIPTION:
             return await super().ensure_subscription(topic, name, start=start, options=options)
         await partitions_of(self._connection, topic)
         await prepare(self._connection, name, start)
         return await self.describe_subscription(topic, name)
 
     async def delete_subscription(self, topic: str, name: str) -> None:
-        """Delete the group from all topics."""
+        """Delete the group from all topics; that of redrives from this one."""
+        if name == REDRIVE_SUBSCRIPTION:
+            return await super().delete_subscription(topic, name)
         await partitions_of(self._connection, topic)
         await delete_group(self._connection, name)
 
@@ -54,6 +58,8 @@ class ShareAdmin(KafkaAdmin):
 
         :raises SubscriptionNotFound: nobody has made it.
         """
+        if name == REDRIVE_SUBSCRIPTION:
+            return await super().describe_subscription(topic, name)
         await partitions_of(self._connection, topic)
         config = await require(self._connection, topic, name)
         return SubscriptionInfo(topic=topic, name=name, native={"type": "share", "config": dict(config.values)})
@@ -64,7 +70,7 @@ class ShareAdmin(KafkaAdmin):
         :raises Unsupported: it is a share group.
         """
         await partitions_of(self._connection, topic)
-        if (await read_config(self._connection, subscription)).exists:
+        if subscription != REDRIVE_SUBSCRIPTION and (await read_config(self._connection, subscription)).exists:
             raise _cannot("tell the lag of a share group", f"kafka-share-groups --describe --group {subscription}")
         return await super().lag(topic, subscription)
 

@@ -22,11 +22,12 @@ from broker.errors import (
 )
 from broker.hooks import Event, LeaseExpired
 from broker.messages import Message, SettleState
+from broker.redrive import REDRIVE_SUBSCRIPTION
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
 from broker.testing.worker import Worker
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer, make_id
-from tests.servers.kafka_client import RawAdmin
+from tests.servers.kafka_client import RawAdmin, produce
 from tests.servers.kafka_jars import distribution
 
 PATIENCE = 20.0
@@ -182,6 +183,17 @@ async def test_without_dead_letters_the_last_delivery_is_told(
                 await message.nack(delay=0)
             await nothing_more(inbox, 0.5)
         assert "was given back after delivery 10 of 10, and the brokers drop it" in caplog.text
+
+
+async def test_redrives_do_not_count_as_deliveries_of_the_letters(
+    kafka: KafkaServer, bus: Bus, make_topic: MakeTopic
+) -> None:
+    topic, dead = make_topic(), make_topic()
+    produce(kafka.bootstrap, dead, numbered(3), headers={"dead-letter-topic": topic})
+    assert [letter.data for letter in await bus.admin.list_dead(dead)] == numbered(3)
+    assert (await bus.admin.redrive(dead, limit=1)).moved == 1
+    # By offsets, which drop nothing that is handed out and back. They tell a lag, as no share group does.
+    assert (await bus.admin.lag(dead, REDRIVE_SUBSCRIPTION)).waiting == 2
 
 
 async def test_what_share_groups_cannot_do_is_refused(bus: Bus, topic: str, group: str) -> None:
