@@ -177,9 +177,7 @@ class Commits:
                 self._held[place] = wish._replace(alone=True) if newer is None else newer.after(wish)
         else:
             self._tell(sent.wishes, outcomes)
-        for place in self._overtaken.keys() - self._held.keys() - self._busy():
-            self._held[place] = _Wish(self._overtaken[place], [])
-        self.due = bool(self._held)
+        self._put_right()
 
     def drop(self, places: Iterable[TopicPartition]) -> None:
         """These are not ours any more: nothing of them may be sent, or repeated, in a later assignment."""
@@ -221,10 +219,19 @@ class Commits:
     def _wait_for(self, client: Consumer, wishes: dict[TopicPartition, _Wish]) -> None:
         older = self._busy()
         outcomes = self._committed(client, wishes)
-        for place in older.intersection(wishes):
+        for place, wish in wishes.items():
             if outcomes.get(place) is None:
-                self._overtaken[place] = wishes[place].offset
+                self._overtaken.pop(place, None)
+                if place in older:
+                    self._overtaken[place] = wish.offset
         self._tell(wishes, outcomes)
+        self._put_right()
+
+    def _put_right(self) -> None:
+        """Hold what was overtaken by commits that are answered by now."""
+        for place in self._overtaken.keys() - self._held.keys() - self._busy():
+            self._held[place] = _Wish(self._overtaken[place], [])
+        self.due = bool(self._held)
 
     def _committed(
         self, client: Consumer, wishes: dict[TopicPartition, _Wish]

@@ -144,6 +144,22 @@ def test_what_was_overtaken_in_a_callback_is_put_right() -> None:
     assert not world.commits
 
 
+def test_what_is_put_right_is_not_put_back_behind_what_a_callback_has_stored_since() -> None:
+    world = World()
+    first = world.ask(0)
+    world.commits.settle(world.client)
+    world.client.carry_out(0)
+    # It is to be repeated now, and before it is another callback comes.
+    world.client.poll()
+    last = world.ask(0, wait=True)
+    world.ask(1)
+    while world.client.under_way:
+        world.client.carry_out(0)
+        world.go_on()
+    assert world.answers[last] == {PLACES[0]: None}
+    assert world.client.stored[0] == last > first
+
+
 def test_what_was_waited_for_leaves_its_partitions_free() -> None:
     world = World()
     world.ask(0, 1, wait=True)
@@ -242,6 +258,10 @@ class Histories(RuleBasedStateMachine):
         self.client.carry_out(which, error=error, reached=reached or error is None)
 
     @rule()
+    def poll(self) -> None:
+        self.client.poll()
+
+    @rule()
     def go_on(self) -> None:
         self.world.go_on()
 
@@ -251,7 +271,7 @@ class Histories(RuleBasedStateMachine):
         assert len(numbers) == len(set(numbers))
 
     def teardown(self) -> None:
-        while self.client.under_way or self.client.told:
+        while self.client.under_way or self.client.told or self.world.commits.due:
             if self.client.under_way:
                 self.client.carry_out(len(self.client.under_way) - 1)
             self.world.go_on()
