@@ -50,7 +50,7 @@ class SettlePump:
             self._rouse()
 
     def put_and_wait(self, settlements: Sequence[Settlement]) -> asyncio.Future[None]:
-        """Have these carried out; the future tells the first failure among them.
+        """Have these carried out; the future tells the first failure among them, or that the pump was closed before.
 
         Cancelling the future disturbs nothing.
         """
@@ -58,10 +58,12 @@ class SettlePump:
         start = len(self._pending)
         self._waiters.append((start, start + len(settlements), future))
         self.put_all(settlements)
+        if self._task.done():
+            self._leave_rest()
         return future
 
     async def close(self, deadline: float) -> None:
-        """Carry out what was asked for, at most until the loop time `deadline`."""
+        """Carry out what was asked for, at most until the loop time `deadline`; the rest is told as not answered."""
         self._closing.set()
         if self._wake is not None:
             self._rouse()
@@ -90,8 +92,16 @@ class SettlePump:
             except asyncio.CancelledError:
                 results = [_unanswered()] * len(settlements)
                 self._conclude(settlements, results, waiters)
+                self._leave_rest()
                 raise
             self._conclude(settlements, results, waiters)
+
+    def _leave_rest(self) -> None:
+        """Nobody carries out what waits now: tell those who asked."""
+        settlements, self._pending = self._pending, []
+        waiters, self._waiters = self._waiters, []
+        if settlements:
+            self._conclude(settlements, [_unanswered()] * len(settlements), waiters)
 
     def _conclude(
         self,

@@ -9,9 +9,11 @@ import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.consuming.retry import Retry
-from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupported
+from broker.consuming.settle_pump import SettlePump
+from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, SettleError, Unsupported
 from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
 from broker.messages import Message, Outcome, SettleState
+from broker.spi import Settlement
 from tests.unit.scripted_source import Letters, ScriptedSource, consuming, until
 
 
@@ -379,3 +381,33 @@ async def test_a_lease_that_is_lost_while_a_letter_is_written_is_told() -> None:
     assert len(letters.written) == 1
     assert not source.settled
     assert [event.message for event in events if isinstance(event, SettleFailed)] == [message]
+
+
+async def test_a_close_answers_every_ack_that_the_source_has_not() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    events: list[Event] = []
+    async with consuming(source, events=events, close_timeout=0.05) as consumer:
+        first, second = await taken(consumer), await taken(consumer)
+        source.settle_gate.clear()
+        acks = [asyncio.create_task(first.ack())]
+        await until(lambda: source.settle_calls == 1)
+        # It waits for the answer to the first.
+        acks.append(asyncio.create_task(second.ack()))
+        await asyncio.sleep(0)
+    for ack in acks:
+        with pytest.raises(SettleError, match="was closed before"):
+            await asyncio.wait_for(ack, 5)
+    assert {message.state for message in (first, second)} == {SettleState.UNKNOWN}
+    assert [event.message for event in events if isinstance(event, SettleFailed)] == [first, second]
+
+
+async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        pump = SettlePump(source, lambda settlements, results: None)
+        await pump.close(asyncio.get_running_loop().time() + 5)
+        with pytest.raises(SettleError, match="was closed before"):
+            await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 5)
