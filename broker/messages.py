@@ -172,7 +172,7 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
         :raises ConfigurationError: the reason is no str.
         :raises LeaseLost: its lease ended; it comes again, beside its letter if that was written by then.
         :raises AlreadySettled: it was settled another way.
-        :raises SettleError: its letter is written, and it may come again beside it.
+        :raises SettleError: its letter is written, and it may come again beside it; or the consumer was closed first.
         """
         if not isinstance(reason, str):
             raise refused("reason", reason, "a str, such as str(error)")

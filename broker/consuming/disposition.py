@@ -21,7 +21,7 @@ from broker.consuming.options import longest_delay
 from broker.consuming.retry import Drop, Retry
 from broker.consuming.retry_letters import letter_of
 from broker.consuming.retry_writer import RetryWriter
-from broker.errors import InvalidMessage, LeaseLost, Unsupported
+from broker.errors import InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import RetryTopic, Settlement
@@ -116,7 +116,7 @@ class Disposition:
             check_seconds("delay", delay, optional=True)
             target = self._retry_writer.for_delay(message, delay)
             if message.begin_settling(Outcome.NACK):
-                await asyncio.shield(self._soon(self._send_on(intake, message, target, "nacked", None, 0)))
+                await _told(self._soon(self._send_on(intake, message, target, "nacked", None, 0)), message)
             return
         if delay is None:
             delay = self.retry.delay(1)
@@ -133,7 +133,7 @@ class Disposition:
         :raises LeaseLost, SettleError: it comes again, or may, beside its letter.
         """
         if message.begin_settling(Outcome.REJECT):
-            await asyncio.shield(self._give_up_soon(intake, message, reason, None, self._tries(message)))
+            await _told(self._give_up_soon(intake, message, reason, None, self._tries(message)), message)
 
     def give_up_soon(self, intake: Intake, message: Message[Any], reason: str, error: Exception | None = None) -> None:
         """Dead-letter a message that no handler is to see."""
@@ -307,3 +307,20 @@ class Disposition:
             return
         logger.error("The letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
         self._bring_back(intake, message, self.retry.maximum)
+
+
+async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:
+    """Wait for what was begun; that the close cuts it off is an error of it, and cancels nobody who waits.
+
+    :raises SettleError: it was cut off.
+    """
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if not task.cancelled() or (waiting is not None and waiting.cancelling()):
+            raise
+        raise SettleError(
+            f"The consumer was closed before message {message.id!r} of {message.topic!r} was settled",
+            advice="It may come again; raise close_timeout",
+        ) from None

@@ -411,3 +411,17 @@ async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
         await pump.close(asyncio.get_running_loop().time() + 5)
         with pytest.raises(SettleError, match="was closed before"):
             await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 5)
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_close_that_cuts_a_reject_off_is_an_error_of_it(written: bool) -> None:
+    source, letters = ScriptedSource(), Letters()
+    source.add("1")
+    async with consuming(source, letters=letters, close_timeout=0.05) as consumer:
+        message = await taken(consumer)
+        (source.settle_gate if written else letters.gate).clear()
+        reject = asyncio.create_task(message.reject("no use"))
+        await until(lambda: source.settle_calls if written else letters.tried)
+    with pytest.raises(SettleError, match="was closed before"):
+        await asyncio.wait_for(reject, 5)
+    assert len(letters.written) == written
