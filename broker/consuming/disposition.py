@@ -140,6 +140,14 @@ class Disposition:
         if message.begin_settling(Outcome.REJECT):
             self._give_up_soon(intake, message, reason, error, self._tries(message))
 
+    def give_up_last(self, intake: Intake, message: Message[Any], last: int) -> bool:
+        """Dead-letter it if the broker drops it after this delivery, whatever becomes of that but an ack."""
+        attempt = message.view.delivery_attempt(message.raw)
+        if attempt is None or attempt < last:
+            return False
+        self.give_up_soon(intake, message, f"delivered {attempt} times, after which the broker drops it")
+        return True
+
     def stop(self) -> None:
         """Hold nothing more, and repeat no failed write; what was held is the intake's to give back."""
         self._stopped = True

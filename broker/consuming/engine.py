@@ -188,6 +188,9 @@ class Engine:
     def deliver(self, intake: Intake, messages: Sequence[Message[Any]]) -> None:
         """Take in what an intake fetched."""
         self._active_at = self._loop.time()
+        if (last := self._last_delivery) is not None and not self.options.ordered_by_key:
+            # What waits for a handler may lose its lease, or be given back, and this was the last delivery then.
+            messages = [each for each in messages if not self.disposition.give_up_last(intake, each, last)]
         refused = intake.ready.put_all(messages)
         for message, delay in refused:
             intake.release((message,), min(delay, self.capabilities.native_delay))
@@ -306,10 +309,7 @@ class Engine:
                 reason = f"delivered {attempt - 1} times without being settled"
                 self.disposition.give_up_soon(intake_of(message), message, reason)
                 continue
-            if last is not None and attempt is not None and attempt >= last:
-                # Whatever became of this delivery but an ack, nobody would get it again.
-                reason = f"delivered {attempt} times, after which the broker drops it"
-                self.disposition.give_up_soon(intake_of(message), message, reason)
+            if last is not None and self.disposition.give_up_last(intake_of(message), message, last):
                 continue
             if decode is not None:
                 try:

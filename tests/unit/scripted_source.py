@@ -190,6 +190,7 @@ async def consuming(
     lease: LeaseMode = LeaseMode.RENEW,
     lease_seconds: float = 30.0,
     confirmed: ConfirmedAck = ConfirmedAck.ALWAYS,
+    delivery_limit: int | None = None,
     events: list[Event] | None = None,
     hooks: Hooks | None = None,
     **options: Any,
@@ -204,6 +205,7 @@ async def consuming(
         confirmed_ack=confirmed,
         native_delay=native_delay,
         delivery_attempt=True,
+        delivery_limit=delivery_limit,
         release_keeps_attempt=False,
     )
     options.setdefault("close_timeout", 5.0)

@@ -181,6 +181,25 @@ async def test_a_message_that_kills_the_process_is_given_up_by_its_deliveries() 
     assert letters.written[0].attributes["dead-letter-reason"] == "delivered 30 times without being settled"
 
 
+@pytest.mark.parametrize("ordered_by_key", [False, True])
+async def test_the_last_delivery_is_given_up_though_nobody_asks_for_it(ordered_by_key: bool) -> None:
+    source, letters = ScriptedSource(), Letters()
+    source.add("1", key=b"k")
+    source.add("2", attempt=10, key=b"k")
+    async with consuming(
+        source, letters=letters, delivery_limit=10, prefetch=10, ordered_by_key=ordered_by_key
+    ) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        await until(lambda: source.fetched == 2)
+        await message.ack()
+        if ordered_by_key:
+            assert await consumer.next_message(timeout=0.01) is None
+    (letter,) = letters.written
+    assert letter.attributes["dead-letter-reason"] == "delivered 10 times, after which the broker drops it"
+    assert source.outcomes(Outcome.RELEASE) == []
+
+
 async def test_giving_back_does_not_burn_attempts() -> None:
     source = ScriptedSource()
     letters = Letters()
