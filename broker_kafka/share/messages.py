@@ -4,8 +4,8 @@
 and where all others wait for their last message another is made, up to `share_members`. *Leases* last as long as the
 group's lock and are not renewed. What is not settled in time is told as lost, a little before the broker's clock says
 so, since one late ack takes those of its partition along that are sent with it. What waits here for half of the lock
-without being asked for is released, for others; each delivery counts. *Settling.* The broker answers each ack.
-*Close* leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
+without being asked for is released, for others; each delivery counts. The last one is nobody else's: it goes before all
+that waits, and is kept. Where it ends without an ack, that is told. *Settling.* The broker answers each ack. *Close* leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class ShareMessageSource:
                 continue
             asked.setdefault(batch, []).append(index)
             if settlement.outcome in (Outcome.NACK, Outcome.RELEASE):
-                self._tell_if_last(settlement.message)
+                self._tell_if_last(settlement.message, "given back")
 
         async def of(batch: Batch, indices: list[int]) -> None:
             wanted = [
@@ -201,13 +201,15 @@ class ShareMessageSource:
         batch.stop_timers()
         self._waker.wake()
 
-    def _tell_if_last(self, message: Message[Any]) -> None:
+    def _is_last(self, message: Message[Any]) -> bool:
+        """Whether the brokers drop it after this delivery."""
         attempt = message.raw.delivery_count()
-        if self._limit is not None and attempt is not None and attempt >= self._limit:
-            text = (
-                f"{self._what}: message {message.id!r} was given back after delivery {attempt} of {self._limit}, and "
-                "the brokers drop it"
-            )
+        return self._limit is not None and attempt is not None and attempt >= self._limit
+
+    def _tell_if_last(self, message: Message[Any], what: str) -> None:
+        if self._is_last(message):
+            delivery = f"delivery {message.raw.delivery_count()} of {self._limit}"
+            text = f"{self._what}: message {message.id!r} was {what} after {delivery}, and the brokers drop it"
             logger.warning(text)
             self._listener.event(Warned(text=text))
 
@@ -217,28 +219,29 @@ class ShareMessageSource:
         """The lock is about to end: nothing of it is ours any more."""
         if self._closed or not batch.open:
             return
-        gone, places = list(batch.open.values()), list(batch.open)
-        self._drop_buffered(batch)
+        places = list(batch.open)
+        self._lose(batch)
+        self._give_up(batch, places)
+
+    def _lose(self, batch: Batch) -> None:
+        gone = list(batch.open.values())
+        self._buffer = deque(message for message in self._buffer if message.lease is not batch)
         batch.open.clear()
         self._listener.lost(gone)
-        self._give_up(batch, places)
+        for message in gone:
+            self._tell_if_last(message, "lost")
 
     def _give_back_waiting(self, batch: Batch) -> None:
         """What nobody has asked for in half of the lock is for others."""
-        waiting = self._drop_buffered(batch)
-        if not waiting or self._closed:
+        if self._closed:
             return
-        places = [place_of(message) for message in waiting]
-        for message, place in zip(waiting, places, strict=True):
-            self._tell_if_last(message)
-            del batch.open[place]
-        self._give_up(batch, places)
-
-    def _drop_buffered(self, batch: Batch) -> list[Message[Any]]:
-        dropped = [message for message in self._buffer if message.lease is batch]
-        if dropped:
-            self._buffer = deque(message for message in self._buffer if message.lease is not batch)
-        return dropped
+        waiting = [each for each in self._buffer if each.lease is batch and not self._is_last(each)]
+        if waiting:
+            self._buffer = deque(each for each in self._buffer if each.lease is not batch or self._is_last(each))
+            places = [place_of(message) for message in waiting]
+            for place in places:
+                del batch.open[place]
+            self._give_up(batch, places)
 
     def _give_up(self, batch: Batch, places: Sequence[tuple[int, int]]) -> None:
         try:
@@ -258,7 +261,7 @@ class ShareMessageSource:
         for raw in records:
             message: Message[Any] = Message(self._topic, raw.value(), raw, SHARE_VIEW, lease=batch, size=len(raw))
             batch.open[place_of(message)] = message
-            self._buffer.append(message)
+            (self._buffer.appendleft if self._is_last(message) else self._buffer.append)(message)
         self._members[member] = batch
         batch.timers = [
             self._loop.call_at(since + self._lock / 2, self._give_back_waiting, batch),
@@ -313,7 +316,11 @@ class ShareMessageSource:
             watches=watches,
             timeout=self._connection.settings.request_timeout,
         )
-        await member.start()
+        try:
+            await member.start()
+        except BaseException:
+            self._end_soon(member)
+            raise
         if self._closed:
             await member.stop(_CLOSE_SECONDS)
             return
@@ -330,21 +337,22 @@ class ShareMessageSource:
         if idle and len(self._members) > 1:
             member = idle[-1]
             del self._members[member], self._used_at[member]
-            task = self._loop.create_task(member.stop(_CLOSE_SECONDS), name="broker-kafka-share-leaving")
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._end_soon(member)
+
+    def _end_soon(self, member: ShareMember) -> None:
+        task = self._loop.create_task(member.stop(_CLOSE_SECONDS), name="broker-kafka-share-leaving")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     def _forget(self, member: ShareMember) -> None:
         """It has ended by itself: what it held comes again when the brokers miss it."""
         batch = self._members.pop(member, None)
         if self._fetches is member:
             self._fetches = None
+        self._used_at.pop(member, None)
         if batch is not None:
             batch.stop_timers()
-            gone = list(batch.open.values())
-            self._drop_buffered(batch)
-            batch.open.clear()
-            self._listener.lost(gone)
+            self._lose(batch)
 
     async def close(self) -> None:
         if self._closed:
@@ -360,6 +368,8 @@ class ShareMessageSource:
         for batch in self._members.values():
             if batch is not None:
                 batch.stop_timers()
+                for message in batch.open.values():
+                    self._tell_if_last(message, "given back")
         if self._joined.done():
             self._joined.exception()  # whoever waited for it was told
         if self._adding is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import subprocess
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from broker.errors import (
     SubscriptionNotFound,
     Unsupported,
 )
-from broker.hooks import Event, LeaseExpired
+from broker.hooks import Event, LeaseExpired, Warned
 from broker.messages import Message, SettleState
 from broker.redrive import REDRIVE_SUBSCRIPTION
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
@@ -183,6 +184,38 @@ async def test_without_dead_letters_the_last_delivery_is_told(
                 await message.nack(delay=0)
             await nothing_more(inbox, 0.5)
         assert "was given back after delivery 10 of 10, and the brokers drop it" in caplog.text
+
+
+async def test_a_last_delivery_is_kept_for_who_asks_and_told_where_its_lock_ends(
+    quick: Bus, admin: RawAdmin, topic: str, group: str
+) -> None:
+    admin.configure_group(group, {"share.delivery.count.limit": "2"})
+    warned: list[str] = []
+    quick.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    async with quick.messages(topic, subscription=group, max_outstanding=1) as inbox:
+        await quick.topic(topic).publish_batch(numbered(2))
+        # One is held, the other waits behind it; both are for others when their time is over.
+        held = await take(inbox, 1, PATIENCE)
+        await eventually(lambda: held[0].lease_lost, PATIENCE, "the end of the first lock")
+        await take(inbox, 1, PATIENCE)
+        await eventually(lambda: len(warned) >= 2, PATIENCE, "both messages to be told")
+    assert all("was lost after delivery 2 of 2, and the brokers drop it" in text for text in warned), warned
+
+
+async def test_who_is_cancelled_while_joining_leaves_no_member(bus: Bus, topic: str, group: str) -> None:
+    await bus.admin.ensure_subscription(topic, group)
+    inbox = bus.messages(topic, subscription=group)
+    opening = asyncio.create_task(inbox.open())
+
+    def has_members() -> bool:
+        return any(each.name == f"broker-kafka-share-{group}" for each in threading.enumerate())
+
+    while not has_members():
+        await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await eventually(lambda: not has_members(), PATIENCE, "the end of the member's thread")
 
 
 async def test_redrives_do_not_count_as_deliveries_of_the_letters(
