@@ -12,13 +12,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from broker.messages import Message, SettleState
+from broker.messages import Message
 
 __all__ = ["DelayHolder"]
 
 
 class DelayHolder:
-    """:param due: called on the loop with each message whose delay is over and whose lease is still held."""
+    """:param due: called on the loop with each message whose delay is over, also if it was lost meanwhile."""
 
     def __init__(self, due: Callable[[Message[Any]], None]) -> None:
         self._due = due
@@ -49,7 +49,5 @@ class DelayHolder:
     def _fire(self) -> None:
         now = self._loop.time()
         while self._heap and self._heap[0][0] <= now:
-            message = heapq.heappop(self._heap)[2]
-            if message.state is not SettleState.LOST:
-                self._due(message)
+            self._due(heapq.heappop(self._heap)[2])
         self._arm()

@@ -425,3 +425,17 @@ async def test_a_close_that_cuts_a_reject_off_is_an_error_of_it(written: bool) -
     with pytest.raises(SettleError, match="was closed before"):
         await asyncio.wait_for(reject, 5)
     assert len(letters.written) == written
+
+
+async def test_what_was_lost_while_it_waited_for_its_next_try_is_forgotten() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source, native_delay=0.0) as consumer:
+        message, other = await taken(consumer), await taken(consumer)
+        await message.nack(delay=0.01)
+        await other.nack(delay=0.02)
+        assert source.listener is not None
+        source.listener.lost([message])
+        assert (await taken(consumer)).id == "2"
+        assert consumer._engine is not None
+        assert not consumer._engine.disposition._intakes
