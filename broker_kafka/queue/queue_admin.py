@@ -121,6 +121,6 @@ def redrives_by_offsets(settings: KafkaSettings) -> bool:
     letters that another reader gave back from those that lie there. A share group drops what it was handed ten times,
     and redrives and lists hand letters out and back.
     """
-    return settings.queue == "share" or settings.queue == "markers" and (
-        settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"
-    )
+    if settings.queue != "markers":
+        return settings.queue == "share"
+    return settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"

@@ -44,9 +44,10 @@ class ShareAdmin(KafkaAdmin):
     async def delete_subscription(self, topic: str, name: str) -> None:
         """Delete the group from all topics; that of redrives from this one."""
         if name == REDRIVE_SUBSCRIPTION:
-            return await super().delete_subscription(topic, name)
-        await partitions_of(self._connection, topic)
-        await delete_group(self._connection, name)
+            await super().delete_subscription(topic, name)
+        else:
+            await partitions_of(self._connection, topic)
+            await delete_group(self._connection, name)
 
     async def list_subscriptions(self, topic: str) -> Sequence[str]:
         """:raises Unsupported: always."""

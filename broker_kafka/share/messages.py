@@ -5,7 +5,8 @@ and where all others wait for their last message another is made, up to `share_m
 group's lock and are not renewed. What is not settled in time is told as lost, a little before the broker's clock says
 so, since one late ack takes those of its partition along that are sent with it. What waits here for half of the lock
 without being asked for is released, for others; each delivery counts. The last one is nobody else's: it goes before all
-that waits, and is kept. Where it ends without an ack, that is told. *Settling.* The broker answers each ack. *Close* leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
+that waits, and is kept. Where it ends without an ack, that is told. *Settling.* The broker answers each ack. *Close*
+leaves the group, which gives back at once what is not settled. *Failure.* Members reconnect by themselves.
 """
 
 from __future__ import annotations
