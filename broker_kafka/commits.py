@@ -167,6 +167,8 @@ class Commits:
             outcomes = self._failed(partitions, error)
         # The client tells one partition's error as that of all.
         singly = len(sent.wishes) > 1 and all(map(is_of_one, outcomes.values()))
+        # Stored since this was sent, so that nothing of it may be sent again.
+        stored = dict(self._overtaken)
         for place, offset in sent.mends.items():
             refusal = outcomes.get(place)
             if refusal is not None and (singly or refusal.retriable or place not in sent.repairs):
@@ -174,7 +176,8 @@ class Commits:
         if singly:
             for place, wish in sent.wishes.items():
                 newer = self._held.get(place)
-                self._held[place] = wish._replace(alone=True) if newer is None else newer.after(wish)
+                alone = _Wish(stored.get(place, wish.offset), wish.askers, alone=True)
+                self._held[place] = alone if newer is None else newer.after(wish)
         else:
             self._tell(sent.wishes, outcomes)
         self._put_right()

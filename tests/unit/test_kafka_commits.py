@@ -160,6 +160,23 @@ def test_what_is_put_right_is_not_put_back_behind_what_a_callback_has_stored_sin
     assert world.client.stored[0] == last > first
 
 
+def test_what_is_sent_again_by_itself_is_what_a_callback_has_stored_since() -> None:
+    world = World()
+    world.ask(0, 1)
+    first, bad = world.ask(0), world.ask(1, large=True)
+    world.client.carry_out(0)
+    # Both go together, and the refusal of one counts for none.
+    world.go_on()
+    last = world.ask(0, wait=True)
+    while world.client.under_way:
+        world.client.carry_out(0)
+        world.go_on()
+    assert world.answers[first] == world.answers[last] == {PLACES[0]: None}
+    assert isinstance(world.answers[bad][PLACES[1]], SettleError)
+    assert world.client.stored[0] == last
+    assert not world.commits
+
+
 def test_what_was_waited_for_leaves_its_partitions_free() -> None:
     world = World()
     world.ask(0, 1, wait=True)
