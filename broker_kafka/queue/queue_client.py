@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from math import inf
 from time import time
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
-from broker.errors import BrokerError, Closed, LeaseLost, MessageTooLarge
+from broker.errors import BackendError, BrokerError, Closed, LeaseLost, MessageTooLarge
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message
 from broker.spi import RecordListener, Settlement, SourceListener, TopicPartition
@@ -29,6 +29,7 @@ from broker_kafka.queue.marker_producer import MarkerProducer
 from broker_kafka.queue.set_aside import SetAside
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting, Taken
+from broker_kafka.queue.tracking import Tracking
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["QueueClient"]
@@ -40,15 +41,6 @@ _GRACE: Final = 1.0
 _CLOSE: Final = 1.0
 _TRUSTED: Final = 5.0
 """Seconds for which a commit or an assignment says that the group has not given our partitions to others."""
-
-
-class Tracking(Protocol):
-    """The tracker of the subscription."""
-
-    @property
-    def failure(self) -> BrokerError | None:
-        """Why nothing comes again any more."""
-        ...
 
 
 class QueueClient:
@@ -273,11 +265,14 @@ class QueueClient:
         answers = await self._unless_interrupted(self._commit_named(positions))
         if answers is None:
             return None
-        gone = {place for place, error in answers.items() if isinstance(error, LeaseLost)}
-        self._drop(gone)
         if any(error is None for error in answers.values()):
             self._known_at = asked_at
-        return {place: error for place, error in answers.items() if place not in gone}
+        # While a group changes it takes nothing, also of a partition that stays ours and is not read again.
+        return {
+            place: _is_changing(error) if isinstance(error, LeaseLost) else error
+            for place, error in answers.items()
+            if place in self._assignments
+        }
 
     async def _commit_named(
         self, positions: Mapping[TopicPartition, int]
@@ -322,12 +317,6 @@ class QueueClient:
         """What was taken and is still of the present assignment; the rest is forgotten."""
         self._taken = [each for each in self._taken if self._assignments.get(each.place) == each.assignment]
         return self._taken
-
-    def _drop(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget all that is not committed of these, which are not ours."""
-        self._forget(partitions)
-        if waited := self._aside.forget(partitions):
-            self._member.resume(waited)
 
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         self._taken = [each for each in self._taken if each.place not in partitions]
@@ -382,7 +371,10 @@ class QueueClient:
     def _gone(self, partitions: Sequence[TopicPartition]) -> None:
         for partition in partitions:
             self._assignments.pop(partition, None)
-        self._drop(set(partitions))
+        self._forget(set(partitions))
+        if waited := self._aside.forget(partitions):
+            self._member.resume(waited)
+        """Forget all that is not committed of these, which are not ours."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -392,3 +384,9 @@ class QueueClient:
 def _look_at(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()
+def _is_changing(error: BrokerError) -> BackendError:
+    return BackendError(
+        f"The group is changing, and took no position: {error.message}", native=error.native, retriable=True
+    )
+
+

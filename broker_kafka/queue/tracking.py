@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from broker.errors import BrokerError
 from broker.hooks import Event
 from broker_kafka.queue.assigned_partition import PartitionOptions
 
-__all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState"]
+__all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState", "Tracking"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +99,12 @@ class QueueTracked(Event):
     subscription: str
     state: TrackerState
     counts: TrackerCounts
+
+
+class Tracking(Protocol):
+    """The tracker of a subscription, as who consumes it sees it."""
+
+    @property
+    def failure(self) -> BrokerError | None:
+        """Why nothing comes again any more."""
+        ...

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus, connect
-from broker.errors import BrokerError, ConfigurationError, ConnectionFailed
+from broker.errors import BrokerError, ConfigurationError, ConnectionFailed, LeaseLost
 from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take
@@ -89,11 +89,14 @@ async def test_b_a_message_whose_start_failed_is_not_lost_and_not_doubled(
         await nothing_more(inbox, 0.3)
 
 
+@pytest.mark.parametrize(
+    "failure", [ConnectionFailed("The coordinator is away"), LeaseLost("The group is rebalancing")], ids=repr
+)
 async def test_b_what_was_started_and_not_committed_is_handed_over_once(
-    bus: Bus, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, topic: str, group: str, failure: BrokerError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = KafkaRecordSource.commit_noted
-    failures = [ConnectionFailed("The coordinator is away"), ConnectionFailed("The coordinator is away")]
+    failures = [failure, failure]
 
     async def failing(self: KafkaRecordSource, positions: Any) -> Any:
         return dict.fromkeys(positions, failures.pop()) if failures else await commit(self, positions)
