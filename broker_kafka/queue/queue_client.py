@@ -357,9 +357,12 @@ class QueueClient:
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
         current = tuple(each for each in self._assignments if each not in partitions)
         self.event(PartitionsRevoked(partitions=tuple(partitions), current=current))
-        if self._claiming is not None:
-            await asyncio.wait({self._claiming}, timeout=max(0.0, deadline - self._loop.time()))
-        self._gone(partitions)
+        try:
+            if self._claiming is not None:
+                await asyncio.wait({self._claiming}, timeout=max(0.0, deadline - self._loop.time()))
+        finally:
+            # Also if it takes too long: what is not committed is somebody else's then.
+            self._gone(partitions)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         self._gone(partitions)
@@ -369,24 +372,24 @@ class QueueClient:
         self._listener.event(event)
 
     def _gone(self, partitions: Sequence[TopicPartition]) -> None:
+        """Forget all that is not committed of these, which are not ours."""
         for partition in partitions:
             self._assignments.pop(partition, None)
         self._forget(set(partitions))
         if waited := self._aside.forget(partitions):
             self._member.resume(waited)
-        """Forget all that is not committed of these, which are not ours."""
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("The source is closed")
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
 def _is_changing(error: BrokerError) -> BackendError:
     return BackendError(
         f"The group is changing, and took no position: {error.message}", native=error.native, retriable=True
     )
 
 
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,43 @@
+"""Partitions that a queue client gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from broker.hooks import Event
+from broker.spi import TopicPartition
+from broker_kafka.queue.queue_client import QueueClient
+
+HERE = TopicPartition("orders", 0)
+
+
+class Listener:
+    """Who hears of partitions."""
+
+    def event(self, event: Event) -> None: ...
+
+
+async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() -> None:
+    unused: Any = None
+    listener: Any = Listener()
+    client = QueueClient(
+        listener,
+        member=lambda _: unused,
+        producer=unused,
+        starting=unused,
+        transactions=None,
+        book=unused,
+        tracker=None,
+        session_seconds=10.0,
+        ended=unused,
+    )
+    loop = asyncio.get_running_loop()
+    client.assigned([HERE])
+    client._claiming = loop.create_future()
+    giving = loop.create_task(client.revoking([HERE], loop.time() + 60))
+    await asyncio.sleep(0)
+    assert client._assignments
+    giving.cancel()
+    await asyncio.wait({giving})
+    assert not client._assignments
