@@ -21,7 +21,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
-from broker_kafka.queue.marker_topic import marker_bytes
+from broker_kafka.queue.marker_topic import LARGEST
 from broker_kafka.queue.wire import Headers
 
 __all__ = ["Doubtful", "Entry", "FencedWriter", "NotWritten", "Positions"]
@@ -262,7 +262,7 @@ def _config(connection: Connection, transactional_id: str) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": 0,
-        "message.max.bytes": marker_bytes(settings),
+        "message.max.bytes": LARGEST,
         "message.timeout.ms": min(settings.message_timeout_ms, longest),
         "socket.timeout.ms": min(settings.socket_timeout_ms or 60_000, longest),
     }

@@ -18,13 +18,11 @@ from broker_kafka.connection import Connection
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.producing import ProducerThread
 from broker_kafka.queue.hold import Hold
-from broker_kafka.queue.marker_topic import MARKER_HEADROOM
+from broker_kafka.queue.marker_topic import LARGEST, MARKER_HEADROOM
 from broker_kafka.queue.wire import pack_markers
 
-__all__ = ["LARGEST", "MarkerProducer", "Placed", "explained", "joined", "packed"]
+__all__ = ["MarkerProducer", "Placed", "explained", "joined", "packed"]
 
-LARGEST: Final = 1_000_000_000
-"""Bytes; the most that librdkafka takes."""
 _PACKED_BYTES: Final = MARKER_HEADROOM // 2
 """The most bytes of markers in one record of several: every marker topic takes that, whatever its messages may take."""
 
@@ -53,7 +51,6 @@ class MarkerProducer:
             "enable.idempotence": True,
             "acks": "all",
             "message.timeout.ms": timeout,
-            # A START carries what the message topic took, whoever wrote it; the brokers say what is too large.
             "message.max.bytes": LARGEST,
         }
         self._thread = ProducerThread(

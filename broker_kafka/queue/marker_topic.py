@@ -13,17 +13,16 @@ from typing import Any, Final
 
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_kafka.connection import Connection
-from broker_kafka.settings import KafkaSettings
 from broker_kafka.topics_admin import KafkaTopics
 from broker_kafka.topics_config import TopicOptions
 
 __all__ = [
+    "LARGEST",
     "LEAST_RETENTION",
     "MARKERS",
     "MARKER_HEADROOM",
     "TRACKER",
     "ensure_marker_topic",
-    "marker_bytes",
     "marker_topic_name",
     "tracker_group",
 ]
@@ -34,6 +33,9 @@ TRACKER: Final = ".tracker"
 """With this end the group of its trackers."""
 MARKER_HEADROOM: Final = 65_536
 """Bytes by which a START may be larger than its message: whence it came, whose it is, where its dead letter goes."""
+LARGEST: Final = 1_000_000_000
+"""Bytes; the most that librdkafka takes. Markers and what is sent again carry what a message topic took, whoever wrote
+it: `message_max_bytes` is of what this process publishes, and the brokers say what is too large."""
 LEAST_RETENTION: Final = timedelta(days=1)
 """Trackers repeat the START of a long lease each hour; what nobody repeats is lost with the log, so they may be away
 for the rest of this."""
@@ -57,11 +59,6 @@ def tracker_group(subscription: str, shared: str | None = None) -> str:
     """
     # One topic has one group of trackers, however it is named to them.
     return f"{subscription if shared is None else shared.removesuffix(MARKERS)}{TRACKER}"
-
-
-def marker_bytes(settings: KafkaSettings) -> int:
-    """`message.max.bytes` of a producer of markers: a START carries a whole message."""
-    return settings.message_max_bytes + MARKER_HEADROOM
 
 
 async def ensure_marker_topic(

@@ -25,7 +25,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
 from broker_kafka.queue.commit_texts import commit_text, writer_in
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
-from broker_kafka.queue.marker_producer import LARGEST, explained, packed
+from broker_kafka.queue.marker_producer import explained, packed
 from broker_kafka.queue.starting import Starting, Taken
 from broker_kafka.records import KafkaRecordSource
 
@@ -76,8 +76,6 @@ class StartTransactions:
             "message.timeout.ms": min(settings.message_timeout_ms, timeout),
             "socket.timeout.ms": min(settings.socket_timeout_ms or timeout, timeout),
             "connections.max.idle.ms": _IDLE_MS,
-            # As for other markers: the brokers say what is too large.
-            "message.max.bytes": LARGEST,
         }
         self._loop = asyncio.get_running_loop()
         self._writer: FencedWriter | None = None

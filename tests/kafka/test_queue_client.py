@@ -141,6 +141,19 @@ async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: Make
     assert "topic is gone" in warnings[0]
 
 
+async def test_what_is_larger_than_is_published_here_comes_again(
+    kafka: KafkaServer, bus: Bus, make_topic: MakeTopic, group: str
+) -> None:
+    topic, body = make_topic(config={"max.message.bytes": "3000000"}), b"x" * 2_000_000
+    async with bus.messages(topic, subscription=group) as inbox:
+        produce({"bootstrap.servers": kafka.bootstrap, "message.max.bytes": 3_000_000}, topic, [body])
+        (message,) = await take(inbox, 1, PATIENCE)
+        await message.nack(delay=0)
+        (again,) = await take(inbox, 1, PATIENCE)
+        assert (again.id, again.delivery_attempt, again.data) == (message.id, 2, body)
+        await again.ack()
+
+
 async def test_a_deleted_subscription_takes_its_markers_along(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group) as inbox:
         await bus.topic(topic).publish(b"x")
