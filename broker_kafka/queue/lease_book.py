@@ -111,13 +111,15 @@ class LeaseBook:
             self._tasks.add(work)
             work.add_done_callback(self._over)
             await asyncio.wait({work}, timeout=self.lease_seconds / 3)
+            answered = self._loop.time()
             if work.done():
                 for part, error in zip(parts, work.result(), strict=True):
                     for hold in part:
-                        if error is None:
-                            hold.until = max(hold.until, begun + self.lease_seconds)
-                        else:
+                        if error is not None:
                             refused[hold] = error
+                        elif answered < hold.until:
+                            hold.until = max(hold.until, begun + self.lease_seconds)
+                        # Else it may have been written when the lease was over, and a tracker heeds it no more.
             else:
                 error = OperationTimeout("The brokers did not take the KEEPALIVEs in time")
                 refused = dict.fromkeys((hold for part in parts for hold in part), error)
