@@ -110,9 +110,9 @@ class MarkersQueue:
         lease.touched = offset
         lease.after_ms = marker.after_ms
         lease.attempt = 1 if marker.attempt is None else marker.attempt
+        lease.released = marker.released
         if lease.state == State.SENDING:
             return  # the message is on its way, and the END that follows it ends this lease too
-        lease.released = marker.released
         lease.deadline = time + marker.after_ms
         self._deadlines.add(lease)
 

@@ -97,6 +97,27 @@ def test_c_a_redelivery_that_fails_after_a_second_start_is_tried_again() -> None
     assert queue.tracker.due(1) == [lease]
 
 
+def test_c_a_second_start_of_what_waited_counts_though_the_first_was_due() -> None:
+    queue = Simulation(options=FAR)
+    queue.send("later")
+    queue.take(commits=False, delay=1000)
+    queue.read()
+    expire(queue)
+    (lease,) = queue.tracker.due(1)
+    held = queue.take()
+    assert held is not None
+    queue.read()
+    queue.tracker.failed(lease, lease.after_ms)
+    queue.now += 900
+    queue.keep(held)
+    queue.now += 900
+    queue.read()
+    assert not queue.tracker.due(1)
+    queue.now += 100
+    queue.read()
+    assert queue.tracker.due(1) == [lease]
+
+
 def test_d_start_end_start_counts_from_the_second_start() -> None:
     queue = taken()
     queue.now += 900
