@@ -165,10 +165,11 @@ class Tracker:
         claimed = (await claim(self._connection, self._store, self.group, [place]))[place]
         begun = False
 
-        def sought(_: Sequence[TopicPartition]) -> None:
+        def sought(moved: Sequence[TopicPartition]) -> None:
             nonlocal begun
-            begun = True
-            tracked.begin(claimed)
+            if place in moved:
+                begun = True
+                tracked.begin(claimed)
 
         try:
             await thread.seek({place: claimed.start}, sought)

@@ -1,0 +1,67 @@
+"""Trackers on the real broker in trouble: a topic that is gone, STARTs that fit no more, a seek that fails, a close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from broker.hooks import Hooks, Warned
+from broker_kafka.client_assignment import ClientAssignment
+from broker_kafka.connection import Connection
+from broker_kafka.queue.assigned_partition import PartitionOptions
+from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, Positions
+from broker_kafka.queue.group_positions import GroupPositions
+from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from broker_kafka.topics_admin import KafkaTopics
+from broker_kafka.topics_config import TopicOptions
+from tests.kafka.group_members import eventually
+from tests.kafka.queue_markers import Queue, connected, tracking
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import produce, wait_for
+
+
+@pytest.fixture
+async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
+    async with connected(kafka) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
+    queue = await asyncio.to_thread(Queue, kafka)
+    await queue.prepare(connection)
+    return queue
+
+
+async def test_what_cannot_be_read_anew_at_once_is_tried_again(
+    connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, move = FencedWriter.write, ClientAssignment.move
+    doubts, refusals = [1], [1]
+
+    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        if doubts and any(entry.topic == queue.topic for entry in entries):
+            doubts.clear()
+            raise Doubtful("The answer was lost")
+        await write(self, entries, positions)
+
+    def refusing(self: ClientAssignment, *args: Any) -> Any:
+        if refusals:
+            refusals.clear()
+            return [], KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return move(self, *args)
+
+    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(ClientAssignment, "move", refusing)
+    ids = await asyncio.to_thread(queue.send, 1)
+    async with tracking(connection, queue) as tracker:
+        await asyncio.to_thread(queue.take, ids)
+        (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 1)
+        assert again.value() == b"m0"
+        await eventually(lambda: tracker.state().open == 0)
+    assert not doubts
+    assert not refusals
