@@ -79,6 +79,7 @@ class Tracker:
         self._asked = asyncio.Event()
         self._over = asyncio.Event()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -118,10 +119,14 @@ class Tracker:
             raise self.failure
 
     async def close(self) -> None:
-        """End it; may be called twice. Its partitions go to the others of the group."""
-        if self._closed:
-            return
+        """End it; may be called twice, and goes on if it is cancelled. Its partitions go to the others of the group."""
         self._closed = True
+        if self._closing is None:
+            # Half of it would leave a member behind that has partitions and does nothing for them.
+            self._closing = asyncio.get_running_loop().create_task(self._close(), name=f"tracker-{self.group}-close")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         tracked = list(self._tracked.values())

@@ -65,3 +65,14 @@ async def test_what_cannot_be_read_anew_at_once_is_tried_again(
         await eventually(lambda: tracker.state().open == 0)
     assert not doubts
     assert not refusals
+
+
+async def test_a_close_that_is_cancelled_goes_on(connection: Connection, queue: Queue) -> None:
+    async with tracking(connection, queue) as tracker:
+        closing = asyncio.ensure_future(tracker.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        await tracker.close()
+        # Else its member would keep the partitions, and do nothing for them.
+        assert tracker.state().partitions == []
