@@ -154,8 +154,8 @@ class Redeliverer:
             topic = content.dead_letter if reason else lease.id.topic
             if lease.touched != seen[lease.id]:
                 partition.failed(lease, lease.after_ms)  # another reader has started it
-            elif _may_be_ahead(lease) and lease.id not in behind:
-                # Its worker has written START and no position: the log hands it out again.
+            elif _may_be_ahead(lease) and lease.id not in behind and lease.id.topic not in missing:
+                # Its worker has written START and no position: the log hands it out again, while there is one.
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
                 partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))

@@ -37,6 +37,20 @@ async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
     return queue
 
 
+async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: Connection, queue: Queue) -> None:
+    await asyncio.to_thread(queue.admin.make_topic, queue.dead)
+    ids = await asyncio.to_thread(queue.send, 1)
+    async with tracking(connection, queue) as tracker:
+        # The group's position goes with its topic, and tells no more that it has passed the message.
+        await asyncio.to_thread(queue.admin.delete_topic, queue.topic)
+        start = Marker(kind=Kind.START, id=ids[0], after_ms=200, attempt=1)
+        await asyncio.to_thread(queue.write, (start, Content(value=b"m0", dead_letter=queue.dead)))
+        await eventually(lambda: tracker.counts.dead_lettered == 1 and tracker.state().open == 0)
+    (letter,) = await asyncio.to_thread(wait_for, lambda: queue.read(queue.dead))
+    assert letter.value() == b"m0"
+    assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
+
+
 async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
