@@ -95,6 +95,8 @@ class Redeliverer:
         self._counts: Final = counts
         self._limit = options.batch
         self._refused: dict[MessageId, _Refused] = {}
+        self._ahead: dict[MessageId, int] = {}
+        """Messages that their readers' position had not passed, and the last marker of each by then."""
         self._gone: set[str] = set()
         """Topics that were told to be gone."""
         self._said_at = -_READ_BACK_MS
@@ -129,9 +131,10 @@ class Redeliverer:
 
         Only once all is read: what is not read yet may be open, and is not to be tried again at once.
         """
-        if self._refused and partition.is_open:
+        if (self._refused or self._ahead) and partition.is_open:
             find = partition.markers.find
             self._refused = {message: told for message, told in self._refused.items() if find(message) is not None}
+            self._ahead = {message: last for message, last in self._ahead.items() if find(message) is not None}
 
     # -- what goes into it ---------------------------------------------------------------------------------
 
@@ -156,9 +159,13 @@ class Redeliverer:
                 partition.failed(lease, lease.after_ms)  # another reader has started it
             elif _may_be_ahead(lease) and lease.id not in behind and lease.id.topic not in missing:
                 # Its worker has written START and no position: the log hands it out again, while there is one.
+                self._ahead[lease.id] = lease.touched
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
                 partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))
+            elif self._ahead.pop(lease.id, -1) == lease.touched:
+                # Who has taken it since wrote a START before the position, which is to be read first.
+                partition.failed(lease, _LEAST_WAIT_MS)
             elif refused is not None and refused.again_at > now:
                 partition.failed(lease, int(refused.again_at - now) + 1)
             elif topic in missing:

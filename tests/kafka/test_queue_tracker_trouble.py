@@ -51,6 +51,31 @@ async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: 
     assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
 
 
+async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_who_took_it(
+    connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *ids, other = await asyncio.to_thread(queue.send, 2)
+    asked: list[int] = []
+
+    async def behind(self: GroupPositions, messages: Iterable[MessageId]) -> set[MessageId]:
+        asked.append(1)
+        if len(asked) < 2:
+            return set()
+        if len(asked) == 2:
+            # Without the loop, so that the START is on the brokers and not read here.
+            queue.take(ids, period=600_000)
+        return set(messages)
+
+    monkeypatch.setattr(GroupPositions, "behind", behind)
+    async with tracking(connection, queue) as tracker:
+        await asyncio.to_thread(queue.take, ids, commits=False, period=200)
+        await eventually(lambda: len(asked) == 2)
+        await asyncio.to_thread(queue.take, [other], period=200)
+        (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 2)
+        assert again.value() == b"m1"
+        assert tracker.state().open == 1
+
+
 async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
