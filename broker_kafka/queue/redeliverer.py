@@ -1,6 +1,7 @@
 """`Redeliverer`: writes what one marker partition has to say: due messages again, dead letters, ENDs and renewals.
 
 Each turn is one transaction: a message and the END of the one before it are on the brokers together or not at all.
+Renewals have turns of their own, since a broker refuses all of a partition for one record.
 *Concurrency.* One turn at a time, on the loop; markers may be read meanwhile. *Failure.* What single messages are
 refused for is their own: they become dead letters, or wait, and hold up no others. Trouble of all is repeated after a
 while. `Doubtful` is for the caller, who has to read the partition anew.
@@ -8,7 +9,7 @@ while. `Doubtful` is for the caller, who has to read the partition anew.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -97,6 +98,11 @@ class Redeliverer:
         self._refused: dict[MessageId, _Refused] = {}
         self._ahead: dict[MessageId, int] = {}
         """Messages that their readers' position had not passed, and the last marker of each by then."""
+        self._renews = False
+        """Whether this turn begins with renewals."""
+        self._renewals = _RENEWALS
+        self._unrenewed: dict[MessageId, float] = {}
+        """Messages whose START is not taken again, and the local time in seconds at which it is tried anew."""
         self._gone: set[str] = set()
         """Topics that were told to be gone."""
         self._said_at = -_READ_BACK_MS
@@ -109,8 +115,13 @@ class Redeliverer:
         """
         turn = _Turn()
         self._prune(partition)
-        await self._take_due(partition, turn)
-        self._take_renewals(partition, turn)
+        self._renews = not self._renews
+        if self._renews:
+            self._take_renewals(partition, turn)
+        if not turn.entries:
+            await self._take_due(partition, turn)
+        if not turn.entries and not self._renews:
+            self._take_renewals(partition, turn)
         self._take_notes(partition, turn, at)
         if not turn.entries:
             return False
@@ -131,9 +142,10 @@ class Redeliverer:
 
         Only once all is read: what is not read yet may be open, and is not to be tried again at once.
         """
-        if (self._refused or self._ahead) and partition.is_open:
+        if (self._refused or self._unrenewed or self._ahead) and partition.is_open:
             find = partition.markers.find
             self._refused = {message: told for message, told in self._refused.items() if find(message) is not None}
+            self._unrenewed = {message: at for message, at in self._unrenewed.items() if find(message) is not None}
             self._ahead = {message: last for message, last in self._ahead.items() if find(message) is not None}
 
     # -- what goes into it ---------------------------------------------------------------------------------
@@ -201,8 +213,10 @@ class Redeliverer:
         partition.failed(lease, int(1000 * self._options.refused_after))
 
     def _take_renewals(self, partition: AssignedPartition, turn: _Turn) -> None:
-        for lease in partition.to_renew(_RENEWALS):
-            if turn.bytes > self._options.batch_bytes:
+        now = monotonic()
+        for lease in partition.to_renew(self._renewals + len(self._unrenewed)):
+            full = len(turn.renewals) == self._renewals or turn.bytes > self._options.batch_bytes
+            if full or self._unrenewed.get(lease.id, now) > now:
                 partition.markers.renewal_failed(lease)
                 continue
             turn.add(self._marker(partition.renewal(lease), read_content(lease.data)))
@@ -233,6 +247,8 @@ class Redeliverer:
             self.told.append(_told_dead(turn.dead))
         self._counts.redelivered += len(turn.sent) - len(turn.dead)
         self._counts.renewed += len(turn.renewals)
+        if turn.renewals:
+            self._renewals = min(_RENEWALS, 2 * self._renewals)
         for lease in turn.sent:
             self._refused.pop(lease.id, None)
         self._limit = min(self._options.batch, 2 * self._limit)
@@ -245,6 +261,8 @@ class Redeliverer:
 
     def _judge(self, turn: _Turn, refused: Mapping[int, BrokerError]) -> bool:
         """Tell messages that are refused from those that were in a batch with them; whether there are any."""
+        if turn.renewals:
+            return self._judge_renewals(turn.renewals, refused)
         lasting = {
             owner.id: error
             for place, error in refused.items()
@@ -258,6 +276,22 @@ class Redeliverer:
         for message, error in own.items():
             self._refuse(message, error, letter=message in turn.dead)
         return bool(lasting)
+
+    def _judge_renewals(self, renewals: Sequence[Lease], refused: Mapping[int, BrokerError]) -> bool:
+        error = next((error for error in refused.values() if not error.retriable), None)
+        if error is None:
+            return False
+        if len(renewals) > 1:
+            self._renewals = max(1, len(renewals) // 4)
+            return True
+        message = renewals[0].id
+        self._counts.refused += 1
+        self._unrenewed[message] = monotonic() + _LONGEST_REFUSAL
+        self.told.append(
+            f"The START of message {message.topic}:{message.partition}:{message.offset} is not taken again, so that it is "
+            f"lost if it is open for longer than {self._place.topic!r} keeps markers: {error}"
+        )
+        return True
 
     def _refuse(self, id: MessageId, error: BrokerError, *, letter: bool) -> None:
         self._counts.refused += 1

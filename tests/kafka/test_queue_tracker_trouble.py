@@ -76,6 +76,24 @@ async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_
         assert tracker.state().open == 1
 
 
+async def test_a_start_that_fits_no_more_holds_up_no_message(connection: Connection, queue: Queue) -> None:
+    hooks, warned = Hooks(), list[str]()
+    hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    large, *rest, due = await asyncio.to_thread(queue.send, 22)
+    async with tracking(connection, queue, hooks=hooks, partition=PartitionOptions(renew_distance=10)) as tracker:
+        start = Marker(kind=Kind.START, id=large, after_ms=600_000, attempt=1)
+        await asyncio.to_thread(queue.write, (start, Content(value=b"x" * 5000)))
+        await KafkaTopics(connection).ensure(queue.markers, None, TopicOptions({"max.message.bytes": "3000"}))
+        await asyncio.to_thread(wait_for, lambda: is_refused(queue, b"x" * 5000))
+        await asyncio.to_thread(queue.take, rest, period=600_000)
+        await asyncio.to_thread(queue.take, [due], period=200)
+        (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 22)
+        assert again.value() == b"m21"
+        await eventually(lambda: any(f"{large.topic}:0:0 is not taken again" in text for text in warned))
+        await eventually(lambda: tracker.counts.renewed >= 1)
+        assert tracker.counts.dead_lettered == 0
+
+
 async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,3 +133,11 @@ async def test_a_close_that_is_cancelled_goes_on(connection: Connection, queue: 
         await tracker.close()
         # Else its member would keep the partitions, and do nothing for them.
         assert tracker.state().partitions == []
+
+
+def is_refused(queue: Queue, body: bytes) -> bool:
+    try:
+        produce(queue.server.bootstrap, queue.markers, [body])
+    except KafkaException:
+        return True
+    return False
