@@ -288,8 +288,8 @@ class Redeliverer:
         self._counts.refused += 1
         self._unrenewed[message] = monotonic() + _LONGEST_REFUSAL
         self.told.append(
-            f"The START of message {message.topic}:{message.partition}:{message.offset} is not taken again, so that it is "
-            f"lost if it is open for longer than {self._place.topic!r} keeps markers: {error}"
+            f"The START of message {message.topic}:{message.partition}:{message.offset} is not taken again, so that it "
+            f"is lost if it is open for longer than {self._place.topic!r} keeps markers: {error}"
         )
         return True
 
