@@ -107,10 +107,11 @@ class QueueAdmin(KafkaAdmin):
             return  # it reads other topics, and never read this one
         if self._connection.settings.marker_topic is not None:
             return
+        # It is refused while a tracker runs, which is to have its markers then.
+        await self.delete_group(tracker_group(name))
         markers = marker_topic_name(name)
         if is_topic_name(markers):
             await self.delete_topic(markers)
-        await self.delete_group(tracker_group(name))
 
 
 def redrives_by_offsets(settings: KafkaSettings) -> bool:

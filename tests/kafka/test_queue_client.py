@@ -9,10 +9,11 @@ import pytest
 from confluent_kafka import Producer
 
 from broker.bus import Bus, connect
-from broker.errors import SubscriptionNotFound, Unsupported
+from broker.errors import BackendError, SubscriptionNotFound, Unsupported
 from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
+from broker.queue_tracking import TracksQueues
 from broker.testing.waiting import eventually, nothing_more, numbered, take
 from broker_kafka.queue.marker_topic import marker_topic_name
 from broker_kafka.queue.placing import marker_partition
@@ -163,6 +164,23 @@ async def test_a_deleted_subscription_takes_its_markers_along(bus: Bus, topic: s
     assert marker_topic_name(group) not in await bus.admin.topics()
     with pytest.raises(SubscriptionNotFound):
         await bus.admin.describe_subscription(topic, group)
+
+
+async def test_markers_that_are_tracked_are_not_deleted(bus: Bus, topic: str, group: str) -> None:
+    async with bus.messages(topic, subscription=group):
+        pass
+    assert isinstance(bus.backend, TracksQueues)
+    tracker = bus.backend.queue_tracker(group)
+    await tracker.open()
+    try:
+        await eventually(lambda: tracker.metrics()["partitions"] == 1, PATIENCE, "its partition")
+        with pytest.raises(BackendError, match="1 member"):
+            await bus.admin.delete_subscription(topic, group)
+        assert marker_topic_name(group) in await bus.admin.topics()
+    finally:
+        await tracker.close()
+    await bus.admin.delete_subscription(topic, group)
+    assert marker_topic_name(group) not in await bus.admin.topics()
 
 
 async def test_what_markers_cannot_do_is_refused(bus: Bus, topic: str) -> None:
