@@ -82,6 +82,8 @@ class PubSubAdmin:
                 raise InvalidSetting(f"encoding is {encoding!r}", advice="It takes 'json' or 'binary'")
             made.schema_settings.schema = self._names.schema(schema)
             made.schema_settings.encoding = _ENCODINGS[encoding]
+        elif "encoding" in options:
+            raise InvalidSetting("encoding needs schema", advice="Give both or neither")
         return made
 
     async def delete_topic(self, name: str) -> None:

@@ -108,6 +108,8 @@ async def test_options_are_kept_and_checked(bus: broker.Bus, topic: str):
     for option, value in wrong.items():
         with pytest.raises(InvalidSetting, match=option):
             await bus.admin.ensure_subscription(topic, "others", **{option: value})
+    with pytest.raises(InvalidSetting, match="encoding"):
+        await bus.admin.ensure_topic(f"{topic}.more", encoding="binary")
     assert await bus.admin.subscriptions(topic) == ["readers"]
 
 
