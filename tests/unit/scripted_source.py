@@ -240,3 +240,10 @@ async def consuming(
     consumer: MessageConsumer[Any] = MessageConsumer(make_engine, name="orders", max_outstanding=chosen.max_outstanding)
     async with consumer:
         yield consumer
+
+
+async def taken(consumer: MessageConsumer[Any]) -> Message:
+    """The next message, which has to come."""
+    message = await consumer.next_message(timeout=5)
+    assert message is not None
+    return message
