@@ -373,8 +373,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=50.0, help="messages in a second")
     parser.add_argument("--keep", type=Path, help="a directory for what the workers write")
     arguments = parser.parse_args()
-    seconds = 60 * arguments.minutes
-    plan = long_plan(seconds, arguments.seed)
+    seconds, seed = 60 * arguments.minutes, arguments.seed
     with KafkaServer() as server, TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
         directory.mkdir(exist_ok=True)
@@ -383,8 +382,8 @@ def main() -> int:
             run = QueueRun(
                 server,
                 directory,
-                seed=arguments.seed,
-                plan=plan,
+                seed=seed,
+                plan=long_plan(seconds, seed),
                 seconds=seconds,
                 workers=4,
                 trackers=2,
