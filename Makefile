@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest servicebus test lint format bench bench-queue bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest servicebus test test-deep lint format bench bench-queue bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ LOCK_TOOL := uv==0.13.9
 # Writes code that works with the oldest protobuf allowed, and every newer one.
 PROTO_TOOL := grpcio-tools==1.76.0
 # Many tests wait for a server, so that two cores serve more than two workers.
-WORKERS ?= 3
+WORKERS ?= 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
@@ -37,6 +37,7 @@ help:
 	@echo "make demo-pubsub  the same on Google's Pub/Sub emulator; 10,000 flights unless ARGS='--flights 20000' says otherwise; needs Java 17"
 	@echo "make demo-servicebus  the same on the double of Service Bus; 1,000 flights unless ARGS says otherwise"
 	@echo "make test         run all tests, real brokers included; ARGS='-k name' goes to pytest"
+	@echo "make test-deep    run those that say at length what the others say too: benchmarks, second configurations, shipping to clusters"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
 	@echo "make conformance  run the conformance kit on every backend; write docs/conformance.md and docs/guarantees.md"
@@ -105,7 +106,10 @@ pstest: $(STAMP)
 	-@$(PSTEST) $(COMMAND)
 
 test: $(STAMP) kafka pulsar pstest
-	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
+
+test-deep: $(STAMP) kafka pulsar
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m deep $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

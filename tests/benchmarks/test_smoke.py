@@ -32,9 +32,15 @@ EXPECTED = {
     "steadiness": ("idle consumer", "memory grown", "never returns", "ignores its cancellation"),
 }
 
+_QUICK = ("facade", "jetstream", "faststream", "kafka-markers", "steadiness")
+"""Without a JVM."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in _QUICK else pytest.param(name, marks=pytest.mark.deep) for name in BENCHMARKS],
+)
 def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     assert main([name, "--quick", "--output", str(tmp_path)]) == 0
     page = (tmp_path / "performance.md").read_text()

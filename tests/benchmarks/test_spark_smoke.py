@@ -23,6 +23,7 @@ EXPECTED = (
 )
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 def test_it_runs_and_writes_its_page(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def cluster() -> Iterator[KafkaCluster]:
         yield cluster
 
 
+@pytest.mark.deep
 async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsys: pytest.CaptureFixture[str]) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS)
     account = Account(topic, PARTITIONS)
@@ -72,6 +73,7 @@ async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsy
     assert written.keys() == account.receipts.keys()
 
 
+@pytest.mark.deep
 async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS, copies=3, config={"min.insync.replicas": "2"})
     committed: list[bytes] = []

@@ -139,7 +139,7 @@ async def member(
             await consumer.close()
 
 
-@pytest.mark.parametrize("protocol", ["cooperative-sticky", "range", "consumer"])
+@pytest.mark.parametrize("protocol", ["cooperative-sticky", pytest.param("range", marks=pytest.mark.deep), "consumer"])
 async def test_members_come_and_go_and_every_record_is_handled_once(
     protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +236,7 @@ def mortal() -> Iterator[KafkaServer]:
 
 
 @pytest.mark.xdist_group("kafka-chaos-group")
-@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+@pytest.mark.parametrize("protocol", [pytest.param("cooperative-sticky", marks=pytest.mark.deep), "consumer"])
 async def test_a_group_goes_on_after_its_broker_was_killed(
     mortal: KafkaServer, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

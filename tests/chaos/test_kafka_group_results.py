@@ -37,7 +37,10 @@ async def query(engine: Engine, statement: str) -> list[Any]:
     return await asyncio.to_thread(run)
 
 
-@pytest.mark.parametrize(("kind", "protocol"), [("sqlite", "consumer"), ("postgres", "cooperative-sticky")])
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [pytest.param("sqlite", "consumer", marks=pytest.mark.deep), ("postgres", "cooperative-sticky")],
+)
 async def test_results_and_positions_in_one_database_are_exactly_once_under_kills(
     kind: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

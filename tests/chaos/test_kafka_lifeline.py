@@ -106,6 +106,7 @@ async def test_clients_that_forgot_all_brokers_find_them_again(server: KafkaServ
         consumer.close()
 
 
+@pytest.mark.deep
 async def test_many_publishers_outlive_restarts(server: KafkaServer) -> None:
     topic = RawAdmin(server.bootstrap).make_topic(partitions=3)
     enough = asyncio.Event()

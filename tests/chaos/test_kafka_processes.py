@@ -90,7 +90,10 @@ def numbers(members: list[Member], account: Account) -> set[int]:
 
 # Each kind by each protocol is killed or stopped: who commits does not depend on what ended whom.
 @pytest.mark.xdist_group("kafka-chaos-killed")
-@pytest.mark.parametrize(("kind", "protocol"), [("messages", "classic"), ("records", "consumer")])
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [("messages", "classic"), pytest.param("records", "consumer", marks=pytest.mark.deep)],
+)
 async def test_killed_consumers_lose_nothing(
     server: KafkaServer,
     kind: str,

@@ -82,7 +82,7 @@ async def still(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
-@pytest.mark.parametrize("fault", ["kill", "restart", "freeze"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("restart", marks=pytest.mark.deep), "freeze"])
 async def test_publishing_consuming_and_committing_go_on(
     server: KafkaServer, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

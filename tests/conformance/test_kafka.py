@@ -28,5 +28,6 @@ class TestKafka(Conformance):
     harness_class = KafkaHarness
 
 
+@pytest.mark.deep
 class TestKafkaConsumerProtocol(AsMessages, Commits, Groups, Reconnecting, Records):
     harness_class = ConsumerProtocolHarness

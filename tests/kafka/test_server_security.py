@@ -13,7 +13,7 @@ from confluent_kafka.admin._resource import ResourceType
 from tests.servers.kafka_client import SECONDS, produce, read_all, round_trip
 from tests.servers.kafka_security import DOORS, SecureBroker
 
-pytestmark = pytest.mark.xdist_group("kafka-server-security")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-server-security")]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.servers.kafka_disk import SmallDisk
 from tests.servers.kafka_jars import distribution
 from tests.servers.proxy import Proxy
 
-pytestmark = pytest.mark.xdist_group("kafka-servers")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-servers")]
 
 
 @pytest.fixture(scope="module")

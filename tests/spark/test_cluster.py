@@ -23,7 +23,7 @@ from tests.servers.spark import SparkCluster
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import log, numbered, publish
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.deep, pytest.mark.slow]
 
 ROWS = 200
 ROOT = Path(__file__).parents[2]

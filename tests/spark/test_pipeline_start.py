@@ -15,7 +15,7 @@ from broker_spark.pipeline import FileSink, Pipeline, Source, run, running
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, values
 
-pytestmark = pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+pytestmark = [pytest.mark.deep, pytest.mark.parametrize("url", ["jetstream"], indirect=True)]
 
 LATE = """#!/bin/sh
 case "$*" in *streaming_source_runner*) if rm "$0.late"; then exec sleep 15; fi;; esac

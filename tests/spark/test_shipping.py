@@ -75,6 +75,7 @@ def submit(archive: Path, python: Path, work: Path, *arguments: str, path: str =
     return done.stdout
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_an_archive_says_how_to_read_streams(
     archive: Path, python: Path, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path

@@ -22,7 +22,8 @@ from broker.testing.waiting import bodies, nothing_more, numbered, once, take, u
 __all__ = ["QUICK", "Retrying", "handling"]
 
 QUICK = Retry(max_attempts=3, initial=0.05, multiplier=2.0, maximum=0.2, jitter=0.0)
-RESTARTS = 55
+RESTARTS = 12
+"""More than the deliveries after which a message of one attempt is given up."""
 
 
 class Retrying(ConformanceCase):
