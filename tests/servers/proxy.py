@@ -87,11 +87,13 @@ class Proxy:
     async def _stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        self._break()
-        for task in asyncio.all_tasks():
-            if task is not asyncio.current_task():
-                task.cancel()
+        # What was accepted just now has to begin, so that it can be ended.
         await asyncio.sleep(0)
+        self._break()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _break(self) -> None:
         self._budget = None
@@ -110,6 +112,9 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         pair = {writer, server_writer}
         self._writers |= pair
         try:

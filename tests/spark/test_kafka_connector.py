@@ -20,6 +20,7 @@ from broker_kafka.settings import KafkaSettings
 from broker_spark import COLUMNS, read, read_stream, spark_schema
 from broker_spark.java_security import java_properties
 from tests.servers import kafka, nats
+from tests.servers.kafka_client import RawAdmin
 from tests.spark.support import numbered, publish
 
 SOURCES = ("always", "never")
@@ -89,6 +90,7 @@ def test_aborted_transactions_are_not_seen(spark: SparkSession, bus: Bus, url: s
     producer.flush(10)
     producer.abort_transaction(30)
     publish(bus, topic, numbered(10, 10))
+    RawAdmin(kafka.shared_server().bootstrap).wait_for_markers(topic)
     for how in SOURCES:
         frame = read(spark, connector=how, url=url, topic=topic, columns="value")
         assert sorted(bytes(row.value) for row in frame.collect()) == sorted(numbered(20))
