@@ -29,8 +29,8 @@ from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
+from broker.publishing.opening_transactions import open_transactional_publisher
 from broker.publishing.topic import TopicFacade, codec_key
-from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import RecordOptions

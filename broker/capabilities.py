@@ -110,6 +110,8 @@ class MessageCapabilities:
     """`bus.admin` lists the subscriptions of a topic, and tells how far each of them is."""
     retry_topics: bool = False
     """`retry_topics=` is honoured: messages wait for their next try on topics of their own."""
+    acks_in_transactions: bool = False
+    """`tx.ack(message)` acks messages in the transaction of what was made from them."""
 
     @property
     def renewable(self) -> bool:

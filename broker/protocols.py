@@ -11,7 +11,7 @@ All of them: calls come from one event loop. Idle is an answer (None or an empty
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
@@ -146,6 +146,17 @@ class Transaction(Protocol):
     ) -> Receipt: ...
     async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]: ...
     async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
+    async def ack(self, message: Message[Any]) -> None:
+        """Ack a message by the commit: it counts together with what was published, or neither does.
+
+        :raises Unsupported: messages of this consumer cannot be acked in it; says why.
+        :raises LeaseLost, AlreadySettled: the message is not open.
+        """
+        ...
+
+    async def ack_batch(self, messages: Iterable[Message[Any]]) -> None:
+        """The same of many; of all or, if it raises, of none."""
+        ...
 
 
 class TransactionalPublisher(Protocol):
@@ -155,7 +166,7 @@ class TransactionalPublisher(Protocol):
         """A transaction; with a consumer, the positions of the records it handed over are committed in it.
 
         Leaving the block commits. An exception inside it aborts, rewinds the consumer to its committed
-        positions, and is raised further.
+        positions, and is raised further; messages that were to be acked in it are open again.
 
         :raises TransactionAborted: it was undone and rewound; do the work again.
         :raises TransactionFatal: this publisher is fenced; make a new one.

@@ -6,21 +6,27 @@ itself goes on, because it belongs to the consumer from the moment of the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain
-from typing import Any, Generic, Protocol, overload
+from operator import attrgetter
+from typing import Any, Final, Generic, Protocol, overload
 
 import msgspec
 from typing_extensions import TypeVar
 
-from broker.arrow import records_to_arrow
+from broker.arrow import COLUMNS, check_columns, records_to_arrow
 from broker.batches import Batch
 from broker.envelopes import UNSET, View, brief
+from broker.errors import ConfigurationError
 
 __all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns"]
 
 T = TypeVar("T", default=bytes)
+
+_ROW: Final = (*COLUMNS, "payload")
+"""What `RecordBatch.rows` has."""
 
 
 class RecordOwner(Protocol):
@@ -117,8 +123,12 @@ class RecordRun(Protocol):
         """The records, bound to their consumer and assignment; new ones with each call."""
         ...
 
+    def values(self, name: str) -> Iterable[Any] | None:
+        """What each has under this name, one after another; None if the records themselves are to be asked."""
+        ...
+
     def column(self, name: str) -> Sequence[Any] | None:
-        """The values of this column of `Record`, for Arrow; None if the records themselves are to be asked."""
+        """The same for Arrow, where times may be microseconds since 1970; None as for `values`."""
         ...
 
 
@@ -170,6 +180,21 @@ class RecordsOfRuns(Sequence[Record[Any]]):
             found += values
         return found
 
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """What each record has under these names; records are made where a run does not tell."""
+        return chain.from_iterable(map(partial(self._rows_of, names), range(len(self._runs))))
+
+    def _rows_of(self, names: Sequence[str], index: int) -> Iterator[tuple[Any, ...]]:
+        run, _ = self._runs[index]
+        columns = [run.values(name) for name in names]
+        return zip(
+            *(
+                map(attrgetter(name), self._of(index)) if values is None else values
+                for name, values in zip(names, columns, strict=True)
+            ),
+            strict=True,
+        )
+
     def _of(self, index: int) -> list[Record[Any]]:
         made = self._made[index]
         if made is None:
@@ -196,6 +221,23 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
             records = self._items
             # All below a record is settled with it.
             await self._owner.commit_records(records.last_of_each() if isinstance(records, RecordsOfRuns) else records)
+
+    def rows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """These columns of each record, as a tuple in that order: the quickest way to read a batch.
+
+        `for key, data, offset in batch.rows("key", "data", "offset")` makes no `Record` where the backend can do
+        without. Each call begins anew.
+
+        :param columns: topic, partition, offset, id, key, data, payload, attributes, publish_time or broker_time.
+        :raises ConfigurationError: there is no such column, or none was named.
+        """
+        if not columns:
+            raise ConfigurationError("rows() needs a column at least", advice=f"There are {', '.join(_ROW)}")
+        check_columns(columns, _ROW)
+        records = self._items
+        if isinstance(records, RecordsOfRuns):
+            return records.rows(columns)
+        return zip(*(map(attrgetter(name), records) for name in columns), strict=True)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """The batch as a `pyarrow.Table`.

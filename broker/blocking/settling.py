@@ -92,6 +92,11 @@ class BlockingMessage(Generic[T]):
         return self._message.native
 
     @property
+    def asynchronous(self) -> Message[T]:
+        """The message of the bus's loop, to be used there alone."""
+        return self._message
+
+    @property
     def state(self) -> SettleState:
         """Where it stands."""
         return self._message.state
@@ -303,6 +308,10 @@ class BlockingRecordBatch(Sequence[BlockingRecord[T]], Generic[T]):
         :raises LeaseLost: a partition was taken away since; the commits of the others were carried out.
         """
         self._portal.call(self._batch.commit)
+
+    def rows(self, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """As `RecordBatch.rows`: these columns of each record, without making records where the backend can."""
+        return self._batch.rows(*columns)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """The batch as columns: topic, partition, offset, id, key, data, attributes, publish_time, broker_time.

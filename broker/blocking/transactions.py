@@ -5,15 +5,17 @@ One transaction of a publisher is open at a time. An interruption inside the blo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from broker import protocols
 from broker.blocking.portal import Portal
 from broker.blocking.record_consumer import RecordConsumer
-from broker.errors import Closed
+from broker.blocking.settling import BlockingMessage
+from broker.errors import Closed, ConfigurationError
+from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 
@@ -92,8 +94,28 @@ class Transaction:
         """Publish many within the transaction, without receipts."""
         self._portal.call(self._opened.publish_all, topic, payloads)
 
+    def ack(self, message: BlockingMessage[Any]) -> None:
+        """Ack a message by the commit: it counts together with what was published, or neither does.
+
+        :raises Unsupported: messages of this consumer cannot be acked in it; says why.
+        :raises LeaseLost, AlreadySettled: the message is not open.
+        """
+        self._portal.call(self._opened.ack, _asynchronous(message))
+
+    def ack_batch(self, messages: Iterable[BlockingMessage[Any]]) -> None:
+        """The same of many; of all or, if it raises, of none."""
+        self._portal.call(self._opened.ack_batch, [_asynchronous(message) for message in messages])
+
     @property
     def _opened(self) -> protocols.Transaction:
         if self._transaction is None:
             raise Closed("The transaction is not open", advice="Publish within its block")
         return self._transaction
+
+
+def _asynchronous(message: object) -> Message[Any]:
+    if not isinstance(message, BlockingMessage):
+        raise ConfigurationError(
+            f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
+        )
+    return cast("BlockingMessage[Any]", message).asynchronous

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["Flow"]
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from broker.hooks import FlowBlocked
+from broker.messages import Message, SettleState
+
+__all__ = ["Flow", "blocked"]
+
+logger = logging.getLogger("broker")
+
+_SHOWN = 5
 
 
 class Flow:
@@ -38,3 +49,20 @@ class Flow:
         """So many are settled, or lost."""
         self.count -= count
         self.bytes -= size
+
+
+def blocked(topic: str, held: Iterable[Message[Any]], flow: Flow, seconds: float) -> FlowBlocked | None:
+    """Nothing was fetched for so long: who is to blame, if messages were handed over and nobody works on them."""
+    # Buffered messages have not been given to anybody, so nobody forgot them.
+    forgotten = (m for m in held if m.lease_ends is not None and m.state is SettleState.OPEN and not m.in_use)
+    oldest = [message for message, _ in zip(forgotten, range(_SHOWN), strict=False)]
+    if not oldest:
+        return None
+    logger.warning(
+        "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
+        topic,
+        seconds,
+        flow.count,
+        ", ".join(repr(message.id) for message in oldest),
+    )
+    return FlowBlocked(outstanding=flow.count, oldest=oldest, seconds=seconds)

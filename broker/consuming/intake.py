@@ -17,7 +17,7 @@ from broker.capabilities import ConfirmedAck, LeaseMode, MessageCapabilities
 from broker.checks import check_seconds
 from broker.consuming import scopes
 from broker.consuming.fetch_pump import FetchPump
-from broker.consuming.flow import Flow
+from broker.consuming.flow import Flow, blocked
 from broker.consuming.lanes import Lanes
 from broker.consuming.leases import LeaseKeeper
 from broker.consuming.options import ConsumerOptions
@@ -25,11 +25,11 @@ from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
+from broker.consuming.transacted import Transacted
 from broker.errors import BrokerError, LeaseLost, Unsupported
 from broker.hooks import (
     Event,
     FetchFailed,
-    FlowBlocked,
     Hooks,
     LeaseExpired,
     PartitionsAssigned,
@@ -104,15 +104,18 @@ class Intake:
         self._prefetch = Prefetch(min(prefetch, max_messages))
         self._loop = asyncio.get_running_loop()
         self._hooks = engine.hooks
+        self.transacted = Transacted(
+            self, lambda message, error: engine.disposition.handler_failed(self, message, error)
+        )
 
     def start(self, source: MessageSource, capabilities: MessageCapabilities, *, confirm: bool) -> None:
         """Begin to fetch from the source that was opened with this intake as its listener."""
-        self._source = source
+        self.source = source
         self.capabilities = capabilities
         self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
             self._lanes.in_order = getattr(source, "redelivers_in_order", False)
-        self._settle_pump = SettlePump(source, self._settled)
+        self._settle_pump = SettlePump(source, self.concluded)
         self._fetch_pump = FetchPump(
             source,
             demand=self._demand,
@@ -141,11 +144,15 @@ class Intake:
 
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None:
         if outcome is Outcome.NACK:
+            self.transacted.check_free(message)
             await self.engine.disposition.nack(self, message, delay)
         elif outcome is Outcome.REJECT:
+            self.transacted.check_free(message)
             await self.engine.disposition.reject(self, message, reason)
         elif message.begin_settling(outcome):
             await self.carry_out(message, Settlement(message, outcome))
+        else:
+            self.transacted.check_free(message)
 
     async def extend(self, message: Message[Any], seconds: float) -> None:
         check_seconds("seconds", seconds, zero=True)
@@ -234,7 +241,8 @@ class Intake:
         message.state = _SETTLED
         return copy
 
-    def _settled(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
+    def concluded(self, settlements: Sequence[Settlement], results: Sequence[BrokerError | None]) -> None:
+        """These were carried out, or tried; what became of each."""
         size = count = 0
         attempts = self.engine.attempts
         forgets = bool(attempts)
@@ -288,11 +296,10 @@ class Intake:
         self._lose(messages, "the broker took it back")
 
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
-        expired = [message for message in messages if message.state is _OPEN]
-        for message in messages:
-            if message.state is not _OPEN:
-                # Being settled, or waiting for its dead letter: no handler overstays with it.
-                message.lease_ends = None
+        expired = [each for each in messages if each.state is _OPEN or self.transacted.waits(each)]
+        for message in set(messages).difference(expired):
+            # Being settled, or waiting for its dead letter: no handler overstays with it.
+            message.lease_ends = None
         self._lose(expired, f"max_lease of {self.engine.options.max_lease:g} s passed")
         for message in expired:
             # A handler had it, so this delivery counts: one that always overstays is to reach its bound.
@@ -360,18 +367,8 @@ class Intake:
         self._hooks.emit(FetchFailed(topic=self.topic, error=error, pause=pause))
 
     def _blocked(self, seconds: float) -> None:
-        # Buffered messages have not been given to anybody, so nobody forgot them.
-        oldest = [m for m in self.held if m.lease_ends is not None and m.state is _OPEN and not m.in_use][:5]
-        if not oldest or self._flow.room > 0:
-            return
-        logger.warning(
-            "Nothing is fetched from %r for %.0f s: %d messages are unsettled; the oldest are %s",
-            self.topic,
-            seconds,
-            self._flow.count,
-            ", ".join(repr(message.id) for message in oldest),
-        )
-        self._hooks.emit(FlowBlocked(outstanding=self._flow.count, oldest=oldest, seconds=seconds))
+        if self._flow.room <= 0 and (event := blocked(self.topic, self.held, self._flow, seconds)) is not None:
+            self._hooks.emit(event)
 
     def stop_fetching(self) -> None:
         self._fetch_pump.stop()
@@ -382,6 +379,7 @@ class Intake:
 
     async def close(self, deadline: float) -> None:
         """Settle what was asked for, then close the source; `stop_fetching` came before."""
+        self.transacted.close()
         await self._settle_pump.close(deadline)
         if self._lease_keeper is not None:
             await self._lease_keeper.close()
@@ -392,7 +390,7 @@ class Intake:
                 message.state = SettleState.UNKNOWN
         self.held.clear()
         # A source that hangs must not hold up the consumer: close returns within its deadline.
-        closing = self._loop.create_task(self._source.close(), name="broker-source-close")
+        closing = self._loop.create_task(self.source.close(), name="broker-source-close")
         _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))
         if late:
             closing.cancel()

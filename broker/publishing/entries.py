@@ -1,18 +1,21 @@
-"""What is on its way through a publishing pipeline, and which message of a key has overtaken which. One event loop."""
+"""What is on its way through a publishing pipeline. Everything on one event loop.
+
+Most messages leave with those that were let in beside them, and all of these are published: such a burst is two lists,
+and a message has an entry of its own only where something sets it apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Collection, Container, Sequence
 
 import msgspec
 
 from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
+from broker.publishing.limits import message_size
 from broker.receipts import Receipt
 
-__all__ = ["Caller", "Entry", "LaterKeys", "is_unseen", "overtaken"]
+__all__ = ["Burst", "Caller", "Entry", "is_unseen"]
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
@@ -29,66 +32,52 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 class Caller(msgspec.Struct, eq=False):
     """Who waits to be let in."""
 
-    entry: Entry
+    message: OutboundMessage
+    size: int
+    future: asyncio.Future[Receipt]
     admitted: asyncio.Future[None]
 
 
-class LaterKeys:
-    """Which keys were sent after a batch that has no answer yet, where messages of a key do not wait.
+class Burst:
+    """Messages that leave together, or did until something set them apart.
 
-    A batch that gets no answer for long has later messages of its keys wait, so that what is kept here is bounded.
-
-    :param hold: has later messages wait for the keys of a batch.
-    :param most: so many batches may be sent after one that has no answer.
+    :ivar size: bytes of all of them.
+    :ivar entries: None as long as all have the same fate.
     """
 
-    def __init__(self, hold: Callable[[int, Sequence[Entry]], None], most: int) -> None:
-        self._hold = hold
-        self._most = most
-        self._recent: deque[tuple[int, Sequence[Entry]]] = deque()
-        """From the first that has no answer on."""
-        self._held: dict[int, set[bytes | None]] = {}
+    __slots__ = ("_done", "entries", "futures", "messages", "size")
 
-    def note(self, number: int, batch: Sequence[Entry], unanswered: Container[int]) -> None:
-        """A batch is sent; its number is above all before."""
-        recent = self._recent
-        recent.append((number, batch))
-        while recent[0][0] not in unanswered:
-            recent.popleft()
-        if len(recent) > self._most:
-            earliest, entries = recent.popleft()
-            self._held[earliest] = self.after(earliest)
-            self._hold(earliest, entries)
+    def __init__(self, messages: list[OutboundMessage], futures: list[asyncio.Future[Receipt]], size: int = 0) -> None:
+        self.messages = messages
+        self.futures = futures
+        self.size = size
+        self.entries: list[Entry] | None = None
+        self._done = False
 
-    def after(self, number: int) -> set[bytes | None]:
-        """The keys of messages that were sent after this batch and may have arrived."""
-        if number in self._held:
-            return self._held[number]
-        return {entry.message.key for later, batch in self._recent if later > number for entry in batch}
+    @classmethod
+    def of(cls, entries: list[Entry]) -> Burst:
+        """Messages that something has set apart, and that leave together."""
+        burst = cls([entry.message for entry in entries], [entry.future for entry in entries])
+        burst.entries = entries
+        return burst
 
-    def forget(self, number: int) -> None:
-        """This batch is over."""
-        self._held.pop(number, None)
+    def apart(self) -> list[Entry]:
+        """An entry for each message."""
+        if self.entries is None:
+            self.entries = [
+                Entry(message, message_size(message), future, self._done)
+                for message, future in zip(self.messages, self.futures, strict=True)
+            ]
+        return self.entries
 
+    def end(self) -> None:
+        """All have their outcome; to be called of what has no entries."""
+        self._done = True
 
-def overtaken(
-    batch: Sequence[Entry], outcomes: Sequence[Receipt | BrokerError], later: Collection[bytes | None]
-) -> set[int]:
-    """The entries, by identity, that a later message of their key has overtaken.
-
-    :param later: keys of messages that were sent after the batch.
-    """
-    passed: set[int] = set()
-    published = set(later)
-    for entry, outcome in zip(reversed(batch), reversed(outcomes), strict=True):
-        key = entry.message.key
-        if key is None:
-            continue
-        if not isinstance(outcome, BrokerError):
-            published.add(key)
-        elif key in published:
-            passed.add(id(entry))
-    return passed
+    @property
+    def done(self) -> bool:
+        """Whether each message has its outcome."""
+        return self._done if self.entries is None else all(entry.done for entry in self.entries)
 
 
 def is_unseen(future: asyncio.Future[Receipt]) -> bool:

@@ -78,8 +78,6 @@ class MessageLimits:
         "_checks_attributes",
         "_deliver_at",
         "_few",
-        "_harmless",
-        "_harmless_text",
         "_id",
         "_key",
         "_limits",
@@ -87,6 +85,8 @@ class MessageLimits:
         "_partitions",
         "_tombstones",
         "_ttl",
+        "harmless",
+        "harmless_text",
     )
 
     def __init__(self, capabilities: Capabilities) -> None:
@@ -103,16 +103,16 @@ class MessageLimits:
         self._ttl = publish.ttl
         self._partitions = publish.partitions
         self._tombstones = publish.tombstones
-        self._harmless = _least(limits.body, limits.message)
+        self.harmless = _least(limits.body, limits.message)
         """Bytes of body, key and attributes that no limit of the whole refuses."""
-        self._harmless_text = _least(limits.key, limits.id, limits.attribute_key, limits.attribute_value)
+        self.harmless_text = _least(limits.key, limits.id, limits.attribute_key, limits.attribute_value)
         """Bytes of key, attributes and id, together, that no limit of one of them refuses."""
         self._few = _least(limits.attributes)
 
     def refused(self, messages: Sequence[OutboundMessage]) -> dict[int, BrokerError]:
         """Why some of these cannot be carried, by their index; empty if all can."""
         refused: dict[int, BrokerError] = {}
-        harmless, harmless_key, check = self._harmless, self._harmless_text, self.check
+        harmless, harmless_key, check = self.harmless, self.harmless_text, self.check
         for index, message in enumerate(messages):
             if message.plain:
                 # Nearly every message leaves here.
@@ -145,7 +145,7 @@ class MessageLimits:
             size = len(data) + text
             if identity is not None:
                 text += 4 * len(identity)
-            if size <= self._harmless and text <= self._harmless_text and len(attributes) <= self._few:
+            if size <= self.harmless and text <= self.harmless_text and len(attributes) <= self._few:
                 return size
         if attributes and is_letter(attributes):
             # What it carries the broker has taken before, from whomever: only the broker can refuse it.

@@ -25,13 +25,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from broker.capabilities import PublishCapabilities
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
-from broker.publishing.entries import Caller, Entry, LaterKeys, is_unseen, overtaken
-from broker.publishing.limits import PipelineSettings
+from broker.publishing.entries import Burst, Caller, Entry, is_unseen
+from broker.publishing.intake import Intake
+from broker.publishing.limits import MessageLimits, PipelineSettings
+from broker.publishing.order import Departures, overtaken
 from broker.receipts import Receipt
 
 __all__ = ["PipelineSettings", "PublishingPipeline"]
@@ -41,12 +43,14 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 _QUEUED: Final = 0
 """In place of a batch's number, of which the first is 1."""
+_RECEIPTS: Final = {Receipt}
 
 
 class PublishingPipeline:
     """One topic's queue of messages on their way out.
 
     :param publish: sends a batch; returns as many receipts or errors, or raises if nothing was tried.
+    :param limits: of the backend, for messages that were not checked.
     :param able: what the backend can do.
     """
 
@@ -54,47 +58,47 @@ class PublishingPipeline:
         self,
         publish: Callable[[Sequence[OutboundMessage]], Awaitable[Sequence[Receipt | BrokerError]]],
         settings: PipelineSettings,
+        limits: MessageLimits,
         able: PublishCapabilities,
     ) -> None:
         self._publish = publish
         self._settings = settings
-        self._max_messages = settings.max_messages
-        self._max_bytes = settings.max_bytes
-        self._max_batch = settings.max_batch
         self._deduplicates = able.deduplication
-        self._later = LaterKeys(self._hold, 4 * settings.in_flight) if able.ordered_calls else None
+        self._departures = Departures(settings, ordered_calls=able.ordered_calls)
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[Entry] = deque()
-        self._busy: dict[bytes, int] = {}
-        """Keys that later messages wait for, each with its batch."""
-        self._waiting: dict[bytes, list[Entry]] = {}
-        """Later messages of such keys."""
-        self._batches: dict[int, tuple[asyncio.Task[None], list[Entry]]] = {}
+        self._intake = Intake(settings, limits, self._departures.append)
+        self.put_plain: Final = self._intake.put_plain
+        """Queues a plain message that nobody has checked, as most are; None leaves it to a check and `put_now`."""
+        self._batches: dict[int, tuple[asyncio.Task[None], Burst]] = {}
         self._batch_number = 0
         self._callers: deque[Caller] = deque()
         self._drainers: list[asyncio.Future[None]] = []
         self._failed: deque[tuple[asyncio.Future[Receipt], BrokerError]] = deque(maxlen=_KEPT_FAILURES)
         self._pump_scheduled = False
+        self._fillers = 0
+        """Callers that have had a full burst leave and go on in a moment: the open one waits for what they add."""
         self._closed = False
         self._abandoned = False
-        self.messages = 0
-        self.bytes = 0
+
+    @property
+    def messages(self) -> int:
+        """Those queued and in flight."""
+        return self._intake.messages
 
     def put_now(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt] | None:
         """Queue one message if nothing has to be waited for, which is the rule; None leaves it to `put`."""
-        messages, ready = self.messages, self._ready
-        if self._callers or self._closed or messages >= self._max_messages:
+        intake = self._intake
+        if self._callers or self._closed or not intake.has_room(size):
             return None
-        if messages and self.bytes + size > self._max_bytes:
-            return None
-        if not self._pump_scheduled:
+        if intake.is_full:
+            if len(self._batches) < self._settings.in_flight:
+                return None
+            intake.shut()
+        if not intake.has_open:
             self._schedule_pump()
-        elif len(ready) + 1 >= self._max_batch and len(self._batches) < self._settings.in_flight:
-            return None
-        future: asyncio.Future[Receipt] = self._loop.create_future()
-        self.messages = messages + 1
-        self.bytes += size
-        ready.append(Entry(message, size, future))
+            intake.allow()
+        future: asyncio.Future[Receipt] = asyncio.Future(loop=self._loop)
+        intake.add(message, size, future)
         return future
 
     async def put(self, message: OutboundMessage, size: int) -> asyncio.Future[Receipt]:
@@ -108,25 +112,27 @@ class PublishingPipeline:
         if self._closed:
             raise Closed("The topic is closed", advice="Publish before you leave the bus")
         future = self._loop.create_future()
-        entry = Entry(message, size, future)
-        if self._callers or not self._has_room(size):
-            await self._wait_for_room(entry)
+        if self._callers or not self._intake.has_room(size):
+            await self._wait_for_room(message, size, future)
             return future
-        self.messages += 1
-        self.bytes += size
-        self._ready.append(entry)
-        # A caller that never suspends would keep the full batch from leaving.
+        # A caller that never suspends would keep the full burst from leaving.
+        self._intake.shut()
         self._start_batches()
-        await asyncio.sleep(0)
+        self._intake.allow()
+        self._intake.add(message, size, future)
+        self._fillers += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._fillers -= 1
+            self._schedule_pump()
         return future
 
     async def drain(self) -> None:
         """Wait until everything queued by now has its receipt or its error."""
-        outstanding = [*self._ready]
-        for waiting in self._waiting.values():
-            outstanding += waiting
-        for _, batch in self._batches.values():
-            outstanding += batch
+        self._intake.shut()
+        outstanding = self._departures.everything()
+        outstanding += [batch for _, batch in self._batches.values()]
         while True:
             while outstanding and outstanding[-1].done:
                 outstanding.pop()
@@ -151,6 +157,7 @@ class PublishingPipeline:
         :raises PublishError: some failed, and nobody looked at their futures.
         """
         self._closed = True
+        self._intake.forbid()
         while self._callers:
             admitted = self._callers.popleft().admitted
             if not admitted.done():
@@ -165,13 +172,12 @@ class PublishingPipeline:
         await asyncio.sleep(0)
         self._raise_failures()
 
-    def _has_room(self, size: int) -> bool:
-        messages = self.messages
-        return messages < self._max_messages and (self.bytes + size <= self._max_bytes or not messages)
+    # -- letting in ----------------------------------------------------------------------------------------
 
-    async def _wait_for_room(self, entry: Entry) -> None:
-        caller = Caller(entry, self._loop.create_future())
+    async def _wait_for_room(self, message: OutboundMessage, size: int, future: asyncio.Future[Receipt]) -> None:
+        caller = Caller(message, size, future, self._loop.create_future())
         self._callers.append(caller)
+        self._intake.forbid()
         self._schedule_pump()
         try:
             await caller.admitted
@@ -182,15 +188,20 @@ class PublishingPipeline:
             raise
 
     def _admit(self) -> None:
-        callers = self._callers
-        while callers and self._has_room(callers[0].entry.size):
+        callers, intake = self._callers, self._intake
+        while callers and intake.has_room(callers[0].size):
             caller = callers.popleft()
             if caller.admitted.done():
                 continue
-            self.messages += 1
-            self.bytes += caller.entry.size
-            self._ready.append(caller.entry)
+            if intake.is_full:
+                intake.shut()
+            intake.add(caller.message, caller.size, caller.future)
             caller.admitted.set_result(None)
+            self._schedule_pump()
+        if not callers and not self._closed:
+            intake.allow()
+
+    # -- sending -------------------------------------------------------------------------------------------
 
     def _schedule_pump(self) -> None:
         if not self._pump_scheduled:
@@ -199,83 +210,77 @@ class PublishingPipeline:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
+        if not self._fillers and len(self._batches) < self._settings.in_flight:
+            self._intake.shut()
         self._start_batches()
 
     def _start_batches(self) -> None:
+        """Send what is not in the open burst, as far as it may."""
         if self._abandoned:
             return
-        while self._ready and len(self._batches) < self._settings.in_flight:
+        while self._departures and len(self._batches) < self._settings.in_flight:
             number = self._batch_number + 1
-            batch = self._gather(number)
-            if not batch:
+            batch = self._departures.next_batch(number)
+            if batch is None:
                 return
             self._batch_number = number
             task = self._loop.create_task(self._send(number, batch))
             self._batches[number] = (task, batch)
-            if self._later is not None:
-                self._later.note(number, batch, self._batches)
+            self._departures.left(number, batch, self._batches)
 
-    def _gather(self, number: int) -> list[Entry]:
-        batch: list[Entry] = []
-        ready, busy, max_batch = self._ready, self._busy, self._max_batch
-        # With ordered calls a key is only noted while something of it is sent again.
-        notes = self._later is None
-        looks = notes or bool(busy)
-        space = self._settings.max_batch_bytes
-        while ready and space > 0 and len(batch) < max_batch:
-            entry = ready.popleft()
-            if looks and (key := entry.message.key) is not None:
-                holder = busy.setdefault(key, number) if notes else busy.get(key, number)
-                if holder != number:
-                    self._waiting.setdefault(key, []).append(entry)
-                    continue
-            space -= entry.size
-            batch.append(entry)
-        return batch
-
-    def _hold(self, number: int, entries: Sequence[Entry]) -> None:
-        """Have later messages wait for the keys of these."""
-        for entry in entries:
-            if entry.message.key is not None and not entry.done:
-                self._busy.setdefault(entry.message.key, number)
-
-    async def _send(self, number: int, batch: list[Entry]) -> None:
+    async def _send(self, number: int, batch: Burst) -> None:
         pending, pause, give_up = batch, _FIRST_PAUSE, 0.0
         try:
             while True:
-                tried = pending
-                outcomes = await self._try(tried)
+                outcomes = await self._try(pending)
+                if pending.entries is None and self._all_published(number, pending, outcomes):
+                    break
                 now = self._loop.time()
                 give_up = give_up or now + self._settings.retry_for
-                pending = self._finish(number, tried, outcomes, may_retry=now + pause < give_up)
-                for entry in tried if tried is not batch else ():
+                tried = pending.apart()
+                again = self._finish(number, tried, outcomes, may_retry=now + pause < give_up)
+                for entry in tried if pending is not batch else ():
                     # The collector does not see entries, and an error may lead back to its batch.
                     entry.error = None if entry.done else entry.error
-                if not pending:
+                if not again:
                     break
+                pending = Burst.of(again)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
         except asyncio.CancelledError:
             # Only the close of this pipeline, or the end of the loop, cancels.
             self._fail_all(
-                number, pending, OperationTimeout("Publishing was cut off; whether it took effect is unknown")
+                number,
+                pending.apart(),
+                OperationTimeout("Publishing was cut off; whether it took effect is unknown"),
             )
             self._abandon_queued()
             raise
         except Exception as error:
-            self._fail_all(number, pending, BackendError(f"The backend failed: {error!r}", native=error))
+            self._fail_all(number, pending.apart(), BackendError(f"The backend failed: {error!r}", native=error))
             raise
         finally:
             del self._batches[number]
-            if self._later is not None:
-                self._later.forget(number)
-            self._start_batches()
+            self._departures.forget(number)
+            self._schedule_pump()
 
-    async def _try(self, batch: list[Entry]) -> Sequence[Receipt | BrokerError]:
+    async def _try(self, batch: Burst) -> Sequence[Receipt | BrokerError]:
         try:
-            return await self._publish([entry.message for entry in batch])
+            return await self._publish(batch.messages)
         except BrokerError as error:
-            return [error] * len(batch)
+            return [error] * len(batch.messages)
+
+    def _all_published(self, number: int, batch: Burst, outcomes: Sequence[Receipt | BrokerError]) -> bool:
+        """Give each message its receipt, if that is what all have got."""
+        if set(map(type, outcomes)) != _RECEIPTS:
+            return False
+        for future, outcome in zip(batch.futures, outcomes, strict=True):
+            if not future.done():
+                future.set_result(cast("Receipt", outcome))
+        batch.end()
+        self._departures.free_whole(number, batch)
+        self._gone(len(batch.messages), batch.size)
+        return True
 
     def _finish(
         self, number: int, batch: list[Entry], outcomes: Sequence[Receipt | BrokerError], *, may_retry: bool
@@ -295,7 +300,7 @@ class PublishingPipeline:
             published = [
                 entry for entry, outcome in zip(batch, outcomes, strict=True) if not isinstance(outcome, BrokerError)
             ]
-            passed = overtaken(batch, outcomes, self._later.after(number) if self._later is not None else ())
+            passed = overtaken(batch, outcomes, self._departures.sent_after(number))
             for entry, error in failed:
                 if may_retry and error.retriable and id(entry) not in passed and self._is_harmless(entry, error):
                     entry.error = error
@@ -303,8 +308,7 @@ class PublishingPipeline:
                 else:
                     self._fail(entry, error)
                     published.append(entry)
-        if self._later is not None:
-            self._hold(number, again)
+        self._departures.send_again(number, again)
         self._leave(number, published, again)
         return again
 
@@ -325,25 +329,17 @@ class PublishingPipeline:
         self._leave(number, left, [])
 
     def _leave(self, number: int, finished: list[Entry], again: list[Entry]) -> None:
-        """These are out of the pipeline: let others of their keys, waiting callers and drainers go on."""
-        held = {entry.message.key for entry in again}
-        busy = self._busy
-        size = 0
-        released: list[Entry] = []
+        """These have their outcomes; keys of those that are sent again are kept."""
         for entry in finished:
             entry.done = True
-            size += entry.size
-            if busy and (key := entry.message.key) is not None and key not in held and busy.get(key) == number:
-                del busy[key]
-                if self._waiting:
-                    released += self._waiting.pop(key, ())
-        if released:
-            self._ready.extendleft(reversed(released))
-        self.messages -= len(finished)
-        self.bytes -= size
-        if self._callers:
-            self._admit()
-        if self._ready:
+        self._departures.free(number, finished, again)
+        self._gone(len(finished), sum([entry.size for entry in finished]))
+
+    def _gone(self, count: int, size: int) -> None:
+        """So many are out of the pipeline: let waiting callers and drainers go on."""
+        self._intake.gone(count, size)
+        self._admit()
+        if self._departures or self._intake.has_open:
             self._schedule_pump()
         if self._drainers:
             for drainer in self._drainers:
@@ -361,16 +357,15 @@ class PublishingPipeline:
             await asyncio.wait([task for _, (task, _) in running], timeout=1.0)
         for number, (_, batch) in running:
             self._fail_all(
-                number, batch, OperationTimeout("The backend did not end its call; whether it took effect is unknown")
+                number,
+                batch.apart(),
+                OperationTimeout("The backend did not end its call; whether it took effect is unknown"),
             )
 
     def _abandon_queued(self) -> None:
         self._closed = self._abandoned = True
-        queued = [*self._ready]
-        for waiting in self._waiting.values():
-            queued += waiting
-        self._waiting.clear()
-        self._ready.clear()
+        self._intake.shut()
+        queued = self._departures.clear()
         self._fail_all(_QUEUED, queued, Closed("The topic was closed before the message was sent"))
 
     def _raise_failures(self) -> None:

@@ -206,8 +206,10 @@ class TopicFacade(Generic[T]):
             message = self._outbound(payload, key, attributes)
         if self._interceptors:
             (message,) = self._intercepted((message,))
-        size = self._check(message)
         pipeline = self._pipeline or self._open_pipeline(target)
+        if message.plain and (future := pipeline.put_plain(message)) is not None:
+            return future
+        size = self._check(message)
         return pipeline.put_now(message, size) or await pipeline.put(message, size)
 
     async def flush(self) -> None:
@@ -257,7 +259,8 @@ class TopicFacade(Generic[T]):
         return self._target
 
     def _open_pipeline(self, target: PublishTarget) -> PublishingPipeline:
-        self._pipeline = PublishingPipeline(partial(self._send, target), self._pipeline_settings, self._able)
+        send = partial(self._send, target)
+        self._pipeline = PublishingPipeline(send, self._pipeline_settings, self._limits, self._able)
         return self._pipeline
 
     def _sendable(

@@ -4,14 +4,14 @@
 may overlap; leaving the block waits for them. *Cancellation.* A cancelled block is aborted, and the abort is carried
 out all the same. *Failure.* Leaving the block raises `TransactionAborted` (undone, the consumer rewound: do it again)
 or `TransactionFatal` (fenced or broken: this publisher is dead, the consumer is rewound). An exception raised inside
-the block aborts, rewinds, and is raised further.
+the block aborts, rewinds, and is raised further. Messages that were to be acked are open again after an abort.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, NoReturn, cast
 
@@ -29,44 +29,20 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Hooks, Published, logger
+from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
 from broker.publishing.limits import MessageLimits
+from broker.publishing.transacted_acks import TransactedAcks, checked
 from broker.reading.group_member import GroupMember
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.spi import Backend, TransactionSpi
+from broker.spi import TransactionSpi
 
-__all__ = ["OpenTransaction", "TransactionalPublisherFacade", "open_transactional_publisher"]
+__all__ = ["OpenTransaction", "TransactionalPublisherFacade"]
 
 _LONGEST_END: Final = 30.0
-
-
-@asynccontextmanager
-async def open_transactional_publisher(
-    transactional_id: str,
-    backend: Backend,
-    capabilities: Capabilities,
-    hooks: Hooks,
-    check_open: Callable[[], None],
-) -> AsyncGenerator[TransactionalPublisherFacade]:
-    """Open the publisher of this id, which fences an older one; close it when the block ends.
-
-    :param check_open: raises Closed if the bus is not open.
-    :raises Unsupported: the backend has no transactions.
-    """
-    if not capabilities.publish.transactions:
-        raise Unsupported(f"Backend {capabilities.backend!r} has no transactions")
-    check_name(transactional_id, "transactional id")
-    check_open()
-    publisher = TransactionalPublisherFacade(
-        transactional_id, await backend.transaction(transactional_id), capabilities, hooks
-    )
-    try:
-        yield publisher
-    finally:
-        await publisher.close()
 
 
 class TransactionalPublisherFacade:
@@ -77,6 +53,7 @@ class TransactionalPublisherFacade:
         self.spi = spi
         self.hooks = hooks
         self.limits = MessageLimits(capabilities)
+        self.backend = capabilities.backend
         self._current: OpenTransaction | None = None
         self._dead: BrokerError | None = None
         self._closed = False
@@ -161,6 +138,7 @@ class OpenTransaction:
         self._member = member
         self._failure: BrokerError | None = None
         self._calls: set[asyncio.Future[Any]] = set()
+        self._acks = TransactedAcks(publisher.spi, publisher.backend)
         self._over = False
 
     async def publish(
@@ -213,6 +191,29 @@ class OpenTransaction:
         outcomes = await self._publish(topic, _outbound(payloads), receipts=False)
         if outcomes.count(None) < len(outcomes) and any(isinstance(outcome, BrokerError) for outcome in outcomes):
             raise PublishError(outcomes)
+
+    async def ack(self, message: Message[Any]) -> None:
+        """Ack a message by the commit: what was published and the ack count together, or neither.
+
+        Until then the message is held, and its lease renewed. After an abort it is open again.
+
+        :raises Unsupported: the broker, the message's consumer or another bus cannot do that; says why.
+        :raises LeaseLost, AlreadySettled: it is not open.
+        :raises Closed: the block was left.
+        """
+        self._add_acks([message])
+
+    async def ack_batch(self, messages: Iterable[Message[Any]]) -> None:
+        """The same of many; of all or, if it raises, of none.
+
+        :raises Unsupported, LeaseLost, AlreadySettled, Closed: as `ack`.
+        """
+        self._add_acks(checked(messages))
+
+    def _add_acks(self, messages: Sequence[Message[Any]]) -> None:
+        if self._over:
+            raise Closed("The transaction is over", advice="Ack inside its block")
+        self._acks.add(messages)
 
     async def _publish(
         self, topic: str, messages: list[OutboundMessage], *, receipts: bool = True
@@ -298,6 +299,7 @@ class OpenTransaction:
             raise
         finally:
             self._publisher.ended(outcome)
+            self._acks.end(outcome if error is None else error)
 
     async def _commit(self) -> None:
         positions = None
@@ -310,6 +312,8 @@ class OpenTransaction:
                 if positions:
                     at = {partition: position for partition, (_, position) in positions.items()}
                     await self._spi.add_offsets(self._source, at)
+            await self._acks.write()
+            self._acks.committing()
             undone = True
             await self._spi.commit()
         except BrokerError as error:

@@ -208,7 +208,9 @@ class Records(ConformanceCase):
                     if len(seen) >= 40:
                         break
                 async for batch in log.batches(15):
-                    seen += [record.data for record in batch]
+                    rows = list(batch.rows("offset", "key", "data", "attributes", "publish_time"))
+                    seen += [data for _, _, data, _, _ in rows]
+                    assert rows == [(r.offset, r.key, r.data, r.attributes, r.publish_time) for r in batch]
                     break
                 async for record in log:
                     seen.append(record.data)
