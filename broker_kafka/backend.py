@@ -38,6 +38,7 @@ from broker_kafka.queue.purging import purge_queue
 from broker_kafka.queue.queue_admin import QueueAdmin, redrives_by_offsets
 from broker_kafka.queue.queue_names import check_names
 from broker_kafka.queue.serving import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.shared_readers import SharedReaders
 from broker_kafka.queue.subscribing import open_queue
 from broker_kafka.queue.trackers import Trackers
 from broker_kafka.queue.tracking import TrackerOptions
@@ -74,6 +75,7 @@ class KafkaBackend:
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
         self._trackers = Trackers(self.connection, hooks)
+        self._readers = SharedReaders(self, self.connection, self._trackers, found)
         self._open: set[Closing] = set()
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
@@ -124,6 +126,8 @@ class KafkaBackend:
     async def subscribe(self, subscription: MessageSubscription, listener: SourceListener) -> MessageSource:
         match self._engine(subscription.subscription):
             case "markers":
+                if self.connection.settings.queue_group is not None:
+                    return await self._readers.use(subscription, listener)
                 await check_names(self.connection, subscription)
                 await found(self.connection, subscription)
                 return await open_queue(self, self.connection, self._trackers, subscription, listener)

@@ -40,6 +40,7 @@ __all__ = ["ConsumerHost", "ConsumerThread"]
 
 _IDLE_POLL: Final = 0.1
 _LEAST_WAIT: Final = 0.0002
+_GROWTH: Final = 1.25
 _BUSY_WAIT: Final = 0.002
 _BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and is not to wait for an idle poll's end
 _STALL_POLL: Final = 0.25
@@ -54,7 +55,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     """One member of a group.
 
     :param config: of the client, `group.id` and all.
-    :param max_batch: the most records of a batch; what is small stays in the cache of the processor.
+    :param max_batch: the most records of a batch: few cost many changes of thread, many leave the cache.
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
     :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
@@ -66,8 +67,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         host: ConsumerHost,
         *,
         name: str,
-        max_batch: int = 500,
-        in_flight: int = 4,
+        max_batch: int = 2000,
+        in_flight: int = 3,
         revoke_seconds: float = 30.0,
         busy_seconds: float = _BUSY_SECONDS,
     ) -> None:
@@ -81,6 +82,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._in_flight = in_flight
         self._revoke_seconds = revoke_seconds
         self._topics: list[str] = []
+        self._only_topic: str | None = None  # of everything that may come, if it is one
         self._batch = max_batch
         self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
         self._starving = False
@@ -109,6 +111,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         """Join the group for these topics, or be a member for these from now on; one with a leading ^ is a pattern."""
 
         def subscribe(client: Consumer) -> None:
+            # Of what it was subscribed to before, something may still come.
+            self._only_topic = topics[0] if not self._topics and len(topics) == 1 and topics[0][0] != "^" else None
             self._topics = list(topics)
             try:
                 self._subscribe(client)
@@ -228,14 +232,10 @@ class ConsumerThread(OwnerThread[Consumer]):
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
-                if self._commits:
-                    message = client.poll(_BUSY_WAIT)
-                elif monotonic() < self._busy_until:
+                if monotonic() < self._busy_until:
                     self._serve(client, self._next_wait())
                     return
-                else:
-                    message = client.poll(_IDLE_POLL)
-                if message is None:
+                if (message := client.poll(_BUSY_WAIT if self._commits else _IDLE_POLL)) is None:
                     return
                 self._single.append(message)
             # Callbacks of this call may take partitions away, and drop what is single.
@@ -272,7 +272,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             client.resume(native_partitions(going_on))
 
     def _hand_over(self, messages: list[NativeRecord]) -> None:
-        runs = runs_of(messages)
+        runs = runs_of(messages, self._only_topic)
         count = sum(map(len, runs))
         if runs:
             # A batch is bounded by its bytes as well, as far as the last one tells.
@@ -295,7 +295,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _next_wait(self) -> float:
         """How long to wait for commands before the next look: what comes soon is found soon."""
         wait = self._look_after
-        self._look_after = min(2 * wait, _BUSY_WAIT)
+        self._look_after = min(_GROWTH * wait, _BUSY_WAIT)
         return wait
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:

@@ -9,7 +9,7 @@ those that are no text stay in `native`, and are forwarded with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -34,8 +34,12 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _FIRST: Final = _EPOCH + timedelta(milliseconds=1)
 """The earliest time that a timestamp can tell: brokers take none below 0, and to the client 0 means now."""
 _LATEST: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+_MOST_PLAIN: Final = 1000
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
 """Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
+
+_headers: Final = cast("Callable[[Any], Headers | None]", NativeRecord.headers)
+_timestamp: Final = cast("Callable[[Any], tuple[int, int]]", NativeRecord.timestamp)
 
 
 def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
@@ -87,9 +91,11 @@ def record_id(topic: str, partition: int, offset: int) -> str:
 class RecordView:
     """How a record that confluent-kafka delivered is shown."""
 
-    __slots__ = ("_last_time",)
+    __slots__ = ("_last_time", "_plain")
 
     def __init__(self) -> None:
+        self._plain: set[str] = set()
+        """Names of headers that are known to be attributes: few, and the same in most records."""
         # Neighbours often have the same timestamp. One object, so that every thread sees a pair that belongs together.
         self._last_time = (0, _EPOCH)
 
@@ -104,11 +110,18 @@ class RecordView:
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
         headers: Headers | None = raw.headers()
-        if headers is None:
-            return NO_ATTRIBUTES
+        return NO_ATTRIBUTES if headers is None else self._attributes(headers)
+
+    def attributes_of(self, raws: Sequence[Any], /) -> list[Mapping[str, str]]:
+        """Those of many."""
+        read = self._attributes
+        return [NO_ATTRIBUTES if headers is None else read(headers) for headers in map(_headers, raws)]
+
+    def _attributes(self, headers: Headers) -> Mapping[str, str]:
+        plain = self._plain
         shown: dict[str, str] = {}
         for name, value in headers:
-            if value is None or not name or name.startswith(RESERVED_PREFIX):
+            if value is None or (name not in plain and not self._is_plain(name)):
                 if name == _ATTRIBUTES and value is not None:
                     _read_hostile(value, shown)
                 continue
@@ -120,15 +133,27 @@ class RecordView:
 
     def publish_time(self, raw: Any, /) -> datetime | None:
         headers: Headers | None = raw.headers()
-        if headers is not None:
-            for name, value in headers:
-                if name == _TIME and value is not None:
-                    try:
-                        return _EPOCH + timedelta(microseconds=int(value))
-                    except (ValueError, OverflowError):
-                        break
+        if headers is not None and (told := _told_time(headers)) is not None:
+            return told
         kind, milliseconds = raw.timestamp()
         return self._time(milliseconds) if kind == TIMESTAMP_CREATE_TIME else None
+
+    def publish_times_of(self, raws: Sequence[Any], /) -> list[datetime | None]:
+        """Those of many."""
+        known, last = self._last_time
+        found: list[datetime | None] = []
+        for headers, (kind, milliseconds) in zip(map(_headers, raws), map(_timestamp, raws), strict=True):
+            if headers is not None and (told := _told_time(headers)) is not None:
+                time = told
+            elif kind != TIMESTAMP_CREATE_TIME:
+                time = None
+            elif milliseconds == known:
+                time = last
+            else:
+                known, last = milliseconds, self._time(milliseconds)
+                time = last
+            found.append(time)
+        return found
 
     def broker_time(self, raw: Any, /) -> datetime | None:
         """Only topics with `message.timestamp.type=LogAppendTime` have it."""
@@ -138,12 +163,9 @@ class RecordView:
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """Those of many, in microseconds since 1970, for columns."""
         found = _timestamps(raws, TIMESTAMP_CREATE_TIME)
-        for index, raw in enumerate(raws):
-            for name, value in raw.headers() or ():
-                if name == _TIME and value is not None:
-                    time = self.publish_time(raw)
-                    found[index] = None if time is None else (time - _EPOCH) // _MICROSECOND
-                    break
+        for index, headers in enumerate(map(_headers, raws)):
+            if headers is not None and (told := _told_time(headers)) is not None:
+                found[index] = (told - _EPOCH) // _MICROSECOND
         return found
 
     def broker_times(self, raws: Sequence[Any], /) -> list[int | None]:
@@ -155,6 +177,15 @@ class RecordView:
 
     def native(self, raw: Any, /) -> Any:
         return raw
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether a header of this name is an attribute."""
+        if not name or name.startswith(RESERVED_PREFIX):
+            return False
+        if len(self._plain) >= _MOST_PLAIN:
+            self._plain.clear()
+        self._plain.add(name)
+        return True
 
     def _time(self, milliseconds: int) -> datetime | None:
         known, time = self._last_time
@@ -175,10 +206,21 @@ RECORD_VIEW: Final = RecordView()
 """The one view of all records."""
 
 
+def _told_time(headers: Headers) -> datetime | None:
+    """What a header of ours says, if there is one that can be read."""
+    for name, value in headers:
+        if name == _TIME and value is not None:
+            try:
+                return _EPOCH + timedelta(microseconds=int(value))
+            except (ValueError, OverflowError):
+                return None
+    return None
+
+
 def _timestamps(raws: Sequence[NativeRecord], wanted: int) -> list[int | None]:
     return [
         milliseconds * 1000 if kind == wanted and milliseconds <= _LATEST else None
-        for kind, milliseconds in [raw.timestamp() for raw in raws]
+        for kind, milliseconds in map(_timestamp, raws)
     ]
 
 

@@ -28,10 +28,13 @@ class SharedProducer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._starting: asyncio.Future[ProducerThread] | None = None
+        self._line = asyncio.Lock()
+        """Who came while it started goes on in the order of the calls, and before who comes later."""
+        self._in_line = 0
         self._closed = False
 
     async def get(self) -> ProducerThread:
-        """The running thread.
+        """The running thread, for the caller to use at once: nobody who called later has it earlier.
 
         :raises Closed: the backend was closed.
         :raises BrokerError: the client could not be made; the next call tries again.
@@ -41,7 +44,14 @@ class SharedProducer:
         starting = self._starting
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
             starting = self._starting = asyncio.ensure_future(self._start())
-        thread = starting.result() if starting.done() else await asyncio.shield(starting)
+        if self._in_line or not starting.done():
+            self._in_line += 1
+            try:
+                async with self._line:
+                    await asyncio.shield(starting)
+            finally:
+                self._in_line -= 1
+        thread = starting.result()
         if thread.failure is not None and self._starting is starting:
             # A defect ended it; its calls have their errors, and the next ones get a new thread.
             self._starting = None

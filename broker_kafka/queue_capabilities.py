@@ -34,6 +34,7 @@ def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCa
             start_time=True,
             # Nobody else takes over what one process reads alone, and its marker topic would be left behind.
             ephemeral=False,
+            acks_in_transactions=True,
         )
     if settings.queue == "share":
         return share_capabilities(settings)

@@ -19,6 +19,9 @@ _ENGINES: Final = {
             "marker_topic",
             "queue_tracker",
             "queue_id",
+            "queue_group",
+            "queue_ids",
+            "queue_waiting",
             "queue_transactions",
         ),
         "markers",
@@ -67,6 +70,24 @@ class QueueSettings(BackendSettings):
         description="Queue `markers`: the queue within topics that many share: only records with this key are its "
         "messages, and all others are passed over",
     )
+    queue_group: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Queue `markers`: the group that reads topics which many queues share, once for all of them: each "
+        "subscription is the queue of the records with its name as key, and must be one of `queue_ids`",
+    )
+    queue_ids: tuple[str, ...] = Field(
+        default=(),
+        description="Queue `markers`: the queues of `queue_group`, or `*` for all keys; records of others are passed "
+        "over. Each process of the group should consume all of them: what it gets of another comes again later",
+    )
+    queue_waiting: int = Field(
+        default=500,
+        ge=1,
+        le=100_000,
+        description="Queue `markers`: with `queue_group`, so many messages of each queue are held for its consumer at "
+        "most, beside those that it has fetched; what is read of it beyond that comes again later",
+    )
     queue_transactions: bool = Field(
         default=False,
         description="Queue `markers`: write the STARTs of what is taken together and the group's positions in one "
@@ -97,6 +118,38 @@ class QueueSettings(BackendSettings):
                     f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'has no use for it')}",
                     advice=f"Say queue={engine}, or leave {name} out",
                 )
+
+        self._check_group()
+
+    def _check_group(self) -> None:
+        if self.queue != "markers":
+            return
+        if self.queue_group is None:
+            for name in ("queue_ids", "queue_waiting"):
+                if self._is_given(name):
+                    raise InvalidSetting(
+                        f"Setting {name!r} (from {self.origin(name)}) means nothing without queue_group",
+                        advice=f"Say queue_group=NAME, or leave {name} out",
+                    )
+            return
+        given = f"queue_group is {self.queue_group!r} (from {self.origin('queue_group')})"
+        if not self.queue_ids or not all(self.queue_ids):
+            raise InvalidSetting(f"{given}, and queue_ids does not say of which queues", advice="Say queue_ids=a,b,c")
+        if self.queue_group in self.queue_ids or ("*" in self.queue_ids and len(self.queue_ids) > 1):
+            raise InvalidSetting(
+                f"{given}, and queue_ids is {','.join(self.queue_ids)!r}",
+                advice="Name each queue otherwise than the group; or say * alone, for all keys",
+            )
+        if self.queue_id is not None:
+            raise InvalidSetting(
+                f"{given}, and queue_id is {self.queue_id!r}: each subscription is a queue of its own then",
+                advice="Leave one of the two out",
+            )
+        if self.marker_format == "v1":
+            raise InvalidSetting(
+                f"{given}, and marker_format is 'v1', which cannot tell who holds a message",
+                advice="Say marker_format=v2-single, which a tracker of kafka-mq-go follows too",
+            )
 
     def _is_given(self, name: str) -> bool:
         return self.origin(name).kind != "default" and getattr(self, name) is not None

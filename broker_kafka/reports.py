@@ -170,32 +170,31 @@ class Page:
         outcomes: list[Any] = []
         messages: Sequence[OutboundMessage] = ()
         receipts = False
-        topic = ""
+        prefix = ""
         first = accepted = left = 0
+        known = -1
 
         def begin(its_call: PublishCall, its_first: int) -> None:
-            nonlocal call, outcomes, messages, receipts, topic, first
+            nonlocal call, outcomes, messages, receipts, first, known
             call, outcomes, messages = its_call, its_call.outcomes, its_call.messages
-            receipts, topic, first = its_call.receipts, its_call.topic, its_first
+            receipts, first, known = its_call.receipts, its_first, -1
 
         def expect(number: int) -> None:
             nonlocal accepted, left
             accepted = left = number
 
         def report(place: int, error: KafkaError | None, message: Any) -> None:
-            nonlocal left
+            nonlocal left, known, prefix
             if error is not None:
                 call.fail(first + place, error)
             elif receipts:
-                index = first + place
-                partition, offset = message.partition(), message.offset()
-                outcomes[index] = Receipt(
-                    messages[index].id or f"{topic}:{partition}:{offset}",
-                    partition,
-                    offset,
-                    False,
-                    message.timestamp()[1],
-                )
+                partition = message.partition()
+                if partition != known:
+                    # Reports come by partition, and most of an id is the same for all of one.
+                    known, prefix = partition, f"{call.topic}:{partition}:"
+                offset = message.offset()
+                identity = messages[first + place].id or f"{prefix}{offset}"
+                outcomes[first + place] = Receipt(identity, partition, offset, False, message.timestamp()[1])
             left -= 1
             if not left:
                 full(self, call, accepted)

@@ -5,7 +5,7 @@ Nothing here costs more per record than a call of the client's C code: records a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice, repeat, takewhile
 from typing import Any, Final, cast
 
@@ -30,7 +30,7 @@ _error: Final = cast("_Getter", NativeRecord.error)
 class NativeRun:
     """Implements `broker.records.RecordRun`: records of one partition, one at least."""
 
-    __slots__ = ("_all", "_begin", "_end", "partition", "size", "topic")
+    __slots__ = ("_all", "_begin", "_end", "_size", "partition", "topic")
 
     def __init__(
         self,
@@ -47,10 +47,16 @@ class NativeRun:
         self._all = messages
         self._begin = begin
         self._end = len(messages) if end is None else end
-        self.size = sum(map(len, self.messages)) if size is None else size
+        self._size = size
 
     def __len__(self) -> int:
         return self._end - self._begin
+
+    @property
+    def size(self) -> int:
+        if self._size is None:
+            self._size = sum(map(len, self.messages))
+        return self._size
 
     @property
     def messages(self) -> Sequence[NativeRecord]:
@@ -96,33 +102,50 @@ class NativeRun:
             )
         )
 
-    def column(self, name: str) -> Sequence[Any] | None:
-        values = _COLUMNS.get(name)
+    def values(self, name: str) -> Iterable[Any] | None:
+        values = _VALUES.get(name)
         return None if values is None else values(self)
 
+    def column(self, name: str) -> Sequence[Any] | None:
+        times = _TIMES.get(name)
+        if times is not None:
+            return times(self.messages)
+        values = self.values(name)
+        return None if values is None else list(values)
 
-_COLUMNS: Final[Mapping[str, Callable[[NativeRun], Sequence[Any]]]] = {
-    "topic": lambda run: [run.topic] * len(run),
-    "partition": lambda run: [run.partition] * len(run),
-    "offset": lambda run: list(map(_offset, run.messages)),
-    "key": lambda run: list(map(_key, run.messages)),
-    "data": lambda run: list(map(_value, run.messages)),
-    "publish_time": lambda run: RECORD_VIEW.publish_times(run.messages),
-    "broker_time": lambda run: RECORD_VIEW.broker_times(run.messages),
+
+_VALUES: Final[Mapping[str, Callable[[NativeRun], Iterable[Any]]]] = {
+    "topic": lambda run: repeat(run.topic, len(run)),
+    "partition": lambda run: repeat(run.partition, len(run)),
+    "offset": lambda run: map(_offset, run.messages),
+    "id": lambda run: map(RECORD_VIEW.id, run.messages),
+    "key": lambda run: map(_key, run.messages),
+    "data": lambda run: map(_value, run.messages),
+    "attributes": lambda run: RECORD_VIEW.attributes_of(run.messages),
+    "publish_time": lambda run: RECORD_VIEW.publish_times_of(run.messages),
+    "broker_time": lambda run: map(RECORD_VIEW.broker_time, run.messages),
+}
+
+_TIMES: Final[Mapping[str, Callable[[Sequence[NativeRecord]], Sequence[Any]]]] = {
+    "publish_time": RECORD_VIEW.publish_times,
+    "broker_time": RECORD_VIEW.broker_times,
 }
 
 
-def runs_of(messages: Sequence[NativeRecord]) -> list[NativeRun]:
-    """The records among what the client gave; the rest are errors."""
+def runs_of(messages: Sequence[NativeRecord], only_topic: str | None = None) -> list[NativeRun]:
+    """The records among what the client gave; the rest are errors.
+
+    :param only_topic: of which all of them are, if that is known.
+    """
     if any(map(_error, messages)):
         messages = [message for message in messages if message.error() is None]
     if not messages:
         return []
     topic, partition = _topic(messages[0]), _partition(messages[0])
-    if (
-        list(map(_partition, messages)).count(partition) == len(messages)
-        and list(map(_topic, messages)).count(topic) == len(messages)
-    ):  # fmt: skip
+    count = len(messages)
+    if list(map(_partition, messages)).count(partition) == count and (
+        topic == only_topic or list(map(_topic, messages)).count(topic) == count
+    ):
         return [NativeRun(topic, partition, messages)]
     return list(_split(messages))
 

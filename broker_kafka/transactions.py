@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -21,14 +22,16 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BackendError, BrokerError, Closed, LeaseLost, TransactionAborted, TransactionFatal
 from broker.hooks import logger
+from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.spi import RecordSource, TopicPartition
+from broker.spi import MessageSource, RecordSource, TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, kafka_error, translate
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.producing import ProducerThread
 from broker_kafka.publish_errors import TOO_LARGE, batch_too_large
+from broker_kafka.queue.ack_support import ends_of
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.reports import PublishCall
 
@@ -78,7 +81,7 @@ class _TransactionThread(ProducerThread):
 
 
 class KafkaTransaction:
-    """Implements `broker.spi.TransactionSpi`.
+    """Implements `broker.spi.TransactionSpi` and `broker.transactional_acks.AcksMessages`.
 
     :param on_close: called when a close is over.
     """
@@ -120,8 +123,13 @@ class KafkaTransaction:
     async def publish(
         self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool = True
     ) -> Sequence[Receipt | BrokerError | None]:
+        return await self._publish(topic, messages, receipts=receipts)
+
+    async def _publish(
+        self, topic: str, messages: Sequence[OutboundMessage], *, receipts: bool, placed: bool = False
+    ) -> Sequence[Receipt | BrokerError | None]:
         thread = self._current()
-        outcomes = await thread.publish(topic, messages, receipts=receipts)
+        outcomes = await thread.publish(topic, messages, receipts=receipts, placed=placed)
         if thread.fatal is None:
             return outcomes
         failure = await self._gone(thread.fatal)
@@ -142,6 +150,17 @@ class KafkaTransaction:
         await self._attempt(
             "add positions to", lambda producer: producer.send_offsets_to_transaction(offsets, metadata, _SLICE)
         )
+
+    def check_source(self, source: MessageSource) -> None:
+        ends_of(source, self._connection)
+
+    async def add_acks(self, source: MessageSource, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        self._current()
+        produce = partial(self._publish, receipts=False, placed=True)
+        return await ends_of(source, self._connection).write(messages, produce)
+
+    def acks_undone(self, source: MessageSource, messages: Sequence[Message[Any]]) -> None:
+        ends_of(source, self._connection).undone(messages)
 
     async def commit(self) -> None:
         try:

@@ -28,6 +28,8 @@ from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
 
+_LARGEST_BATCH: Final = 2000
+_IN_FLIGHT: Final = 3
 _MARGIN: Final = 0.5
 _STOP_SECONDS: Final = 5.0
 
@@ -62,6 +64,9 @@ class Membership:
             config,
             member,
             name=f"broker-kafka-{options.group}",
+            # What is on its way comes on top of what waits here, and is to be no more than that.
+            max_batch=max(1, min(_LARGEST_BATCH, options.max_buffered // _IN_FLIGHT)),
+            in_flight=_IN_FLIGHT,
             revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
         )
         self.store = options.store or ThreadOffsetStore(self.thread, timeout=settings.request_timeout)

@@ -39,6 +39,7 @@ class AssignedPartition:
         behind the deadline that caused it.
     :param at: the local monotonic time in milliseconds.
     :ivar position: the next offset to read.
+    :ivar read_at: all that was written before this local time has been read; it may be more.
     :ivar unknown: how many markers, or records without any, were not known here.
     """
 
@@ -51,6 +52,9 @@ class AssignedPartition:
         """Closed until all below this offset was read; None until somebody tells where the log ends."""
         self._open = start >= end
         self._timed = False
+        self._unread: tuple[int, int] | None = None
+        """An end of the log that was not reached yet, and when it was asked for."""
+        self.read_at = -1
         self._committed = start
         self._at = at
         self.unknown = 0
@@ -87,9 +91,13 @@ class AssignedPartition:
         self._heard(at)
         if self._gate is None:
             self._gate = end
+        if self._unread is None:
+            # One after the other: under load the log may always be a little ahead of what was read.
+            self._unread = end, at
         self._moved(self.position)
         if self.position >= end:
             self.clock.caught_up(at)
+            self.read_at = max(self.read_at, at)
 
     @property
     def needs_end(self) -> bool:
@@ -106,6 +114,9 @@ class AssignedPartition:
 
     def _moved(self, position: int) -> None:
         self.position = position
+        if self._unread is not None and position >= self._unread[0]:
+            self.read_at = max(self.read_at, self._unread[1])
+            self._unread = None
         if not self._open and self._gate is not None and position >= self._gate:
             self._open = True
 

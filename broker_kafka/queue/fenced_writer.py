@@ -3,7 +3,9 @@
 *Concurrency.* A producer and its thread of its own; one `write` at a time. *Cancellation.* A write that was begun goes
 on. *Failure.* Three outcomes are told apart: all of it is on the brokers; nothing of it is, nor will be (`NotWritten`);
 or that is not known, or this writer has been fenced (`Doubtful`): then it is of no more use, and another of its id
-settles what it left. *Stop.* Bounded, cut off from the brokers too: a write that is under way becomes doubtful.
+settles what it left. *Stop.* Bounded, cut off from the brokers too: a write that is under way becomes doubtful. What it
+began and did not commit is undone, if the brokers answer within a second, since it holds up who reads the log; else it
+does so until they undo it by themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError
+from broker.hooks import logger
 from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, configuration_error, kafka_error, translate
 from broker_kafka.lifeline import Lifeline
@@ -33,6 +36,7 @@ _PAUSE: Final = 0.02
 _PATIENCE: Final = 60.0
 """Seconds for which what the client calls retriable is repeated."""
 _PURGE: Final = 0.5
+_ABORT: Final = 1.0
 _NEW_TOPIC_MS: Final = 1_000
 """How long a topic may be unknown before its records are refused."""
 
@@ -104,6 +108,8 @@ class FencedWriter(OwnerThread[Producer]):
         super().__init__(f"Kafka transactions of {transactional_id!r}", Lifeline(self._config))
         self._refused: dict[int, KafkaError] = {}
         self._missing = 0
+        self._begun = False
+        """Whether a transaction may be open."""
 
     # -- for the loop --------------------------------------------------------------------------------------
 
@@ -144,17 +150,27 @@ class FencedWriter(OwnerThread[Producer]):
 
     def _shut(self, client: Producer) -> None:
         self._lifeline.let_go()
+        if self._begun:
+            self._abort(client)
         if self._missing:
             client.purge(blocking=False)
             until = monotonic() + _PURGE
             while self._missing and monotonic() < until:
                 client.poll(0.01)
 
+    def _abort(self, client: Producer) -> None:
+        """Undo what is open, if that is not being committed."""
+        try:
+            client.abort_transaction(_ABORT)
+        except (KafkaException, SystemError) as error:
+            logger.info("What %r began is left to the brokers to undo: %s", self._id, error)
+
     def _write(self, producer: Producer, entries: Sequence[Entry], positions: Positions | None) -> None:
         self._refused.clear()
         cause: BaseException | None = None
         try:
             producer.begin_transaction()
+            self._begun = True
             for place, entry in enumerate(entries):
                 self._produce(producer, place, entry)
             self._repeat(producer, lambda: self._flush(producer))
@@ -162,6 +178,7 @@ class FencedWriter(OwnerThread[Producer]):
                 if positions is not None:
                     self._repeat(producer, lambda: producer.send_offsets_to_transaction(*positions, _SLICE))
                 self._repeat(producer, lambda: self._commit(producer))
+                self._begun = False
                 return
         except (KafkaException, SystemError) as error:
             found = kafka_error(error)
@@ -213,6 +230,7 @@ class FencedWriter(OwnerThread[Producer]):
         refused = dict(self._refused)
         try:
             self._repeat(producer, lambda: producer.abort_transaction(_SLICE))
+            self._begun = False
         except (KafkaException, SystemError) as error:
             raise self._doubt(error) from error
         told = {place: translate(error, f"Writing for {self._id!r}") for place, error in refused.items()}

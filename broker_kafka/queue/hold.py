@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from broker_kafka.queue.wire import MessageId
 
 __all__ = ["Hold"]
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False, gc=False):
     """:ivar id: the message.
     :ivar partition: of the marker topic, chosen once: all markers of a message lie in one, whatever the topic grows to.
     :ivar attempt: which delivery this is, from 1.
     :ivar until: the loop time at which the lease is over as far as is known here: its last START or KEEPALIVE that is
         on the brokers was begun a lease before. A tracker counts from when it was written, which is later.
     :ivar ended: whether an END or a release was written, so that nothing more is to be said of it.
+    :ivar end_sent: whether an END was ever given to the producer, and so may be on the brokers.
     """
 
-    __slots__ = ("attempt", "ended", "id", "partition", "until")
-
-    def __init__(self, id: MessageId, partition: int, attempt: int) -> None:
-        self.id = id
-        self.partition = partition
-        self.attempt = attempt
-        self.until = 0.0
-        self.ended = False
+    id: MessageId
+    partition: int
+    attempt: int
+    until: float = 0.0
+    ended: bool = False
+    end_sent: bool = False

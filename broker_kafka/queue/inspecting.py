@@ -29,8 +29,8 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
 
     :raises BrokerError: the brokers do not tell.
     """
-    shared = connection.settings.marker_topic
-    topic = marker_topic_name(subscription, shared)
+    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    topic = marker_topic_name(own.queue, shared)
     if not is_topic_name(topic):
         return []
     try:
@@ -38,7 +38,7 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
     except NotFound:
         return []
     places = [TopicPartition(topic, partition) for partition in bounds]
-    stored = await GroupOffsetStore(connection).fetch(tracker_group(subscription, shared), places)
+    stored = await GroupOffsetStore(connection).fetch(tracker_group(own.queue, shared), places)
     found: list[Lease] = []
     for place in places:
         position = stored[place]
@@ -47,7 +47,6 @@ async def open_leases(connection: Connection, log: LogReaderSpi, subscription: s
         first, following = bounds[place.partition]
         start = first if position is None else max(first, position.offset)
         found += await open_in(log, place, start, following)
-    own = OwnRecords.of(subscription, connection.settings)
     return [lease for lease in found if own.has_lease(lease)]
 
 

@@ -1,9 +1,10 @@
 """What becomes of messages that are held here: ended, given back, kept; it writes their markers and minds their leases.
 
-*Concurrency.* One event loop; calls may run at once. *Cancellation.* What was begun goes on. *Failure.* A message whose
-lease is over is told as LeaseLost, and nothing is written of it: it comes again. One whose END was known to be written
-only then is told as SettleError: it may come again. A marker that is not on the brokers in
-time leaves its messages held, so that the call can be repeated.
+*Concurrency.* One event loop; calls may run at once. *Cancellation.* What was begun goes on. *Failure.* A marker that
+is not on the brokers in time leaves its messages held, so that the call can be repeated. A message whose lease is over
+is told as LeaseLost, and nothing is written of it: it comes again. It is told as SettleError if an END of it may be on
+the brokers all the same, one that was answered only then, or one that got no answer and was to be repeated: the
+message may come again, or be done.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ class LeaseBook:
             hold: Hold = settlement.message.lease
             if now >= hold.until:
                 # A tracker may have given the message to somebody else.
-                results[place] = _lost(hold)
+                results[place] = _over(hold)
             elif not hold.ended:
                 hold.ended = True
                 done[hold] = place
                 if settlement.outcome is _ACK or settlement.outcome is _REJECT:
+                    hold.end_sent = True
                     ended.append(hold)
                 else:
                     released[hold] = self._release(hold, settlement)
         markers = [(placed, [hold]) for hold, placed in released.items()]
-        markers += [(self._ends(part), part) for part in joined(ended, self._together)]
+        markers += self.ends(ended)
         if not markers:
             return results
         outcomes = await self._producer.write([placed for placed, _ in markers])
@@ -78,7 +80,7 @@ class LeaseBook:
                     results[done[hold]] = error
                 elif now >= hold.until:
                     # What was given back comes again, written too late or not; an END may have been in time.
-                    results[done[hold]] = _lost(hold) if hold in released else _unsure(hold)
+                    results[done[hold]] = _over(hold)
         if len(failed) == len(results) and all(error.retriable for error in failed):
             raise failed[0]
         return results
@@ -100,35 +102,50 @@ class LeaseBook:
         A message that is being settled needs none, and is told as renewed.
         """
         begun = self._loop.time()
-        over = {hold for hold in holds if begun >= hold.until}
-        parts = joined((hold for hold in dict.fromkeys(holds) if not hold.ended and hold not in over), self._together)
-        error: BrokerError | None = None
+        renewed = [hold for hold in dict.fromkeys(holds) if not hold.ended and begun < hold.until]
         refused: dict[Hold, BrokerError] = {}
-        if parts:
-            work = self._loop.create_task(
-                self._producer.write([self._keepalive(part) for part in parts]), name="broker-kafka-extend"
-            )
+        if renewed:
+            work = self._loop.create_task(self._write_keepalives(renewed), name="broker-kafka-extend")
             self._tasks.add(work)
             work.add_done_callback(self._over)
             await asyncio.wait({work}, timeout=self.lease_seconds / 3)
             answered = self._loop.time()
             if work.done():
-                for part, error in zip(parts, work.result(), strict=True):
-                    for hold in part:
-                        if error is not None:
-                            refused[hold] = error
-                        elif answered < hold.until:
-                            hold.until = max(hold.until, begun + self.lease_seconds)
-                        # Else it may have been written when the lease was over, and a tracker heeds it no more.
+                for hold, error in work.result().items():
+                    if error is not None:
+                        refused[hold] = error
+                    elif answered < hold.until:
+                        hold.until = max(hold.until, begun + self.lease_seconds)
+                    # Else it may have been written when the lease was over, and a tracker heeds it no more.
             else:
-                error = OperationTimeout("The brokers did not take the KEEPALIVEs in time")
-                refused = dict.fromkeys((hold for part in parts for hold in part), error)
+                late = OperationTimeout("The brokers did not take the KEEPALIVEs in time")
+                refused = dict.fromkeys(renewed, late)
         now = self._loop.time()
-        return [_lost(hold) if now >= hold.until else refused.get(hold) for hold in holds]
+        return [_over(hold) if now >= hold.until else refused.get(hold) for hold in holds]
+
+    async def _write_keepalives(self, holds: Iterable[Hold]) -> dict[Hold, BrokerError | None]:
+        # A task begins after all that was ready before it: what is being settled by now is not to be kept behind that.
+        parts = joined((hold for hold in holds if not hold.ended), self._together)
+        if not parts:
+            return {}
+        outcomes = await self._producer.write([self._keepalive(part) for part in parts])
+        return {hold: error for part, error in zip(parts, outcomes, strict=True) for hold in part}
 
     # -- markers -------------------------------------------------------------------------------------------
 
-    def _ends(self, holds: Sequence[Hold]) -> Placed:
+    def ends(self, holds: Iterable[Hold]) -> list[tuple[Placed, list[Hold]]]:
+        """ENDs of these, and of which of them each tells."""
+        return [(self._end(part), part) for part in joined(holds, self._together)]
+
+    def lost(self, holds: Iterable[Hold], *, ended: bool = False) -> list[BrokerError | None]:
+        """LeaseLost for each that is not ours any more.
+
+        :param ended: whether the caller has ended them, and nobody else.
+        """
+        now = self._loop.time()
+        return [_lost(hold) if now >= hold.until or hold.ended != ended else None for hold in holds]
+
+    def _end(self, holds: Sequence[Hold]) -> Placed:
         first, *more = holds
         marker = Marker(kind=Kind.END, id=first.id, more=tuple([hold.id.offset for hold in more]))
         return Placed(first.partition, write_marker(marker, v1=self._v1))
@@ -159,6 +176,11 @@ class LeaseBook:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # the producer was closed, and the leases end by themselves
+
+
+def _over(hold: Hold) -> BrokerError:
+    """What is to be said of a message whose lease is over."""
+    return _unsure(hold) if hold.end_sent else _lost(hold)
 
 
 def _lost(hold: Hold) -> LeaseLost:

@@ -78,14 +78,21 @@ class MarkerProducer:
         """
         if asyncio.get_running_loop().time() > by:
             return [ConnectionFailed("This process stood still before it wrote a marker")] * len(markers)
-        records, places = packed(markers, self._together)
-        messages = [OutboundMessage(data, self._key, partition=partition) for partition, data in records]
+        messages, places = self._packed(markers)
         outcomes = await self._thread.publish(self._topic, messages, receipts=False, placed=True)
         told = [
-            explained(outcome, self._topic, len(data)) if isinstance(outcome, BrokerError) else None
-            for outcome, (_, data) in zip(outcomes, records, strict=True)
+            explained(outcome, self._topic, len(message.data or b"")) if isinstance(outcome, BrokerError) else None
+            for outcome, message in zip(outcomes, messages, strict=True)
         ]
         return [told[place] for place in places]
+
+    def records(self, markers: Sequence[Placed]) -> tuple[str, list[OutboundMessage]]:
+        """The topic and the records of these, for another producer."""
+        return self._topic, self._packed(markers)[0]
+
+    def _packed(self, markers: Sequence[Placed]) -> tuple[list[OutboundMessage], list[int]]:
+        records, places = packed(markers, self._together)
+        return [OutboundMessage(data, self._key, partition=partition) for partition, data in records], places
 
     async def close(self, timeout: float) -> None:
         """Write what is on the way, at most for so many seconds; may be called twice."""

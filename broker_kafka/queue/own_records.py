@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
+from broker.errors import Unsupported
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.redelivery import QUEUE
 from broker_kafka.queue.wire import Headers, read_content
 from broker_kafka.settings import KafkaSettings
 
-__all__ = ["OwnRecords"]
+__all__ = ["ALL_QUEUES", "OwnRecords", "refuse_one_of_many"]
+
+ALL_QUEUES: Final = "*"
+"""Given as `queue_ids`: each key names a queue."""
+
+
+class Keys(Protocol):
+    def __contains__(self, key: object, /) -> bool: ...
+
+
+class _AnyName:
+    """All keys that a queue can have: text, and not empty."""
+
+    def __contains__(self, key: object, /) -> bool:
+        if not isinstance(key, bytes) or not key:
+            return False
+        try:
+            key.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
 
 class OwnRecords(NamedTuple):
-    """:ivar queue: the subscription.
-    :ivar key: of its records in topics that it shares with other queues; None if all of a topic are its own.
+    """:ivar queue: the subscription, or the group that reads for many queues.
+    :ivar keys: of its records in topics that it shares with other queues; None if all of a topic are its own.
     """
 
     queue: str
-    key: bytes | None
+    keys: Keys | None
 
     @classmethod
     def of(cls, queue: str, settings: KafkaSettings) -> OwnRecords:
-        return cls(queue, None if settings.queue_id is None else settings.queue_id.encode())
+        """Those of a subscription. With `queue_group` that is one of its queues, or all of them by the group's name;
+        else another group, which has no part in it."""
+        group, ids = settings.queue_group, settings.queue_ids
+        if group is None:
+            return cls(queue, None if settings.queue_id is None else frozenset({settings.queue_id.encode()}))
+        if queue == group:
+            return cls(group, _AnyName() if ALL_QUEUES in ids else frozenset([name.encode() for name in ids]))
+        if queue in ids or (ALL_QUEUES in ids and queue != REDRIVE_SUBSCRIPTION):
+            return cls(group, frozenset({queue.encode()}))
+        return cls(queue, None)
 
     def has(self, key: bytes | None, headers: Headers) -> bool:
         """Whether a record is for this queue: others' redeliveries are not."""
-        if self.key is not None and key != self.key:
+        if self.keys is not None and key not in self.keys:
             return False
         for name, value in headers:
             if name == QUEUE:
@@ -35,6 +66,16 @@ class OwnRecords(NamedTuple):
 
     def has_lease(self, lease: Lease) -> bool:
         """Whether it is the queue's; V1's markers name none, and tell the key of the queue."""
-        if lease.id.queue:
-            return lease.id.queue == self.queue
-        return self.key is None or read_content(lease.data).key == self.key
+        if lease.id.queue and lease.id.queue != self.queue:
+            return False
+        return self.keys is None or read_content(lease.data).key in self.keys
+
+
+def refuse_one_of_many(name: str, settings: KafkaSettings, what: str) -> None:
+    """:raises Unsupported: others share the positions of this subscription, so that this cannot be done to it alone."""
+    group = OwnRecords.of(name, settings).queue
+    if group != name:
+        raise Unsupported(
+            f"Queue {name!r} is not {what}: queue_group {group!r} reads for others too, by one position",
+            advice=f"Name {group!r} to have it done to all of its queues",
+        )

@@ -31,11 +31,11 @@ async def queued_messages(
     connection: Connection, log: LogReaderSpi, subscription: str, limit: int
 ) -> list[QueuedMessage]:
     """As `TracksQueues.queued_messages`."""
-    await describe(connection, marker_topic_name(subscription, connection.settings.marker_topic))
     own = OwnRecords.of(subscription, connection.settings)
+    await describe(connection, marker_topic_name(own.queue, connection.settings.marker_topic))
     # Before the leases: what is taken meanwhile is in both then, and never in neither.
     ready: list[Record[Any]] = []
-    for place, bounds in (await untaken_ranges(connection, log, subscription)).items():
+    for place, bounds in (await untaken_ranges(connection, log, own.queue)).items():
         ready += await _first_of(log, own, place, bounds, limit)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())

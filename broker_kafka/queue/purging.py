@@ -24,7 +24,7 @@ from broker_kafka.queue.fenced_writer import Doubtful, Entry
 from broker_kafka.queue.inspecting import open_in, open_leases
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.marker_topic import marker_topic_name, tracker_group
-from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.own_records import OwnRecords, refuse_one_of_many
 from broker_kafka.queue.takeover import WRITER_CLOSE, Claim, claim
 from broker_kafka.queue.untaken import read_untaken, untaken_ranges
 from broker_kafka.queue.wire import Kind, Marker, write_marker
@@ -41,7 +41,11 @@ async def purge_queue(
     connection: Connection, log: LogReaderSpi, subscription: str, *, dry_run: bool = False
 ) -> PurgedQueue:
     """As `TracksQueues.purge_queue`. What an open transaction of a producer hides is not there yet, and stays; so does
-    what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does."""
+    what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does.
+
+    :raises Unsupported: it is one of the queues of a group.
+    """
+    refuse_one_of_many(subscription, connection.settings, "purged")
     own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
     places = await partitions_of(connection, marker_topic_name(subscription, shared))
@@ -115,7 +119,7 @@ async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapp
 
 def _is_surely(own: OwnRecords, lease: Lease, shared: str | None) -> bool:
     """Whether it is nobody else's: V1's markers in a topic of several queues tell that by their key alone."""
-    return own.has_lease(lease) and bool(lease.id.queue or own.key is not None or shared is None)
+    return own.has_lease(lease) and bool(lease.id.queue or own.keys is not None or shared is None)
 
 
 async def _end_open(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import NotFound
-from broker.spi import Bounds, Lag, LogReaderSpi, TopicPartition
+from broker.spi import Bounds, Lag, LogReaderSpi, Start, SubscriptionInfo, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.names import is_topic_name
 from broker_kafka.positions import bounds_of, high_watermarks, partitions_of
 from broker_kafka.queue.inspecting import open_leases
 from broker_kafka.queue.marker_topic import marker_topic_name, tracker_group
-from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.own_records import OwnRecords, refuse_one_of_many
 from broker_kafka.queue.untaken import read_untaken
 from broker_kafka.settings import KafkaSettings
 
@@ -45,9 +46,10 @@ class QueueAdmin(KafkaAdmin):
         """
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
             return await super().lag(topic, subscription)
+        own = OwnRecords.of(subscription, self._connection.settings)
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE
-        markers = marker_topic_name(subscription, self._connection.settings.marker_topic)
+        markers = marker_topic_name(own.queue, self._connection.settings.marker_topic)
         while True:
             lag, waiting, unsettled = await self._look(topic, subscription)
             hidden = [await self._hidden(topic), await self._hidden(markers) if is_topic_name(markers) else 0]
@@ -75,7 +77,7 @@ class QueueAdmin(KafkaAdmin):
 
     async def _look(self, topic: str, subscription: str) -> tuple[Lag, int, int]:
         """What Kafka tells, and the messages that wait and that are held, in this order."""
-        lag = await super().lag(topic, subscription)
+        lag = await super().lag(topic, OwnRecords.of(subscription, self._connection.settings).queue)
         waiting = lag.waiting
         if 0 < waiting <= _COUNTED:
             waiting = await self._count(topic, subscription)
@@ -85,8 +87,8 @@ class QueueAdmin(KafkaAdmin):
 
     async def _count(self, topic: str, subscription: str) -> int:
         """The messages of the subscription that lie behind its positions."""
-        positions = (await self.describe_group(subscription)).positions
         own = OwnRecords.of(subscription, self._connection.settings)
+        positions = (await self.describe_group(own.queue)).positions
         count = 0
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
@@ -95,9 +97,23 @@ class QueueAdmin(KafkaAdmin):
                 count += len(records)
         return count
 
+    async def ensure_subscription(
+        self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]
+    ) -> SubscriptionInfo:
+        group = OwnRecords.of(name, self._connection.settings).queue
+        return replace(await super().ensure_subscription(topic, group, start=start, options=options), name=name)
+
+    async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
+        group = OwnRecords.of(name, self._connection.settings).queue
+        return replace(await super().describe_subscription(topic, group), name=name)
+
     async def delete_subscription(self, topic: str, name: str) -> None:
         """Its marker topic goes with it, unless it is shared, and what the trackers have committed; no consumer may be
-        open, nor tracker."""
+        open, nor tracker.
+
+        :raises Unsupported: it is one of the queues of a group.
+        """
+        refuse_one_of_many(name, self._connection.settings, "deleted")
         await super().delete_subscription(topic, name)
         try:
             await self.describe_group(name)
@@ -117,11 +133,16 @@ class QueueAdmin(KafkaAdmin):
 def redrives_by_offsets(settings: KafkaSettings) -> bool:
     """Whether redrives consume dead letters by offsets on a bus whose queues have markers, or are share groups.
 
-    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`
-    would pass over those of others for good, and others may track a marker topic that is shared. Else markers know
-    letters that another reader gave back from those that lie there. A share group drops what it was handed ten times,
-    and redrives and lists hand letters out and back.
+    Letters that are given back stay as they are then. V1's markers would take their origins from them, a `queue_id`,
+    or `queue_group`, would pass over those of others for good, and others may track a marker topic that is shared.
+    Else markers know letters that another reader gave back from those that lie there. A share group drops what it was
+    handed ten times, and redrives and lists hand letters out and back.
     """
     if settings.queue != "markers":
         return settings.queue == "share"
-    return settings.queue_id is not None or settings.marker_topic is not None or settings.marker_format == "v1"
+    return (
+        settings.queue_id is not None
+        or settings.queue_group is not None
+        or settings.marker_topic is not None
+        or settings.marker_format == "v1"
+    )

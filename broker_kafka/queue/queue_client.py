@@ -3,11 +3,11 @@
 *Order of things.* Of what was taken together all STARTs are written and awaited, then the group's positions are
 committed once, then it is handed over; `StartTransactions` does both in one transaction. A process that dies before the
 commit leaves the records to the next member; one that dies after it leaves them to the tracker. *Concurrency.* One
-event loop; `settle` and `extend` may run beside `fetch`. *Partitions* that go wait for the commit that is under way;
-what was handed over stays ours, since its markers are nobody else's. *Failure.* What could not be started or committed
-is kept and tried with the next `fetch`, and is forgotten when its partition goes: whoever has that reads it from the
-committed position. A partition with a message that the marker topic is too small for waits until somebody mends that,
-and others go on.
+event loop; `settle` and `extend` may run beside `fetch`. *Partitions* that go wait for what is under way, also if a
+fetch was interrupted and left it behind; a close waits for it too, for a second. What was handed over stays ours, since
+its markers are nobody else's. *Failure.* What could not be started or committed is kept and tried with the next
+`fetch`, and is forgotten when its partition goes: whoever has that reads it from the committed position. A partition
+with a message that the marker topic is too small for waits until somebody mends that, and others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from math import inf
 from time import time
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError, Closed, LeaseLost, MessageTooLarge
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
@@ -30,14 +30,12 @@ from broker_kafka.queue.set_aside import SetAside
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting, Taken
 from broker_kafka.queue.tracking import Tracking
+from broker_kafka.queue.transacted_ends import TransactedEnds
+from broker_kafka.queue.under_way import UnderWay
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["QueueClient"]
 
-R = TypeVar("R")
-
-_GRACE: Final = 1.0
-"""Seconds that a fetch which is interrupted waits for what is being started."""
 _CLOSE: Final = 1.0
 _TRUSTED: Final = 5.0
 """Seconds for which a commit or an assignment says that the group has not given our partitions to others."""
@@ -48,6 +46,7 @@ class QueueClient:
 
     :param member: makes the member of the group, which tells this of its partitions.
     :param transactions: in which STARTs are written with the positions; None writes them one after the other.
+    :param transacted: writes ENDs in transactions of others.
     :param tracker: with whose failure nothing more is handed over; None if others track.
     :param session_seconds: silence after which the group gives our partitions to others.
     :param ended: awaited when it was closed, however that went.
@@ -62,6 +61,7 @@ class QueueClient:
         starting: Starting,
         transactions: StartTransactions | None,
         book: LeaseBook,
+        transacted: TransactedEnds,
         tracker: Tracking | None,
         session_seconds: float,
         ended: Callable[[QueueClient], Coroutine[Any, Any, None]],
@@ -71,6 +71,7 @@ class QueueClient:
         self._starting = starting
         self._transactions = transactions
         self._book = book
+        self.transacted: Final = transacted
         self._tracker = tracker
         self._trusted = min(_TRUSTED, session_seconds / 2)
         self._ended = ended
@@ -85,9 +86,7 @@ class QueueClient:
         self._aside = SetAside()
         self._known_at = -inf
         """The loop time at which the group was last heard to leave our partitions to us."""
-        self._claiming: asyncio.Future[None] | None = None
-        """While something is being started and committed."""
-        self._interrupted = asyncio.Event()
+        self._under_way = UnderWay()
         self._fetching = self._closed = False
         self._member = member(self)
 
@@ -113,22 +112,18 @@ class QueueClient:
                 await self._take(max_messages, max_bytes, wait)
             if not self._taken:
                 return []
-            self._claiming = self._loop.create_future()
-            try:
+            with self._under_way.claim():
                 if self._transactions is not None:
                     return await self._claim_at_once(self._transactions)
                 return await self._claim()
-            finally:
-                self._claiming.set_result(None)
-                self._claiming = None
         finally:
             self._fetching = False
             if not self._closed:
-                self._interrupted.clear()
+                self._under_way.interrupted.clear()
 
     def interrupt(self) -> None:
         if self._fetching:
-            self._interrupted.set()
+            self._under_way.interrupted.set()
         self._member.interrupt()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
@@ -147,8 +142,10 @@ class QueueClient:
         if self._closed:
             return
         self._closed = True
-        self._interrupted.set()
+        self._under_way.interrupted.set()
         try:
+            # Else a START could follow those of who has its partition next, and even the END of its message.
+            await self._under_way.over(self._loop.time() + _CLOSE)
             await asyncio.gather(self._member.close(), self._producer.close(_CLOSE))
         finally:
             try:
@@ -213,7 +210,7 @@ class QueueClient:
         :raises BrokerError: as `_claim`.
         """
         claim = transactions.claim(self._member, self._present)
-        if not await self._is_done(claim):
+        if not await self._under_way.is_done(claim):
             return []
         claimed = transactions.take_outcome(claim)
         messages = self._hand_over(claimed.positions, claimed.begun + self._book.lease_seconds)
@@ -262,7 +259,7 @@ class QueueClient:
         if not positions:
             return {}
         asked_at = self._loop.time()
-        answers = await self._unless_interrupted(self._commit_named(positions))
+        answers = await self._under_way.unless_interrupted(self._commit_named(positions))
         if answers is None:
             return None
         if any(error is None for error in answers.values()):
@@ -287,7 +284,9 @@ class QueueClient:
         if not taken:
             return {}
         placed = self._starting.starts(taken, int(1000 * time()))
-        outcomes = await self._unless_interrupted(self._producer.write(placed, by=self._known_at + 2 * self._trusted))
+        outcomes = await self._under_way.unless_interrupted(
+            self._producer.write(placed, by=self._known_at + 2 * self._trusted)
+        )
         if outcomes is None:
             return None
         return {each: error for each, error in zip(taken, outcomes, strict=True) if error is not None}
@@ -321,30 +320,6 @@ class QueueClient:
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         self._taken = [each for each in self._taken if each.place not in partitions]
 
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, R]) -> R | None:
-        """Its result; None if the fetch was interrupted and it takes long. It goes on then.
-
-        What was started and not committed is read again by whoever has its partition; of what was committed and not
-        handed over the lease ends.
-        """
-        task = self._loop.create_task(work, name="broker-kafka-claim")
-        try:
-            return task.result() if await self._is_done(task) else None
-        finally:
-            if not task.done():
-                task.add_done_callback(_look_at)
-
-    async def _is_done(self, task: asyncio.Task[Any]) -> bool:
-        """Wait for it; False if the fetch was interrupted and it takes long."""
-        stop = self._loop.create_task(self._interrupted.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await asyncio.wait({task}, timeout=_GRACE)
-        finally:
-            stop.cancel()
-        return task.done()
-
     # -- RecordListener ------------------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
@@ -358,8 +333,7 @@ class QueueClient:
         current = tuple(each for each in self._assignments if each not in partitions)
         self.event(PartitionsRevoked(partitions=tuple(partitions), current=current))
         try:
-            if self._claiming is not None:
-                await asyncio.wait({self._claiming}, timeout=max(0.0, deadline - self._loop.time()))
+            await self._under_way.over(deadline)
         finally:
             # Also if it takes too long: what is not committed is somebody else's then.
             self._gone(partitions)
@@ -388,8 +362,3 @@ def _is_changing(error: BrokerError) -> BackendError:
     return BackendError(
         f"The group is changing, and took no position: {error.message}", native=error.native, retriable=True
     )
-
-
-def _look_at(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -20,7 +20,7 @@ from broker.spi import TopicPartition
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.assigned_partition import AssignedPartition
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten
-from broker_kafka.queue.group_positions import GroupPositions
+from broker_kafka.queue.group_positions import EVER, GroupPositions
 from broker_kafka.queue.lease import Lease, State
 from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.redelivery import again, dead_letter, is_exhausted
@@ -96,8 +96,6 @@ class Redeliverer:
         self._counts: Final = counts
         self._limit = options.batch
         self._refused: dict[MessageId, _Refused] = {}
-        self._ahead: dict[MessageId, int] = {}
-        """Messages that their readers' position had not passed, and the last marker of each by then."""
         self._renews = False
         """Whether this turn begins with renewals."""
         self._renewals = _RENEWALS
@@ -142,11 +140,10 @@ class Redeliverer:
 
         Only once all is read: what is not read yet may be open, and is not to be tried again at once.
         """
-        if (self._refused or self._unrenewed or self._ahead) and partition.is_open:
+        if (self._refused or self._unrenewed) and partition.is_open:
             find = partition.markers.find
             self._refused = {message: told for message, told in self._refused.items() if find(message) is not None}
             self._unrenewed = {message: at for message, at in self._unrenewed.items() if find(message) is not None}
-            self._ahead = {message: last for message, last in self._ahead.items() if find(message) is not None}
 
     # -- what goes into it ---------------------------------------------------------------------------------
 
@@ -171,13 +168,12 @@ class Redeliverer:
                 partition.failed(lease, lease.after_ms)  # another reader has started it
             elif _may_be_ahead(lease) and lease.id not in behind and lease.id.topic not in missing:
                 # Its worker has written START and no position: the log hands it out again, while there is one.
-                self._ahead[lease.id] = lease.touched
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
                 partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))
-            elif self._ahead.pop(lease.id, -1) == lease.touched:
-                # Who has taken it since wrote a START before the position, which is to be read first.
-                partition.failed(lease, _LEAST_WAIT_MS)
+            elif behind.get(lease.id, EVER) >= partition.read_at:
+                # Another who took it meanwhile wrote a START before the position, which is to be read first.
+                partition.failed(lease, 0)
             elif refused is not None and refused.again_at > now:
                 partition.failed(lease, int(refused.again_at - now) + 1)
             elif topic in missing:

@@ -14,6 +14,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.queue.inspecting import open_leases, state_of
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.tracker import Tracker
 from broker_kafka.queue.tracking import TrackerOptions
 from broker_kafka.queue.wire import read_content
@@ -36,7 +37,8 @@ class KafkaQueueTracker:
         on_close: Callable[[KafkaQueueTracker], object],
     ) -> None:
         self._connection = connection
-        self._tracker = Tracker(connection, subscription, hooks, options=options)
+        group = OwnRecords.of(subscription, connection.settings).queue
+        self._tracker = Tracker(connection, group, hooks, options=options)
         self._on_close = on_close
 
     async def open(self) -> None:
@@ -76,7 +78,8 @@ async def shown_leases(connection: Connection, log: LogReaderSpi, subscription: 
 
     :raises TopicNotFound: the subscription has no marker topic.
     """
-    await describe(connection, marker_topic_name(subscription, connection.settings.marker_topic))
+    group = OwnRecords.of(subscription, connection.settings).queue
+    await describe(connection, marker_topic_name(group, connection.settings.marker_topic))
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())
     return sorted([_shown(lease, now) for lease in leases], key=lambda lease: -lease.age)

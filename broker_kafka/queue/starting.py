@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
+import msgspec
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 from broker.messages import Message
@@ -24,31 +25,31 @@ from broker_kafka.scheduling import due_of
 
 __all__ = ["Starting", "Taken"]
 
+_offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
+_told_headers: Final = cast("Callable[[Any], Sequence[tuple[str, bytes | None]] | None]", NativeRecord.headers)
+
 _MOST: Final = 2**32 - 1
 """The largest count that a START can tell."""
 
 
-class Taken:
+class Taken(msgspec.Struct, eq=False, gc=False):
     """A record that was taken from the group and is not committed.
 
+    :ivar headers: of the record.
     :ivar assignment: the number of the assignment that it came in.
     :ivar hold: None for one that is another queue's, and is passed over.
     :ivar due: when it may be handed over, in milliseconds since 1970.
     :ivar waits: whether its START says that it is not due, so that a tracker sends it again when it is.
     """
 
-    __slots__ = ("assignment", "due", "hold", "offset", "place", "raw", "waits")
-
-    def __init__(
-        self, place: TopicPartition, assignment: int, raw: NativeRecord, offset: int, hold: Hold | None, due: int = 0
-    ) -> None:
-        self.place = place
-        self.assignment = assignment
-        self.raw = raw
-        self.offset = offset
-        self.hold = hold
-        self.due = due
-        self.waits = False
+    place: TopicPartition
+    assignment: int
+    raw: NativeRecord
+    offset: int
+    headers: Headers
+    hold: Hold | None
+    due: int = 0
+    waits: bool = False
 
 
 class Starting:
@@ -88,18 +89,19 @@ class Starting:
         place = TopicPartition(topic, number)
         partition = usual = marker_partition(MessageId(topic, number, 0, queue), self._partitions)
         found: list[Taken] = []
-        for raw in run.messages:
-            offset, hold, due = raw.offset() or 0, None, 0
-            headers = _headers(raw)
+        messages = run.messages
+        for raw, offset, told in zip(messages, map(_offset, messages), map(_told_headers, messages), strict=True):
+            hold, due = None, 0
+            headers = tuple(told) if told else ()
             if by_key:
                 key = _bytes(raw.key())
                 partition = usual if key is None else partition_of(key, self._partitions)
-            if not headers and own.key is None:
+            if not headers and own.keys is None:
                 hold = Hold(MessageId(topic, number, offset, queue), partition, 1)
             elif own.has(raw.key(), headers):
                 hold = Hold(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
                 due = due_of(headers)
-            found.append(Taken(place, assignment, raw, offset, hold, due))
+            found.append(Taken(place, assignment, raw, offset, headers, hold, due))
         return found
 
     def starts(self, taken: Iterable[Taken], now: int) -> list[Placed]:
@@ -143,21 +145,16 @@ class Starting:
 
 def _start(writer: StartWriter, taken: Taken, hold: Hold, wait_ms: int) -> bytes:
     raw = taken.raw
-    key, value, headers = raw.key(), raw.value(), _headers(raw)
+    key, value, headers = raw.key(), raw.value(), taken.headers
     kind, time = raw.timestamp()
     if kind != TIMESTAMP_CREATE_TIME or time < 0:
         time = 0
-    if not headers and type(key) is bytes and type(value) is bytes:
+    if not headers and not wait_ms and type(key) is bytes and type(value) is bytes:
         return writer.plain(taken.offset, hold.attempt, key, value, time)
     origin = origin_of(headers) or Origin(taken.place.topic, taken.place.partition, taken.offset, time)
     # What waits is not delivered by this.
     attempt = hold.attempt - 1 if wait_ms else hold.attempt
     return writer.write(taken.offset, attempt, _bytes(key), _bytes(value), headers, origin, wait_ms=wait_ms)
-
-
-def _headers(raw: NativeRecord) -> Headers:
-    found = cast("list[tuple[str, bytes | None]] | None", raw.headers())
-    return tuple(found) if found else ()
 
 
 def _bytes(data: str | bytes | None) -> bytes | None:

@@ -22,6 +22,7 @@ from broker_kafka.queue.queue_client import QueueClient
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting
 from broker_kafka.queue.trackers import Trackers
+from broker_kafka.queue.transacted_ends import TransactedEnds
 from broker_kafka.records import KafkaRecordSource
 
 __all__ = ["open_queue"]
@@ -42,8 +43,12 @@ async def open_queue(
     trackers: Trackers,
     subscription: MessageSubscription,
     listener: SourceListener,
+    *,
+    starting: Callable[..., Starting] = Starting,
 ) -> QueueClient:
     """The open client of a subscription whose group exists.
+
+    :param starting: makes what writes its STARTs; takes what `Starting` does.
 
     :raises ConfigurationError: its marker topic is not fit for markers, or holds V1 markers of another topic.
     :raises BrokerError: one of its clients cannot be opened.
@@ -64,7 +69,7 @@ async def open_queue(
     markers = marker_topic_name(queue, settings.marker_topic)
     producer = MarkerProducer(connection, markers, settings.queue_id or queue, lasts=lasts, together=written.together)
     book = LeaseBook(producer, lease_seconds=settings.lease_seconds, format=written)
-    starting = Starting(
+    starts = starting(
         OwnRecords.of(queue, settings),
         partitions,
         lease_ms=book.lease_ms,
@@ -79,7 +84,7 @@ async def open_queue(
             connection,
             queue,
             Entry(markers, (settings.queue_id or queue).encode(), None),
-            starting,
+            starts,
             lasts=lasts,
             together=written.together,
         )
@@ -96,9 +101,10 @@ async def open_queue(
         listener,
         member=_member(connection, wanted),
         producer=producer,
-        starting=starting,
+        starting=starts,
         transactions=transactions,
         book=book,
+        transacted=TransactedEnds(connection, book, producer),
         tracker=tracker,
         session_seconds=settings.session_timeout_ms / 1000,
         ended=ended,

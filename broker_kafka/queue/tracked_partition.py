@@ -2,7 +2,10 @@
 
 *Concurrency.* On the loop. One task writes, turn by turn; what is read meanwhile wakes it. *Failure.* After any doubt
 about what was written, the partition is taken over anew and read from its committed position, once it is sure that it
-is still ours; nothing is written before. *Stop.* The turn that is under way is awaited for a bounded time.
+is still ours; nothing is written before. What the brokers refuse for good then, such as the right to it, ends the
+tracker, as when it opens. A client that does not go back in the log is this partition's own trouble: it is tried again,
+ever more seldom, and told, while the other partitions go on. *Stop.* The turn that is under way is awaited for a
+bounded time.
 """
 
 from __future__ import annotations
@@ -21,18 +24,23 @@ from broker_kafka.queue.takeover import WRITER_CLOSE, Claim
 from broker_kafka.queue.tracking import TrackerCounts
 from broker_kafka.runs import NativeRun
 
-__all__ = ["TrackedPartition", "TrackerHost", "now_ms"]
+__all__ = ["NotMoved", "TrackedPartition", "TrackerHost", "now_ms"]
 
 _LONGEST_WAIT: Final = 1.0
 _LEAST_WAIT: Final = 0.02
 _ASK_AGAIN: Final = 0.5
 _RECOVER: Final = 0.1
 _LONGEST_RECOVER: Final = 2.0
+_LONGEST_UNMOVED: Final = 30.0
 
 
 def now_ms() -> int:
     """The local monotonic time in milliseconds."""
     return int(1000 * monotonic())
+
+
+class NotMoved(BrokerError):
+    """The client does not read the partition from where it was taken over."""
 
 
 class TrackerHost(Protocol):
@@ -45,7 +53,8 @@ class TrackerHost(Protocol):
     async def claim_again(self, tracked: TrackedPartition) -> None:
         """Take the partition over anew and have `begin` called.
 
-        :raises LeaseLost: it is not ours. :raises BrokerError: it could not be done.
+        :raises LeaseLost: it is not ours. :raises NotMoved: nobody but this partition has this trouble.
+        :raises BrokerError: it could not be done.
         """
         ...
 
@@ -202,10 +211,16 @@ class TrackedPartition:
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.stop(WRITER_CLOSE)
-        pause = _RECOVER
+        pause, longest, unmoved = _RECOVER, _LONGEST_RECOVER, 0
         while self._live and self._writer is None:
             try:
                 await self._host.claim_again(self)
+            except NotMoved as error:
+                unmoved += 1
+                longest = _LONGEST_UNMOVED
+                if unmoved == 2:
+                    # Once it may be that the partition goes, and this is the first to hear of it.
+                    self._host.warn(f"Nothing comes again of {self.place.topic!r}[{self.place.partition}]: {error}")
             except LeaseLost as error:
                 # The client will say so itself, unless it still has to hear of a new generation.
                 logger.info("Not taken over anew for now: %s", error)
@@ -221,7 +236,7 @@ class TrackedPartition:
             if self._writer is None:
                 await self._sleep(pause)
                 self._wake.clear()
-                pause = min(2 * pause, _LONGEST_RECOVER)
+                pause = min(2 * pause, longest)
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ It reads the markers of one subscription. Any number of processes may run one; e
 writes. *Exactly once.* A redelivery and its END are one transaction, and a partition's new owner fences the old one
 before it reads where the log ends, so a process that was paused, or is cut off, writes nothing any more. *Failure.*
 Trouble of the brokers is waited out: time stands still while the log is not heard of, and nothing is redelivered.
-What cannot be mended is `failure`, and `wait` raises it. *Close.* Commits and leaves the group, within `CLOSE` seconds,
-cut off from the brokers too.
+What cannot be mended is `failure`, and `wait` raises it; the trouble of a single partition holds up no other. *Close.*
+Commits and leaves the group, within `CLOSE` seconds, cut off from the brokers too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.offset_committer import OffsetCommitter
 from broker_kafka.queue.redeliverer import Redeliverer
 from broker_kafka.queue.takeover import WRITER_CLOSE, Claim, claim
-from broker_kafka.queue.tracked_partition import TrackedPartition, now_ms
+from broker_kafka.queue.tracked_partition import NotMoved, TrackedPartition, now_ms
 from broker_kafka.queue.tracking import QueueTracked, TrackerCounts, TrackerOptions, TrackerState
 from broker_kafka.runs import NativeRun
 
@@ -68,7 +68,7 @@ class Tracker:
         self._thread: MarkerConsumer | None = None
         self._store: ThreadOffsetStore
         self._committer: OffsetCommitter
-        self._positions = GroupPositions(connection, subscription)
+        self._positions = GroupPositions(connection, subscription, self.warn)
         self._topics = MessageTopics(connection)
         self._tracked: dict[TopicPartition, TrackedPartition] = {}
         self._claims: dict[TopicPartition, Claim] = {}
@@ -178,6 +178,10 @@ class Tracker:
 
         try:
             await thread.seek({place: claimed.start}, sought)
+        except BrokerError as error:
+            if error.retriable or isinstance(error, (Closed, LeaseLost)) or thread.failure is not None:
+                raise
+            raise NotMoved(error.message, native=error.native) from error
         finally:
             if not begun or self._tracked.get(place) is not tracked:
                 await claimed.writer.stop(WRITER_CLOSE)

@@ -179,6 +179,8 @@ class ShareMember(OwnerThread[ShareConsumer]):
                 client.acknowledge_offset(self._topic, partition, offset, kind)
             except IllegalStateException as error:
                 results[index] = self._lost(partition, error)
+            except (KafkaException, RuntimeError) as error:
+                results[index] = self._refused(partition, error)
             else:
                 sent[partition].append(index)
         if not sent:
@@ -187,7 +189,8 @@ class ShareMember(OwnerThread[ShareConsumer]):
         failure: BaseException | None = None
         try:
             answers = {each.partition: error for each, error in client.commit_sync(self._timeout).items()}
-        except KafkaException as error:
+        except (KafkaException, RuntimeError) as error:
+            # Whatever a client refuses the call for: else the batch of these messages would never be done.
             failure = error
         for partition, indices in sent.items():
             error = answers.get(partition, failure or _Unanswered()) if partition not in answers else answers[partition]

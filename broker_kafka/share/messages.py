@@ -284,9 +284,15 @@ class ShareMessageSource:
             error = no_share_groups(self._connection, error.native)
         if not self._joined.done() and not error.retriable:
             self._joined.set_exception(error)
-        if self._failures and error.retriable:
-            return
-        self._failures.append(error)
+        self._fail(error)
+
+    def _fail(self, error: BrokerError) -> None:
+        """Have the next fetch raise it, unless one that says no less waits for that already.
+
+        Members tell the same ten times a second, and it may be long until somebody fetches.
+        """
+        if not self._failures or (not error.retriable and all(each.retriable for each in self._failures)):
+            self._failures.append(error)
         self._waker.wake()
 
     def _begun(self) -> None:
@@ -303,7 +309,7 @@ class ShareMessageSource:
         try:
             await self._add(watches=False)
         except BrokerError as error:
-            self._failures.append(error)
+            self._fail(error)
         finally:
             self._adding = None
             self._waker.wake()

@@ -1,6 +1,7 @@
 """Opens messages of a share group: makes the group where it is missing, and joins it.
 
-*Cancellation* leaves no member, and the group's configuration as it is by then. *Failure.* As told by `subscribe`.
+*Cancellation* leaves no member, and the group's configuration as it is by then. *Failure.* As told by `subscribe`. A
+group of its own, shorter lock than the connection counts with is told by a `Warned` event.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.errors import Unsupported
+from broker.hooks import Warned, logger
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, SourceListener
 from broker_kafka.connection import Connection
 from broker_kafka.names import group_id
 from broker_kafka.positions import partitions_of
+from broker_kafka.share.capabilities import counted_lock
 from broker_kafka.share.group_config import prepare, require
 from broker_kafka.share.messages import ShareMessageSource
 
@@ -55,4 +58,13 @@ async def subscribe(
     except BaseException:
         await source.close()
         raise
+    counted = counted_lock(connection.settings)
+    if config.lock_seconds < counted:
+        text = (
+            f"Share group {group!r} locks its messages for {config.lock_seconds:g} s, and delays and retries of this "
+            f"connection are measured by {counted:g} s, so that what waits here may be lost to others before its time. "
+            f"Connect with share_lock={config.lock_seconds:g}"
+        )
+        logger.warning(text)
+        listener.event(Warned(text=text))
     return source
