@@ -17,6 +17,7 @@ from broker.errors import (
     BackendError,
     ConnectionFailed,
     InvalidSetting,
+    OperationTimeout,
     SubscriptionNotFound,
     TopicNotFound,
     UnknownSetting,
@@ -33,6 +34,7 @@ __all__ = ["PulsarAdmin"]
 
 _MOST_PARTITIONS: Final = 1024
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
+_RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
 _POLICY_TRIES: Final = 50
 _POLICY_PAUSE: Final = 0.1
 
@@ -56,7 +58,7 @@ class PulsarAdmin:
         :raises UnknownSetting, InvalidSetting: an option that topics do not have.
         :raises Unsupported: fewer partitions than there are.
         """
-        policies = _policies(retention, options)
+        policies, kept = _policies(options), _retention(retention, options)
         path, what = self._connection.topic(name), f"Topic {name!r}"
         wanted = _checked_partitions(self._connection.settings.partitions if partitions is None else partitions)
         answer = await self._connection.http.request("PUT", f"{path.path}/partitions", what, wanted, allow=(409,))
@@ -64,6 +66,7 @@ class PulsarAdmin:
             await self._grow(name, path, partitions)
         for policy, value in policies.items():
             await self._set_policy(path, policy, value, what)
+        await self._set_retention(path, kept, what)
         return await self.describe_topic(name)
 
     async def _grow(self, name: str, path: TopicPath, partitions: int | None) -> None:
@@ -94,6 +97,23 @@ class PulsarAdmin:
                 await asyncio.sleep(_POLICY_PAUSE)
             else:
                 return
+
+    async def _set_retention(self, path: TopicPath, wanted: Mapping[str, int], what: str) -> None:
+        """Pulsar takes time and size together: the one that is not given stays as it is, and is no limit if there was
+        no retention."""
+        if not wanted:
+            return
+        place = f"{path.path}/retention"
+        found: Mapping[str, Any] = await self._connection.http.get(f"{place}?applied=true", what) or {}
+        policy = {field: wanted.get(field) or int(found.get(field) or 0) or -1 for field in _RETENTION}
+        await self._set_policy(path, "retention", policy, what)
+        # The broker tells a policy only when it has read it back, and the next call begins with what is told.
+        for _ in range(_POLICY_TRIES):
+            told: Mapping[str, Any] = await self._connection.http.get(place, what) or {}
+            if policy == {field: told.get(field) for field in _RETENTION}:
+                return
+            await asyncio.sleep(_POLICY_PAUSE)
+        raise OperationTimeout(f"{what}: the broker took a retention and does not tell it")
 
     async def delete_topic(self, name: str) -> None:
         self._connection.topic_deleted(name)
@@ -212,20 +232,27 @@ def _checked_partitions(number: int) -> int:
     return number
 
 
-def _policies(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, object]:
+def _retention(retention: timedelta | None, options: Mapping[str, Any]) -> dict[str, int]:
+    """What is asked for of time and size."""
+    found: dict[str, int] = {}
+    if retention is not None:
+        # Pulsar counts minutes, and removes whole ledgers.
+        found["retentionTimeInMinutes"] = max(1, math.ceil(retention.total_seconds() / 60))
+    size = options.get("retention_mb")
+    if size is not None:
+        if not isinstance(size, int) or isinstance(size, bool) or not (size > 0 or size == -1):
+            raise InvalidSetting(
+                f"Option 'retention_mb' is {size!r}", advice="It takes a whole number above 0, or -1 for no limit"
+            )
+        found["retentionSizeInMB"] = size
+    return found
+
+
+def _policies(options: Mapping[str, Any]) -> dict[str, object]:
     for option in options:
         if option not in _OPTIONS:
             raise UnknownSetting(f"A Pulsar topic has no option {option!r}", advice=f"It has {', '.join(_OPTIONS)}")
     found: dict[str, object] = {}
-    size = options.get("retention_mb")
-    if retention is not None or size is not None:
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < -1):
-            raise InvalidSetting(
-                f"Option 'retention_mb' is {size!r}", advice="It takes a whole number, -1 for no limit"
-            )
-        # Pulsar counts minutes, and removes whole ledgers.
-        minutes = -1 if retention is None else max(1, math.ceil(retention.total_seconds() / 60))
-        found["retention"] = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1 if size is None else size}
     ttl = options.get("message_ttl")
     if ttl is not None:
         if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl < 1:

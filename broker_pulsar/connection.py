@@ -16,12 +16,22 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
-from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, TopicNotFound
+from broker.errors import (
+    AuthenticationFailed,
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    NotAuthorized,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from broker.hooks import Connected, Hooks
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi
+from broker_pulsar.leftovers import Leftovers
 from broker_pulsar.names import TopicPath, topic_path
 from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings
@@ -47,6 +57,7 @@ class Connection:
         self.watch: Final = Watch(hooks, settings.service_url)
         self.committed: Final[dict[tuple[str, int, str], int]] = {}
         """What groups committed over this connection, by topic, partition and group."""
+        self.leftovers: Final = Leftovers(lambda topic: self.stats(topic, once=True), self._delete_unused)
         self._forgetting: set[Callable[[str], None]] = set()
 
     @property
@@ -170,6 +181,15 @@ class Connection:
         """The ledgers and cursors of one log."""
         return await self.http.get(f"{log.path}/internalStats", f"Topic {log.url!r}")
 
+    async def _delete_unused(self, topic: str, subscription: str) -> None:
+        """Delete a subscription unless somebody is connected to it, which the broker refuses.
+
+        :raises BrokerError: it refuses, or cannot be asked.
+        """
+        path = f"{self.topic(topic).path}/subscription/{quote(subscription, safe='')}"
+        with suppress(SubscriptionNotFound):
+            await self.http.request("DELETE", path, f"Subscription {subscription!r} of topic {topic!r}", once=True)
+
     async def check_health(self) -> float:
         """A round trip of the client to the broker; its seconds.
 
@@ -218,6 +238,7 @@ class Connection:
         if self._closed:
             return
         self.watch.close()
+        self.leftovers.close()
         client, self._client = self._client, None
         if client is not None:
             # An orderly close waits for the broker, which may be gone; a shutdown does not.

@@ -157,6 +157,8 @@ class HttpApi:
                 connection.request(method, path, body=payload, headers=dict(headers))
                 answer = connection.getresponse()
                 told, status = answer.read(), answer.status
+                if _is_cut(answer):
+                    raise http.client.IncompleteRead(told)
             except TimeoutError as error:
                 _close(connection)
                 raise OperationTimeout(
@@ -200,6 +202,13 @@ class HttpApi:
         if self._context is None:
             self._context = ssl_context(self._settings)
         return http.client.HTTPSConnection(host, place.port or 443, timeout=timeout, context=self._context)
+
+
+def _is_cut(answer: http.client.HTTPResponse) -> bool:
+    """Whether the connection ended within the headers, which http.client takes for their end and an empty body."""
+    if answer.status in (204, 304) or answer.headers.get("Connection", "").lower() == "close":
+        return False
+    return "Content-Length" not in answer.headers and "Transfer-Encoding" not in answer.headers
 
 
 def _counted(error: BrokerError, tries: int, seconds: float) -> BrokerError:

@@ -1,12 +1,13 @@
 """`PulsarLogReader`: reads of a partition by position, by Pulsar's reader; nothing is left on the broker.
 
-A reader of Pulsar begins silently at the next message where its start was removed, so every read first compares its
-start with what the log holds. A read ends at the first message at or above `stop`, or where nothing is left below it.
+A reader of Pulsar goes on silently at the next message where something was removed, so every read first compares its
+start with what the log holds, and looks again whenever it comes from one ledger into another: retention removes whole
+ledgers. A read ends at the first message at or above `stop`, or where nothing is left below it.
 
 *Concurrency.* Any number of reads; each has a reader of its own, which is closed with it. The next batch is read while
-the caller handles the last. *Cancellation.* A read that is cancelled or left half-way closes its reader. *Failure.* A
-position that retention removed raises OffsetOutOfRange; a broker that says nothing for the request timeout raises
-OperationTimeout.
+the caller handles the last. *Cancellation.* A read that is cancelled or left half-way closes its reader. *Failure.*
+Positions that retention removed raise OffsetOutOfRange, be it before the read or ahead of it; a broker that says
+nothing for the request timeout raises OperationTimeout.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from broker.errors import BrokerError, NotFound, OffsetOutOfRange, OperationTimeout
@@ -26,19 +27,20 @@ from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import Reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
-from broker_pulsar.logs import bounds_of, keeps, spans_of, topic_bounds
+from broker_pulsar.logs import bounds_of, keeps, look, removed, spans_of, topic_bounds
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import built_id, offset_of
+from broker_pulsar.positions import PER_LEDGER, after, built_id, offset_of
 from broker_pulsar.properties import LogView, data_of, key_of
 from broker_pulsar.subscribing import milliseconds
 
-__all__ = ["PulsarLogReader", "make_record"]
+__all__ = ["PulsarLogReader", "has_more", "make_record"]
 
 _VIEW: Final = LogView()
 _OVERHEAD: Final = 64
 _WAIT: Final = 100
 """Milliseconds after which a reader that found nothing asks the broker whether anything is left."""
 _QUEUE: Final = 1000
+_AGAIN: Final = 0.02
 _ALMOST: Final = timedelta(microseconds=999)
 
 
@@ -67,10 +69,16 @@ class _Read:
         self._start = start
         self._stop = stop
         self._patience = patience
+        self._last: Any = None
+        self._ledger = start // PER_LEDGER
         self.done = False
+        self.leaps: list[tuple[int, int]] = []
+        """From where to where the last records went on in another ledger, or ended early."""
+        self.silence: OperationTimeout | None = None
+        """Why it came to no end."""
 
     def take(self, most: int) -> list[Record[Any]]:
-        """The next records of the range; an empty list only at its end."""
+        """The next records of the range; an empty list only at its end, or where `silence` says why."""
         found: list[Record[Any]] = []
         deadline = monotonic() + self._patience
         while len(found) < most and not self.done:
@@ -79,23 +87,72 @@ class _Read:
             except pulsar.Timeout:
                 if not self._reader.has_message_available():
                     self.done = True
+                    self.leaps.append((self._expected(), self._stop))
                 elif found:
                     break
                 elif monotonic() >= deadline:
-                    raise OperationTimeout(
+                    # A broker has also nothing to send of what was removed.
+                    self.leaps.append((self._expected(), self._stop))
+                    self.silence = OperationTimeout(
                         f"No broker sent the records of {self._topic!r}[{self._partition}] for {self._patience:g} s"
-                    ) from None
+                    )
+                    break
                 continue
             message_id = raw.message_id()
             offset = offset_of(message_id)
             # The position behind a message that is in no batch is its own to the client.
             if self._start <= offset < self._stop:
                 found.append(make_record(self._topic, self._partition, raw, message_id))
+            if offset // PER_LEDGER != self._ledger:
+                self.leaps.append((self._expected(), min(offset, self._stop)))
+                self._ledger = offset // PER_LEDGER
+            self._last = message_id
             self.done = offset >= self._stop - 1
         return found
 
+    def _expected(self) -> int:
+        """The first position that it has not come to."""
+        return self._start if self._last is None else max(self._start, after(self._last))
+
     def close(self) -> None:
         self._reader.close()
+
+
+class _Unbroken:
+    """Whether a read has come to all that was in its log; `seen` is what the log held when it began."""
+
+    def __init__(self, connection: Connection, log: TopicPath, seen: Mapping[str, Any]) -> None:
+        self._connection = connection
+        self._log = log
+        self._seen = seen
+
+    async def check(self, leaps: Sequence[tuple[int, int]]) -> None:
+        """:raises OffsetOutOfRange: something that the read had yet to come to was removed."""
+        now = await self._connection.internal_stats(self._log)
+        for start, stop in leaps:
+            if removed(self._seen, now, start, stop):
+                raise OffsetOutOfRange(
+                    f"{self._log.url!r} lost records from {start} on, below {stop}, before they were read",
+                    advice="Give the topic a longer retention, or read faster",
+                )
+        self._seen = now
+
+
+def has_more(reader: Reader, patience: float) -> bool:
+    """Whether anything is behind the place of a reader that was moved; it blocks.
+
+    A seek has the broker drop the reader, which comes back by itself; until then the broker does not know it.
+
+    :param patience: seconds for which that is waited for.
+    """
+    deadline = monotonic() + patience
+    while True:
+        try:
+            return reader.has_message_available()
+        except pulsar.BrokerMetadataError:
+            if monotonic() >= deadline:
+                raise
+            sleep(_AGAIN)
 
 
 class PulsarLogReader:
@@ -133,7 +190,7 @@ class PulsarLogReader:
         if not 0 <= partition < len(logs):
             raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)`")
         log = logs[partition]
-        bounds = await bounds_of(self._connection, log)
+        bounds, seen = await look(self._connection, log)
         if start < bounds.first or max(start, stop) > bounds.next:
             raise OffsetOutOfRange(
                 f"{topic!r}[{partition}] holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for"
@@ -142,12 +199,13 @@ class PulsarLogReader:
             return
         reader = await self._open(log, built_id(partition, start))
         ranged = _Read(reader, topic, partition, start, stop, self._connection.settings.request_timeout)
+        checked = _Unbroken(self._connection, log, seen)
         ahead: asyncio.Task[list[Record[Any]]] | None = None
         try:
-            records = await self._take(ranged, max_records)
+            records = await self._take(ranged, max_records, checked)
             while not ranged.done:
                 # The next batch comes while the caller has this one.
-                ahead = asyncio.ensure_future(self._take(ranged, max_records))
+                ahead = asyncio.ensure_future(self._take(ranged, max_records, checked))
                 yield records
                 records = await ahead
                 ahead = None
@@ -173,13 +231,19 @@ class PulsarLogReader:
                     )
                 )
 
-    async def _take(self, ranged: _Read, most: int) -> list[Record[Any]]:
+    async def _take(self, ranged: _Read, most: int, unbroken: _Unbroken) -> list[Record[Any]]:
         try:
-            return await self._connection.call(lambda: ranged.take(most))
+            found = await self._connection.call(lambda: ranged.take(most))
         except BrokerError:
             raise
         except Exception as error:
             raise translate(error, "Reading a log") from error
+        leaps, ranged.leaps = ranged.leaps, []
+        if leaps:
+            await unbroken.check(leaps)
+        if ranged.silence is not None:
+            raise ranged.silence
+        return found
 
     async def _end(self, ranged: _Read, ahead: asyncio.Task[Any] | None) -> None:
         if ahead is not None:
@@ -213,11 +277,13 @@ class PulsarLogReader:
         moment = milliseconds(time + _ALMOST)
         reader = await self._open(log, pulsar.MessageId.earliest)
 
+        patience = self._connection.settings.request_timeout
+
         def find() -> int:
             reader.seek(moment)
-            if not reader.has_message_available():
+            if not has_more(reader, patience):
                 return bounds.next
-            raw = reader.read_next(round(self._connection.settings.request_timeout * 1000))
+            raw = reader.read_next(round(patience * 1000))
             found = offset_of(raw.message_id())
             # The first message of a batch comes right behind the batch's own position.
             return bounds.first if found == bounds.first + 1 else found

@@ -11,7 +11,7 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import PER_ENTRY, pack
 
-__all__ = ["after_mark", "bounds_of", "keeps", "spans_of", "topic_bounds"]
+__all__ = ["after_mark", "bounds_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
@@ -26,6 +26,11 @@ async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bound
 
 async def bounds_of(connection: Connection, log: TopicPath) -> Bounds:
     """The first position that can be read, and the one after the last."""
+    return (await look(connection, log))[0]
+
+
+async def look(connection: Connection, log: TopicPath) -> tuple[Bounds, Mapping[str, Any]]:
+    """The same, and the broker's `internalStats`, which the first is of."""
     last, stats = await asyncio.gather(
         connection.http.get(f"{log.path}/lastMessageId", f"Topic {log.url!r}"), connection.internal_stats(log)
     )
@@ -38,7 +43,22 @@ async def bounds_of(connection: Connection, log: TopicPath) -> Bounds:
     # Retention removes whole ledgers; the current one is listed even while it is empty.
     kept = [int(each["ledgerId"]) for each in ledgers]
     first = pack(min(kept), 0, 0) if kept else end
-    return Bounds(first, max(first, end))
+    return Bounds(first, max(first, end)), stats
+
+
+def removed(before: Mapping[str, Any], now: Mapping[str, Any], start: int, stop: int) -> bool:
+    """Whether between two positions anything is gone, or may be, that nobody has read.
+
+    :param before: the `internalStats` of some moment before.
+    """
+    kept = [int(each["ledgerId"]) for each in now.get("ledgers") or ()]
+    known = [int(each["ledgerId"]) for each in before.get("ledgers") or ()]
+    # Ledgers go from the first on.
+    first = pack(min(kept), 0, 0) if kept else stop
+    if min(first, stop) <= start:
+        return False
+    # How much was in the open ledger of that moment when it was closed, and in later ones, nobody tells any more.
+    return not known or not kept or max(known) < min(kept) or bool(spans_of(before, start, min(first, stop)))
 
 
 def spans_of(stats: Mapping[str, Any], start: int, stop: int) -> list[Span]:

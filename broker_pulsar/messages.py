@@ -47,7 +47,9 @@ async def subscribe(
     """
     topic, ephemeral = subscription.topic, isinstance(subscription.subscription, Ephemeral)
     name = subscription_name(subscription.subscription)
-    if subscription.create or ephemeral:
+    if ephemeral:
+        await subscribing.create_ephemeral(connection, topic, name, subscription.start)
+    elif subscription.create:
         await subscribing.create(connection, topic, name, subscription.start)
     else:
         await subscribing.require(connection, topic, name)
@@ -55,13 +57,16 @@ async def subscribe(
     url, client = connection.topic(topic).url, connection.client
     kind = pulsar.ConsumerType.KeyShared if subscription.ordered_by_key else pulsar.ConsumerType.Shared
     queue = max(1, min(settings.receiver_queue, subscription.max_outstanding))
+    # Where it would be made anew: it was there, and others may have deleted it.
+    latest = ephemeral and subscription.start == "latest"
+    begin = pulsar.InitialPosition.Latest if latest else pulsar.InitialPosition.Earliest
     try:
         consumer = await connection.make(
             lambda: client.subscribe(
                 url,
                 name,
                 consumer_type=kind,
-                initial_position=pulsar.InitialPosition.Earliest,
+                initial_position=begin,
                 receiver_queue_size=queue,
                 negative_ack_redelivery_delay_ms=max(1, round(settings.nack_delay * 1000)),
                 batch_receive_policy=batch_policy(),
@@ -71,6 +76,8 @@ async def subscribe(
             lambda consumer: consumer.unsubscribe() if ephemeral else consumer.close(),
         )
     except Exception as error:
+        if ephemeral:
+            await subscribing.let_go(connection, topic, name)
         raise translate(error, f"Subscription {name!r} of topic {topic!r}") from error
     return PulsarMessageSource(connection, topic, name, consumer, ephemeral=ephemeral, on_close=on_close)
 
@@ -102,6 +109,7 @@ class PulsarMessageSource:
         self._interrupted = self._fetching = self._closed = False
         self._receiver = Receiver(consumer, self, self._what)
         self._unwatch = connection.watch.add(consumer.is_connected)
+        self._unkeep = connection.leftovers.watch(topic, name) if ephemeral else None
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
@@ -156,6 +164,8 @@ class PulsarMessageSource:
             return
         self._closed = True
         self._unwatch()
+        if self._unkeep is not None:
+            self._unkeep()
         self._waker.wake()
         try:
             await self._receiver.close(self._connection)

@@ -10,10 +10,11 @@ from urllib.parse import quote
 from broker.errors import InvalidName
 from broker.names import Ephemeral, NativeName
 
-__all__ = ["OURS", "TopicPath", "partition_number", "subscription_name", "topic_path"]
+__all__ = ["EPHEMERAL", "OURS", "TopicPath", "partition_number", "subscription_name", "topic_path"]
 
 OURS: Final = "anybroker-"
 """Begins the names of subscriptions that are nobody's: ephemeral ones and those of log readers."""
+EPHEMERAL: Final = f"{OURS}ephemeral-"
 _PARTITION: Final = re.compile(r"^(.*)-partition-(\d+)$")
 
 
@@ -71,4 +72,4 @@ def partition_number(url: str) -> int | None:
 
 def subscription_name(name: str | Ephemeral) -> str:
     """The subscription's name on the broker; each ephemeral one is new."""
-    return f"{OURS}ephemeral-{token_hex(8)}" if isinstance(name, Ephemeral) else str(name)
+    return f"{EPHEMERAL}{token_hex(8)}" if isinstance(name, Ephemeral) else str(name)

@@ -11,13 +11,16 @@ from typing import Any, Final, NamedTuple
 from broker.errors import BackendError, OffsetOutOfRange
 from broker_pulsar.client import MessageId, pulsar
 
-__all__ = ["LARGEST", "PER_ENTRY", "Place", "built_id", "offset_of", "pack", "unpack"]
+__all__ = ["LARGEST", "PER_ENTRY", "PER_LEDGER", "Place", "after", "built_id", "offset_of", "pack", "unpack"]
 
 _BATCH_BITS: Final = 12
 _ENTRY_BITS: Final = 20
 _LEDGER_BITS: Final = 31
+_BATCH_SIZE: Final = 6
+"""The field of Pulsar's `MessageIdData` that the client's id does not show."""
 PER_ENTRY: Final = 1 << _BATCH_BITS
 """Positions that one entry, which is one batch, takes."""
+PER_LEDGER: Final = PER_ENTRY << _ENTRY_BITS
 LARGEST: Final = (1 << (_BATCH_BITS + _ENTRY_BITS + _LEDGER_BITS)) - 1
 
 
@@ -57,6 +60,28 @@ def unpack(offset: int) -> Place:
 def offset_of(message_id: Any) -> int:
     """The offset of a message, from the client's id of it."""
     return pack(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index() + 1)
+
+
+def after(message_id: Any) -> int:
+    """Where what follows a message begins: in its batch, or with the next entry."""
+    offset = offset_of(message_id)
+    _, _, slot = unpack(offset)
+    if slot and slot < _batch_size(message_id.serialize()):
+        return offset + 1
+    return (offset // PER_ENTRY + 1) * PER_ENTRY
+
+
+def _batch_size(serialized: bytes) -> int:
+    """The size of its batch; 0 if the id does not tell. Its fields are whole numbers, all of them."""
+    numbers: list[int] = []
+    number = shift = 0
+    for byte in serialized:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(number)
+            number = shift = 0
+    return {tag >> 3: value for tag, value in zip(numbers[::2], numbers[1::2], strict=False)}.get(_BATCH_SIZE, 0)
 
 
 def built_id(partition: int, offset: int) -> MessageId:

@@ -51,10 +51,12 @@ _WAIT_FOR_EVER: Final = 2_000_000
 class _Sending:
     """The messages of one call that are on the way."""
 
-    __slots__ = ("_left", "_loop", "done", "results")
+    __slots__ = ("_left", "_loop", "done", "producers", "results")
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.results: list[Any] = [None] * count
+        self.producers: list[Producer] = []
+        """Those that they went to."""
         self._left = count
         self._loop = loop
         self.done: asyncio.Future[None] = loop.create_future()
@@ -113,7 +115,7 @@ class PulsarTarget:
             # Shielded, because the window opens again only when the broker has answered.
             await asyncio.shield(sending.done)
             self._read(messages, first, count, sending, outcomes)
-        await self._explain(outcomes)
+        await self._explain(outcomes, [producer for _, _, sending in sendings for producer in sending.producers])
         return outcomes
 
     async def close(self) -> None:
@@ -133,9 +135,14 @@ class PulsarTarget:
         sending = _Sending(len(messages), asyncio.get_running_loop())
         tell = sending.tell
         main = await self._producer(None)
+        sending.producers.append(main)
         for index, message in enumerate(messages):
             try:
-                producer = main if message.partition is None else await self._producer(message.partition)
+                producer = main
+                if message.partition is not None:
+                    producer = await self._producer(message.partition)
+                    if producer not in sending.producers:
+                        sending.producers.append(producer)
                 if message.plain and message.data is not None:
                     producer.send_async(
                         message.data,
@@ -248,7 +255,7 @@ class PulsarTarget:
             if result.value != _OKAY:
                 outcomes[at] = result_error(result, f"Publishing to topic {self._topic!r}")
                 if result.name in _GONE:
-                    self._forget_producers()
+                    self._forget_producers(sending.producers)
                 continue
             outcomes[at] = self._receipt(messages[at], message_id)
 
@@ -262,7 +269,7 @@ class PulsarTarget:
         offset = pack(ledger, message_id.entry_id(), message_id.batch_index() + 1)
         return Receipt(message.id or f"{partition}-{offset}", partition, offset)
 
-    async def _explain(self, outcomes: list[Receipt | BrokerError | None]) -> None:
+    async def _explain(self, outcomes: list[Receipt | BrokerError | None], used: Sequence[Producer]) -> None:
         """Where a whole call failed, find out whether the topic is there at all."""
         if not outcomes or not all(isinstance(outcome, BrokerError) for outcome in outcomes):
             return
@@ -270,19 +277,21 @@ class PulsarTarget:
             return
         missing = await self._connection.missing(self._topic)
         if missing is not None:
-            self._forget_producers()
+            self._forget_producers(used)
             raise missing
 
     # -- the end -------------------------------------------------------------------------------------------
 
     def _deleted(self, topic: str) -> None:
         if topic == self._topic:
-            self._forget_producers()
+            self._forget_producers(tuple(self._producers.values()))
 
-    def _forget_producers(self) -> None:
-        producers, self._producers = self._producers, {}
-        for producer in producers.values():
-            self._connection.later(partial(_close, producer))
+    def _forget_producers(self, used: Sequence[Producer]) -> None:
+        """Make these anew when they are needed next; what has taken their place since is left alone."""
+        for partition, producer in tuple(self._producers.items()):
+            if producer in used:
+                del self._producers[partition]
+                self._connection.later(partial(_close, producer))
 
     async def _drop_all(self) -> None:
         producers, self._producers = self._producers, {}

@@ -69,6 +69,7 @@ class PulsarRecordSource:
         self._waker = Waker()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._unwatch: Callable[[], object] = lambda: None
+        self._kept: list[Callable[[], None]] = []
         self._interrupted = self._fetching = self._closed = False
 
     async def open(self) -> None:
@@ -76,11 +77,14 @@ class PulsarRecordSource:
 
         :raises TopicNotFound: one of the topics does not exist.
         """
+        create = subscribing.create_ephemeral if self._ephemeral else subscribing.create
         for topic in dict.fromkeys(self._subscription.topics):
             start = "earliest" if topic in self._subscription.whole else self._subscription.start
-            await subscribing.create(self._connection, topic, self.group, start)
+            await create(self._connection, topic, self.group, start)
             logs = await self._connection.logs(topic)
             await asyncio.gather(*(self._join(topic, number, log) for number, log in enumerate(logs)))
+            if self._ephemeral:
+                self._kept.append(self._connection.leftovers.watch(topic, self.group))
         await self._look()
         self._unwatch = self._connection.watch.add(self._all_connected)
         self._start(self._watch())
@@ -359,7 +363,8 @@ class PulsarRecordSource:
         if self._closed:
             return
         self._closed = True
-        self._unwatch()
+        for unwatch in (self._unwatch, *self._kept):
+            unwatch()
         self._waker.wake()
         try:
             for task in self._tasks:

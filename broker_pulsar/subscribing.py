@@ -1,8 +1,13 @@
-"""Subscriptions on the broker: made where they begin, found, and deleted, over the HTTP API. No state."""
+"""Subscriptions on the broker: made where they begin, found, and deleted, over the HTTP API. No state.
+
+*Failure and cancellation.* A call that fails half-way, or a process that dies in it, may leave a subscription that is
+in some logs only, or not yet at its time; the same call again finishes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -11,31 +16,75 @@ from urllib.parse import quote
 from broker.errors import BrokerError, SubscriptionNotFound, TopicNotFound
 from broker.spi import Start
 from broker_pulsar.connection import Connection
-from broker_pulsar.names import OURS
+from broker_pulsar.names import OURS, TopicPath
 
-__all__ = ["create", "delete", "let_go", "listed", "milliseconds", "missing", "require"]
+__all__ = ["create", "create_ephemeral", "delete", "let_go", "listed", "milliseconds", "missing", "require"]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
+_MARK: Final = "anybroker-begins"
+"""A property of a subscription that has yet to be moved to where it begins: ledger and entry."""
+_MARK_LOOKS: Final = 10
+_MARK_PAUSE: Final = 0.1
+_UNDO_SECONDS: Final = 3.0
 
 
-async def create(connection: Connection, topic: str, name: str, start: Start) -> bool:
-    """Make a subscription that begins where `start` says; False if it was there, and stays as it is.
+async def create(connection: Connection, topic: str, name: str, start: Start) -> None:
+    """Make a subscription that begins where `start` says; one that is there stays as it is.
 
     :raises TopicNotFound: there is no such topic.
     """
     what = f"Subscription {name!r} of topic {topic!r}"
-    path = _path(connection, topic, name)
-    body = _LATEST if start == "latest" else "earliest"
-    if isinstance(start, datetime) and name in await _names(connection, topic):
-        return False
-    answer = await connection.http.request("PUT", path, what, body, allow=(409,))
-    # An earlier try that was refused may have made it: then it has not been moved to its time yet.
-    if answer.status == 409 and not (isinstance(start, datetime) and answer.tries > 1):
-        return False
     if isinstance(start, datetime):
-        await connection.http.request("POST", f"{path}/resetcursor/{milliseconds(start)}", what)
-    return True
+        logs = await connection.logs(topic)
+        await asyncio.gather(*(_create_at(connection, log, name, start, what) for log in logs))
+        return
+    body = _LATEST if start == "latest" else "earliest"
+    await connection.http.request("PUT", _path(connection.topic(topic), name), what, body, allow=(409,))
+
+
+async def _create_at(connection: Connection, log: TopicPath, name: str, start: datetime, what: str) -> None:
+    """The same for one log and a time, whose place in it the broker tells.
+
+    The broker makes a subscription at the end and then moves it. So it bears its place as a mark until it has been
+    moved, and whoever finds the mark there for long moves it.
+    """
+    http, path = connection.http, _path(log, name)
+    if name not in await _names(connection, log, what):
+        found = await http.get(f"{log.path}/messageid/{milliseconds(start)}", what)
+        place = {**_LATEST, "ledgerId": found["ledgerId"], "entryId": found["entryId"]}
+        mark = f"{place['ledgerId']}:{place['entryId']}"
+        answer = await http.request("PUT", path, what, {**place, "properties": {_MARK: mark}}, allow=(409,))
+        if answer.status != 409:
+            await http.request("PUT", f"{path}/properties", what, {})
+            return
+    place = None
+    for _ in range(_MARK_LOOKS):
+        properties: Mapping[str, str] = await http.get(f"{path}/properties", what) or {}
+        if _MARK not in properties:
+            return
+        ledger, _, entry = properties[_MARK].partition(":")
+        place = {**_LATEST, "ledgerId": int(ledger), "entryId": int(entry)}
+        await asyncio.sleep(_MARK_PAUSE)
+    await http.request("POST", f"{path}/resetcursor", what, place)
+    await http.request("PUT", f"{path}/properties", what, {})
+
+
+async def create_ephemeral(connection: Connection, topic: str, name: str, start: Start) -> None:
+    """As `create`, for one that is nobody else's: where it fails or is cancelled, none is left behind."""
+    making = asyncio.ensure_future(create(connection, topic, name, start))
+    try:
+        await asyncio.shield(making)
+    except BaseException:
+        # A request that is under way may make it still, and must be over before it is undone.
+        await asyncio.shield(asyncio.ensure_future(_undo(connection, topic, name, making)))
+        raise
+
+
+async def _undo(connection: Connection, topic: str, name: str, making: asyncio.Future[None]) -> None:
+    making.add_done_callback(lambda made: made.cancelled() or made.exception())
+    await asyncio.wait({making}, timeout=_UNDO_SECONDS)
+    await let_go(connection, topic, name)
 
 
 async def listed(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
@@ -44,7 +93,7 @@ async def listed(connection: Connection, topic: str, *, once: bool = False) -> S
     :param once: as `HttpApi.request` has it.
     :raises TopicNotFound: there is no such topic.
     """
-    names = await _names(connection, topic, once=once)
+    names = await _names(connection, connection.topic(topic), f"Topic {topic!r}", once=once)
     return sorted(name for name in names if not name.startswith((OURS, "__")))
 
 
@@ -62,7 +111,7 @@ async def delete(connection: Connection, topic: str, name: str, *, once: bool = 
     """
     what = f"Subscription {name!r} of topic {topic!r}"
     try:
-        await connection.http.request("DELETE", f"{_path(connection, topic, name)}?force=true", what, once=once)
+        await connection.http.request("DELETE", f"{_path(connection.topic(topic), name)}?force=true", what, once=once)
     except SubscriptionNotFound:
         return
 
@@ -87,11 +136,10 @@ def milliseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
-async def _names(connection: Connection, topic: str, *, once: bool = False) -> Sequence[str]:
-    path = connection.topic(topic).path
-    found = await connection.http.get(f"{path}/subscriptions", f"Topic {topic!r}", once=once)
+async def _names(connection: Connection, path: TopicPath, what: str, *, once: bool = False) -> Sequence[str]:
+    found = await connection.http.get(f"{path.path}/subscriptions", what, once=once)
     return [str(name) for name in found or ()]
 
 
-def _path(connection: Connection, topic: str, name: str) -> str:
-    return f"{connection.topic(topic).path}/subscription/{quote(name, safe='')}"
+def _path(path: TopicPath, name: str) -> str:
+    return f"{path.path}/subscription/{quote(name, safe='')}"
