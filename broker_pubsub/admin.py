@@ -100,7 +100,9 @@ class PubSubAdmin:
 
     async def list_topics(self) -> Sequence[str]:
         pages = self._pages(Methods.LIST_TOPICS, "topics", "Topics", project=self._names.project)
-        return sorted([self._names.topic_of(topic.name) async for topic in pages])
+        return sorted(
+            [self._names.topic_of(each.name) async for each in pages if not self._names.is_temporary(each.name)]
+        )
 
     async def describe_topic(self, name: str) -> TopicInfo:
         return _topic_info(name, await self._get_topic(name))
@@ -185,11 +187,13 @@ class PubSubAdmin:
     async def ensure_schema(self, name: str, definition: str, kind: Literal["avro", "protobuf"] = "avro") -> None:
         """Make a schema if it is missing; a topic made with `schema=name` refuses what does not fit it.
 
+        :raises InvalidName: the name is neither portable nor a schema's.
         :raises InvalidSetting: the kind is another.
         """
         if kind not in _SCHEMA_TYPES:
             raise InvalidSetting(f"kind is {kind!r}", advice="It takes 'avro' or 'protobuf'")
-        request = request_of(Methods.CREATE_SCHEMA, parent=self._names.project, schema_id=name)
+        parent, _, own = self._names.schema(name).rpartition("/schemas/")
+        request = request_of(Methods.CREATE_SCHEMA, parent=parent, schema_id=own)
         request.schema.type_ = _SCHEMA_TYPES[kind]
         request.schema.definition = definition
         try:

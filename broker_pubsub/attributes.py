@@ -142,6 +142,9 @@ class PubSubView:
     def native(self, raw: Any, /) -> Any:
         return raw
 
+    tells_offsets = False
+    """What `stamps` tells first is no place in a log: ids are in no order."""
+
     def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
         """The server's id and time, in microseconds since 1970, of each: no other message of the topic has both."""
         return (

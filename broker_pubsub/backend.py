@@ -38,6 +38,7 @@ from broker_pubsub.admin import PubSubAdmin
 from broker_pubsub.attributes import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES
 from broker_pubsub.batching import MAX_REQUEST
 from broker_pubsub.connection import Connection
+from broker_pubsub.emulators import keeps_history
 from broker_pubsub.messages import PubSubMessageSource
 from broker_pubsub.publishing import PubSubTarget
 from broker_pubsub.settings import PubSubSettings
@@ -60,6 +61,7 @@ class PubSubBackend:
         self._settings = settings
         self._connection = Connection(settings, hooks)
         self._sources: list[PubSubMessageSource] = []
+        self._history = settings.topic_retention > 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -87,7 +89,7 @@ class PubSubBackend:
                 native_delay=LONGEST_DELAY,
                 ordered_delivery=settings.orders_subscriptions,
                 key_affinity=settings.orders_subscriptions,
-                history=settings.topic_retention > 0,
+                history=self._history,
                 start_time=True,
             ),
             durable=settings.emulator is None,
@@ -104,6 +106,9 @@ class PubSubBackend:
     async def open(self) -> None:
         try:
             await self._connection.open()
+            if self._settings.emulator is not None and self._history:
+                # The service's documentation tells of the service alone.
+                self._history = await keeps_history(self._connection)
         except BaseException:
             await self.close()
             raise

@@ -2,7 +2,8 @@
 
 By unary pulls, only as much comes as `fetch` has room for; a pull that no fetch stands behind for a moment is taken
 back. What comes beyond that, by bytes or from a stream, waits here with its lease renewed and is the next fetch's, or
-is given back at close. The lease clock is ours: a message held longer than its ack deadline is reported lost and not
+is given back at close; from a stream at most as much again as `max_outstanding` and the most bytes of a fetch, and one
+answer of the server. The lease clock is ours: a message held longer than its ack deadline is reported lost and not
 settled, because a subscription without exactly-once delivery takes every ack alike.
 """
 
@@ -60,7 +61,10 @@ class PubSubMessageSource:
         self._sets_lease = made.ack_deadline_seconds != self._lease
         self._first_lease = CERTAIN * min(self._lease, made.ack_deadline_seconds)
         self._settler = Settler(connection, self._path, self._name, self._lease)
-        self._puller = self._make_puller(max_outstanding)
+        self._max_outstanding = max_outstanding
+        self._max_bytes = 0
+        """As many as a fetch was ever for."""
+        self._puller = self._make_puller()
         self._buffer: list[Message[Any]] = []
         self._mean = 1.0
         self._waker = Waker()
@@ -72,15 +76,18 @@ class PubSubMessageSource:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    def _make_puller(self, max_outstanding: int) -> Puller:
+    def _make_puller(self) -> Puller:
         where = (self._connection, self._path, self._name, self._arrived, self._fail)
         if self._connection.settings.pull_mode == "unary":
             return UnaryPuller(*where)
-        return StreamPuller(*where, lease=self._lease, max_outstanding=max_outstanding)
+        return StreamPuller(
+            *where, lease=self._lease, max_outstanding=self._max_outstanding, full=lambda: self._is_full()
+        )
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
         self._fetching = True
+        self._max_bytes = max(self._max_bytes, max_bytes)
         deadline = 0.0
         try:
             while True:
@@ -98,7 +105,7 @@ class PubSubMessageSource:
                 if now >= deadline:
                     return []
                 # Bytes cannot be asked for: the mean of what came tells how many messages they are.
-                self._puller.ask(max(1, min(max_messages, int(max_bytes / self._mean))))
+                self._puller.ask(max(1, min(max_messages, int(max_bytes / self._mean))), max_bytes)
                 await self._waker.wait(deadline - now)
                 self._check_open()
         finally:
@@ -150,9 +157,13 @@ class PubSubMessageSource:
             for task in self._tasks:
                 task.cancel()
 
-    def _arrived(self, received: Sequence[Any]) -> None:
+    def _is_full(self) -> bool:
+        held = self._buffer
+        return len(held) >= self._max_outstanding or sum([message.size for message in held]) >= self._max_bytes
+
+    def _arrived(self, received: Sequence[Any], since: float | None = None) -> None:
         # The hot path: called for every answer of the server.
-        until = monotonic() + self._first_lease
+        until = (since or monotonic()) + self._first_lease
         topic, view, total = self._topic, VIEW, 0
         append = self._buffer.append
         for raw in received:
@@ -194,6 +205,7 @@ class PubSubMessageSource:
         size = sum([message.size for message in buffer])
         if len(buffer) <= max_messages and size <= max_bytes:
             self._buffer = []
+            self._puller.taken()
             return buffer
         number = size = 0
         for message in buffer[:max_messages]:
@@ -203,6 +215,7 @@ class PubSubMessageSource:
             number += 1
         taken = buffer[:number]
         del buffer[:number]
+        self._puller.taken()
         return taken
 
     def _idle(self) -> None:

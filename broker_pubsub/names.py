@@ -87,9 +87,13 @@ class Names:
         """The path of a subscription that nobody keeps."""
         return f"{self._project}/subscriptions/{_TEMPORARY}{token}"
 
+    def temporary_topic(self, token: str) -> str:
+        """The path of a topic that is gone in a moment."""
+        return f"{self._topics}{_TEMPORARY}{token}"
+
     def is_temporary(self, path: str) -> bool:
         """Whether it is one of those."""
-        return path.startswith(f"{self._project}/subscriptions/{_TEMPORARY}")
+        return path.startswith((f"{self._project}/subscriptions/{_TEMPORARY}", f"{self._topics}{_TEMPORARY}"))
 
     def snapshot(self, name: str) -> str:
         """The path of a snapshot; portable and native names as for topics."""

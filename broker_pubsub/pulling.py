@@ -33,7 +33,25 @@ _EOF: Final[Any] = vars(grpc.aio)["EOF"]
 EMULATOR_TIMEOUT: Final = 1.15
 """Seconds; the emulator answers with nothing a second before the end of a call."""
 
-Arrived = Callable[[Sequence[Any]], None]
+SHORTEST_STREAM_LEASE: Final = 10
+"""Seconds; the service takes no less for a stream."""
+_LASTING: Final = 5.0
+"""Seconds after which the end of a stream is no failure to open it."""
+_LONGEST_WAITS: Final = 10
+"""The longest pause before another is opened, in those of a connection."""
+_WAITED: Final = 0.02
+"""A read that took longer, in seconds, had to wait for the server."""
+
+
+class Arrived(Protocol):
+    def __call__(self, received: Sequence[Any], since: float | None = None) -> None:
+        """Messages came.
+
+        :param since: when the oldest of them may have been sent, if that was not just now.
+        """
+        ...
+
+
 Failed = Callable[[BrokerError], None]
 
 
@@ -45,7 +63,12 @@ class Puller(Protocol):
         """Whether messages may come."""
         ...
 
-    def ask(self, number: int) -> None: ...
+    def ask(self, number: int, max_bytes: int) -> None: ...
+
+    def taken(self) -> None:
+        """The source holds less."""
+        ...
+
     def park(self) -> None: ...
     async def parked(self) -> None:
         """Return when what was taken back has ended."""
@@ -74,9 +97,12 @@ class UnaryPuller:
     def asking(self) -> bool:
         return self._task is not None
 
-    def ask(self, number: int) -> None:
+    def ask(self, number: int, max_bytes: int) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._pull(min(number, MAX_PULL)))
+
+    def taken(self) -> None:
+        pass
 
     def park(self) -> None:
         task, self._task = self._task, None
@@ -133,7 +159,13 @@ class UnaryPuller:
 
 
 class StreamPuller:
-    """Keeps one stream open; the server sends as it likes, within the bounds that it was told and may not heed."""
+    """Keeps one stream open; the server sends as it likes, within the bounds that it was told and may not heed.
+
+    Where it does not heed them the stream is not read while the source is full, and ended if that lasts: what was on
+    its way then comes again after its deadline. A stream that ends soon is opened again after growing pauses.
+
+    :param full: whether the source holds as much as it may.
+    """
 
     def __init__(
         self,
@@ -145,23 +177,32 @@ class StreamPuller:
         *,
         lease: int,
         max_outstanding: int,
+        full: Callable[[], bool],
     ) -> None:
         self._connection = connection
         self._path = path
         self._name = name
         self._arrived = arrived
         self._failed = failed
-        self._lease = max(10, lease)
+        self._lease = max(SHORTEST_STREAM_LEASE, lease)
         self._max_outstanding = max_outstanding
+        self._max_bytes = 0
+        self._full = full
+        self._room = asyncio.Event()
+        self._pause = 0.0
         self._task: asyncio.Task[None] | None = None
 
     @property
     def asking(self) -> bool:
         return self._task is not None
 
-    def ask(self, number: int) -> None:
+    def ask(self, number: int, max_bytes: int) -> None:
+        self._max_bytes = max(self._max_bytes, max_bytes)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._read(), name="broker-pubsub-stream")
+
+    def taken(self) -> None:
+        self._room.set()
 
     def park(self) -> None:
         # What is on the stream is ours already; it stays open and the source holds what comes.
@@ -180,6 +221,9 @@ class StreamPuller:
     async def _read(self) -> None:
         error: BrokerError | None = None
         stream: Any = None
+        await asyncio.sleep(self._pause)
+        wait = self._connection.settings.reconnect_wait
+        begin, self._pause = monotonic(), min(max(wait, 2 * self._pause), _LONGEST_WAITS * wait)
         try:
             stream = self._connection.stream(Methods.STREAMING_PULL, self._path)
             await stream.write(
@@ -187,11 +231,10 @@ class StreamPuller:
                     subscription=self._path,
                     stream_ack_deadline_seconds=self._lease,
                     max_outstanding_messages=self._max_outstanding,
+                    max_outstanding_bytes=self._max_bytes,
                 )
             )
-            while (response := await stream.read()) is not _EOF:
-                if response.received_messages:
-                    self._arrived(response.received_messages)
+            await self._read_on(stream)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as failure:
             # The server ends a stream now and then; the next `ask` opens another.
             if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -199,8 +242,41 @@ class StreamPuller:
         finally:
             if stream is not None:
                 stream.cancel()
+        if monotonic() - begin > _LASTING:
+            self._pause = 0.0
         self._task = None
         if error is not None:
             self._failed(error)
         else:
             self._arrived(())
+
+    async def _read_on(self, stream: Any) -> None:
+        """Read until the server ends it, or so long is not read that what is on its way is not surely ours."""
+        behind: float | None = None
+        while True:
+            begin = monotonic()
+            response = await stream.read()
+            if response is _EOF:
+                return
+            if monotonic() - begin > _WAITED:
+                behind = None  # Nothing was on its way.
+            if not response.received_messages:
+                continue
+            self._pause = 0.0
+            self._arrived(response.received_messages, behind)
+            if self._full():
+                behind = behind or monotonic()
+                if not await self._has_room(behind + self._lease / 2):
+                    # An emulator that is told so gives what was on its way to others sooner than after a cancellation.
+                    await stream.done_writing()
+                    return
+
+    async def _has_room(self, until: float) -> bool:
+        while self._full():
+            self._room.clear()
+            try:
+                async with asyncio.timeout(until - monotonic()):
+                    await self._room.wait()
+            except TimeoutError:
+                return False
+        return monotonic() < until
