@@ -27,6 +27,7 @@ from broker.errors import (
     InvalidSetting,
     NotAuthorized,
     NotFound,
+    OperationTimeout,
 )
 from broker.hooks import Connected, Disconnected, Hooks
 from broker_servicebus import privates
@@ -38,6 +39,8 @@ __all__ = ["Connection"]
 _AMQPS: Final = 5671
 _AMQP: Final = 5672
 _HTTPS: Final = 443
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 _GREETING: Final = b"AMQP\x03\x01\x00\x00"
 
 
@@ -101,7 +104,7 @@ class Connection:
         await self._reach()
         # Who may not administer may still send and receive.
         with contextlib.suppress(NotAuthorized):
-            await self.request("Connecting", lambda admin: admin.get_namespace_properties())
+            await self.request("Connecting", lambda admin: admin.get_namespace_properties(), once=True)
         self._up = True
         if self.hooks.listening:
             self.hooks.emit(Connected(server=self.host))
@@ -203,16 +206,29 @@ class Connection:
         ask: Callable[[ServiceBusAdministrationClient], Awaitable[Any]],
         *,
         missing: type[NotFound] | None = None,
+        once: bool = False,
     ) -> Any:
-        """Ask the administration endpoint.
+        """Ask the administration endpoint; what it cannot do for now is asked again until `request_timeout` is over.
 
+        :param ask: may be called again after an answer that was lost.
+        :param once: ask once.
         :raises BrokerError: what it answered, or that it did not.
         """
-        try:
-            async with asyncio.timeout(self.settings.request_timeout):
-                return await ask(self.admin)
-        except Exception as error:
-            raise (classify(error, what, missing=missing) if missing else classify(error, what)) from None
+        loop = asyncio.get_running_loop()
+        until, pause = loop.time() + self.settings.request_timeout, _FIRST_PAUSE
+        refused: BrokerError | None = None
+        while True:
+            try:
+                async with asyncio.timeout_at(until):
+                    return await ask(self.admin)
+            except Exception as error:
+                told = classify(error, what, missing=missing) if missing else classify(error, what)
+                # Why it was refused before says more than that time is over.
+                refused = refused if refused is not None and isinstance(told, OperationTimeout) else told
+            if once or not refused.retriable or loop.time() + pause >= until:
+                raise refused from None
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     # What breaks and comes back.
 

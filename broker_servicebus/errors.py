@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 
 from aiohttp import ClientConnectorCertificateError, ClientError
@@ -24,6 +25,8 @@ from broker.errors import (
 
 __all__ = ["classify", "is_broken", "is_busy", "management_error"]
 
+_DETAIL = re.compile(r"<Detail>([^<]*)")
+_NO_RIGHT = ("claim", "unauthorized access")
 _BUSY = "The namespace throttles: it is asked again later; fewer or larger batches, or a larger tier, avoid it"
 
 
@@ -83,8 +86,11 @@ def management_error(error: core.AzureError, what: str, *, missing: type[NotFoun
     if isinstance(error, core.ResourceNotFoundError):
         return missing(f"{what}: it does not exist", native=error)
     if isinstance(error, core.ClientAuthenticationError):
-        if "claim" in text.lower():
-            return NotAuthorized(f"{what}: {text}", native=error, advice="Administration needs the Manage claim")
+        # Who is known and may not do it gets the same 401, and the reason is in the body of the answer.
+        detail = _DETAIL.search(str(error))
+        reason = detail.group(1).rstrip(".") if detail else text
+        if any(each in reason.lower() for each in _NO_RIGHT):
+            return NotAuthorized(f"{what}: {reason}", native=error, advice="Administration needs the Manage claim")
         return AuthenticationFailed(f"{what}: the namespace refused the credentials", native=error)
     if isinstance(error, core.ServiceRequestError | core.ServiceResponseError):
         return ConnectionFailed(f"{what}: {text}", native=error)

@@ -2,9 +2,10 @@
 
 A slot accepts the next session that is free, hands its messages over, and lets it go when it has been empty for
 `session_idle` seconds and all that came of it is settled; then it accepts another. There is one slot more than sessions
-are held, up to `max_sessions`, each with a connection of its own. A session's lock covers all of its messages: where
-it is lost, they all are, and whoever gets the session next has them in order. Closing goes on where its caller is
-cancelled.
+are held, up to `max_sessions`, each with a connection of its own. From an interruption to the next fetch no session is
+accepted, nothing more is received, and a session of which nothing is held is let go. A session's lock covers all of its
+messages: where it is lost, they all are, and whoever gets the session next has them in order. Closing goes on where its
+caller is cancelled.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class SessionSource:
         self._arrivals: deque[Message[Any]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = 0
-        self._busy = 0
+        self._opening: asyncio.Task[None] | None = None
+        self._slots: set[_Slot] = set()
         self._wake = asyncio.Event()
         self._interrupted = False
         self._failure: BrokerError | None = None
@@ -128,7 +130,10 @@ class SessionSource:
         self._check_open()
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
-        self._interrupted = False
+        if self._interrupted:
+            self._interrupted = False
+            for slot in self._slots:
+                slot.changed.set()
         while True:
             if taken := take_from(self._arrivals, max_messages, max_bytes):
                 return taken
@@ -150,12 +155,17 @@ class SessionSource:
     def interrupt(self) -> None:
         self._interrupted = True
         self._wake.set()
+        if self._opening is not None:
+            self._opening.cancel()
+        for slot in self._slots:
+            slot.wire.interrupt()
+            slot.changed.set()
 
     # Sessions.
 
     def _spawn(self) -> None:
         """Have one slot that waits for a session, as long as there may be more."""
-        if self._closed or self._accepting or self._busy >= self._most:
+        if self._closed or self._interrupted or self._accepting or len(self._slots) >= self._most:
             return
         self._accepting += 1
         task = asyncio.get_running_loop().create_task(self._serve())
@@ -174,8 +184,10 @@ class SessionSource:
         finally:
             self._accepting -= 1
         if slot is None:
+            if self._failure is None:
+                self._spawn()  # It was interrupted, and a fetch may have begun meanwhile.
             return
-        self._busy += 1
+        self._slots.add(slot)
         self._spawn()
         try:
             await self._drain(slot)
@@ -189,7 +201,7 @@ class SessionSource:
             try:
                 await slot.wire.close()
             finally:
-                self._busy -= 1
+                self._slots.discard(slot)
                 self._spawn()
                 self._wake.set()
 
@@ -197,7 +209,7 @@ class SessionSource:
         """The next session that is free; none at the end, or where it cannot be had."""
         pause = _PAUSE
         slot: _Slot | None = None
-        while slot is None and not self._closed:
+        while slot is None and not self._closed and not self._interrupted:
             wire = Wire(
                 self.connection,
                 lambda: self._make(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=_ACCEPT_SECONDS),
@@ -207,8 +219,8 @@ class SessionSource:
                 open_seconds=_ACCEPT_SECONDS,
             )
             try:
-                await wire.open()
-                slot = _Slot(self, wire, self._lock_seconds, self._name)
+                if await self._opened(wire):
+                    slot = _Slot(self, wire, self._lock_seconds, self._name)
             except OperationTimeout:
                 pause = _PAUSE  # no session is free
             except BrokerError as error:
@@ -223,14 +235,34 @@ class SessionSource:
                     await wire.close()
         return slot
 
+    async def _opened(self, wire: Wire) -> bool:
+        """Open it; False if that was interrupted, and the session, if there was one, let go."""
+        self._opening = opening = asyncio.get_running_loop().create_task(wire.open())
+        try:
+            await asyncio.wait({opening})
+        finally:
+            self._opening = None
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+        if opening.cancelled():
+            return False
+        opening.result()
+        return True
+
     async def _drain(self, slot: _Slot) -> None:
         idle = self.connection.settings.session_idle
         while not self._closed:
             # With as much held as may be nothing is received, and so nothing told of it.
             if slot.lost or slot.until < monotonic():
                 raise LeaseLost(f"{self._name}: the lock of a session ended")
+            if self._interrupted:
+                if self.connection.fast:
+                    await slot.wire.give_back()
+                if not slot.held:
+                    return
             room = self._each - len(slot.held)
-            if room > 0:
+            if room > 0 and not self._interrupted:
                 natives = await slot.wire.receive(room, min(idle, slot.lock_seconds / 4))
                 if slot.lost:
                     continue

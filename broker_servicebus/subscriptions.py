@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import ResourceExistsError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker.errors import BrokerError, NotFound, SubscriptionNotFound, TopicNotFound
+from broker.errors import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound, TopicNotFound
 from broker.names import check_name
 from broker.redrive import REDRIVE_SUBSCRIPTION
 from broker_servicebus import entities
@@ -151,6 +151,7 @@ async def subscribe(
     :param sessions: keys are to be kept in order, for which a subscription that is made has sessions.
     :param only_mine: it is ephemeral, and goes some minutes after its consumer died.
     :raises SubscriptionNotFound: it is missing, and is not to be created.
+    :raises BrokerError: the administration endpoint does not tell; but who may not ask it consumes what is there.
     """
     wanted = connection.settings.lease_seconds
     try:
@@ -163,10 +164,11 @@ async def subscribe(
             options["auto_delete_on_idle"] = _EPHEMERAL_IDLE
         place = Place(entity_name(topic), subscription_name(name), dead=False)
         described = await ensure(connection, topic, place.entity, name, options)
-    except BrokerError as error:
-        if isinstance(error, NotFound) or wanted is not None:
+    except NotAuthorized:
+        if wanted is not None:
             raise
-        # Who may not administer consumes what is there.
+        # Who may not administer consumes what is there, and the link tells whether it is. Any other failure tells
+        # nothing of what is there, not even that it has no sessions.
         entity, path, dead = split_path(topic)
         own = path if path or name in _QUEUE_SUBSCRIPTIONS else subscription_name(name)
         return Subscribed(Place(entity, own, dead), _SHORTEST_LOCK, sessions and not dead)
