@@ -40,6 +40,7 @@ PAYLOAD: Final = "payload"
 REASON: Final = "reason"
 
 _READ: Final = "__read"
+_LONG: Final = "__long"
 _MADE: Final = "__made"
 _CORRUPT: Final = "corrupt"
 _OPTIONS: Final = {
@@ -56,6 +57,12 @@ _PATTERNS: Final[dict[type[DataType], str]] = {
     DateType: r"^\d{4}-\d{2}-\d{2}$",
 }
 _FLOATS: Final = (DoubleType, FloatType)
+_EXPONENT: Final = r"^-?\d+(\.\d+)?[eE][+-]?\d{1,4}$"
+_LONG_NUMBER: Final = r"(?:\d{16,}|(?=[\d.]{17,})\d+\.\d+)[eE]|[\d.]{39,}"
+"""Of all that could be a number with more digits than a double has, which is what Spark makes of it: those with an
+exponent, and those with more digits than a decimal has."""
+_DOUBLE_DIGITS: Final = 15
+"""As many digits of a number as a double keeps, whatever they are."""
 _UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 
 
@@ -125,7 +132,11 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     one = StructType([*cast("StructType", _read_type(structure)), StructField(name, LongType())])
     schema = StructType([StructField("v", ArrayType(one)), StructField(_CORRUPT, StringType())])
     # Behind a generator each is evaluated once, not once for each field that looks at it.
-    read = frame.select("*", F.explode(F.array(F.from_json(wrapped, schema, _OPTIONS))).alias(_READ))
+    read = frame.select(
+        "*",
+        F.explode(F.array(F.from_json(wrapped, schema, _OPTIONS))).alias(_READ),
+        text.rlike(_LONG_NUMBER).alias(_LONG),
+    )
     values = F.col(f"{_READ}.v")
     value = F.get(values, F.lit(1))
     marked = [F.get(values, F.lit(place)).getField(name).eqNullSafe(F.xxhash64(text)) for place in (0, 2)]
@@ -221,10 +232,7 @@ def _changes(node: Node) -> bool:
 def _leaf(node: Leaf, raw: Column) -> Column:
     found = raw
     if isinstance(node.type, DecimalType):
-        whole, fraction = node.type.precision - node.type.scale, node.type.scale
-        text = raw.cast("string")
-        digits = rf"^-?0*\d{{0,{whole}}}(\.\d{{0,{fraction}}}0*)?$"
-        found = F.when(text.rlike(digits) & text.rlike(r"\d"), text.try_cast(node.type))
+        found = _decimal(node.type, raw)
     elif _is_variant(node):
         text = F.when(F.schema_of_variant(raw) == "STRING", raw.cast("string"))
         pattern = _UUID if node.uuid else _PATTERNS.get(type(node.type))
@@ -240,6 +248,21 @@ def _leaf(node: Leaf, raw: Column) -> Column:
         # Spark makes this of a number that does not fit.
         found = F.when(F.abs(raw) != float("inf"), raw)
     return F.when(found.isin(*node.allowed), found) if node.allowed else found
+
+
+def _decimal(type: DecimalType, raw: Column) -> Column:
+    """The number that was written, and never one that is near it."""
+    text = raw.cast("string")
+    whole, fraction = type.precision - type.scale, type.scale
+    digits = text.rlike(rf"^-?0*\d{{0,{whole}}}(\.\d{{0,{fraction}}}0*)?$") & text.rlike(r"\d")
+    # The cast rounds what is behind the scale, and makes null of what is too large.
+    behind = F.length(F.regexp_extract(text, r"\.(\d*?)0*[eE]", 1))
+    exponent = F.regexp_extract(text, r"[eE]([+-]?\d+)$", 1).try_cast("int")
+    exact = digits | (text.rlike(_EXPONENT) & (behind - exponent <= fraction))
+    # A number that is none of Spark's decimals was made a double.
+    significant = F.length(F.regexp_replace(text, r"^-?[0.]+|[-.]|[eE].*$", ""))
+    whole_number = (F.schema_of_variant(raw) != "DOUBLE") | (~F.col(_LONG) & (significant <= _DOUBLE_DIGITS))
+    return F.when(exact & whole_number, text.try_cast(type))
 
 
 def _problem(node: Node, raw: Column, made: Column, required: bool, path: str) -> Column | None:

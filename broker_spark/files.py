@@ -1,7 +1,8 @@
 """Files that are whole or not there, in one directory of a disk or an object store. Blocking.
 
 On a local disk a file is written under another name, synced, renamed, and its directory synced: what `write` returned
-from outlasts a loss of power. Stores of objects show an object when it is complete; other file systems get a rename.
+from outlasts a loss of power. Stores of objects show an object when it is complete. Of others, such as HDFS, no
+more is asked than that a file can be renamed to a name that is free.
 *Concurrency.* Any thread. *Failure.* OSError of the file system; a missing file is FileNotFoundError.
 """
 
@@ -27,6 +28,10 @@ _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
 _HALF: Final = ".half"
 """What the name of a file ends with that is not whole yet."""
+_NEXT: Final = ".next"
+"""What the name of a file ends with that is whole, and on its way to the place of the one before."""
+_LOOKS: Final = 3
+"""How often both names of a file are tried before it counts as missing."""
 
 Fill = Callable[[Any], object]
 """Writes what is to be in a file into it."""
@@ -77,7 +82,11 @@ class Files(ABC):
 
     @abstractmethod
     def write(self, name: str, fill: Fill) -> None:
-        """Write a file, or replace it; when this returns it is durable and all see it."""
+        """Write a file, or put it in the place of the one before; when this returns it is durable and all see it.
+
+        Whoever reads meanwhile, and whoever comes after a process that ended in the midst of it, finds one of the two,
+        and finds it whole. Of one name there is one writer at a time.
+        """
 
     @abstractmethod
     def open(self, name: str) -> Any:
@@ -153,7 +162,12 @@ class LocalFiles(Files):
 
 
 class StoredFiles(Files):
-    """On any file system of pyarrow."""
+    """On any file system of pyarrow.
+
+    Where an object is not there at once, `move` is only used to a name that is free: to one that is taken it may be
+    refused, or removes what is there before (as pyarrow's of HDFS does), which a reader or a crash would find missing.
+    So what is new waits under a name that stands for the file while it has no other.
+    """
 
     def __init__(self, system: Any, root: str) -> None:
         self._fs = system
@@ -171,22 +185,55 @@ class StoredFiles(Files):
         with self._fs.open_output_stream(target) as stream:
             stream.write(whole.getvalue())
         if not self._atomic:
-            self._fs.move(target, path)
+            self._put(target, path)
+
+    def _put(self, half: str, path: str) -> None:
+        """Have a whole file stand for `path`, and nothing else be there."""
+        following = f"{path}{_NEXT}"
+        if self._is_there(following):
+            # Of a process that ended: it is what there is, unless the one before it is still there.
+            if self._is_there(path):
+                self._fs.delete_file(following)
+            else:
+                self._fs.move(following, path)
+        if self._is_there(path):
+            self._fs.move(half, following)
+            self._fs.delete_file(path)
+            half = following
+        self._fs.move(half, path)
 
     def open(self, name: str) -> Any:
-        return self._fs.open_input_file(self._path(name))
+        path = self._path(name)
+        # Between the two looks it may have been renamed from the second name to the first.
+        for each in () if self._atomic else (path, f"{path}{_NEXT}") * _LOOKS:
+            with suppress(FileNotFoundError):
+                return self._fs.open_input_file(each)
+        return self._fs.open_input_file(path)
 
     def names(self, directory: str) -> list[str]:
-        found = [path.rpartition("/")[2] for path in self._paths(directory)]
+        found = {path.rpartition("/")[2] for path in self._paths(directory)}
+        if not self._atomic:
+            found = {name.removesuffix(_NEXT) for name in found}
         return sorted(name for name in found if not name.endswith(_HALF))
 
     def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._fs.delete_file(self._path(name))
+        path = self._path(name)
+        # What stands for it first: else that would be the file from then on.
+        for each in (path,) if self._atomic else (f"{path}{_NEXT}", path):
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(each)
 
     def age(self, name: str) -> float:
-        stamp = self._fs.get_file_info(self._path(name)).mtime_ns
+        path = self._path(name)
+        stamp = self._fs.get_file_info(path).mtime_ns
+        if not stamp and not self._atomic:
+            stamp = self._fs.get_file_info(f"{path}{_NEXT}").mtime_ns
         return 0.0 if not stamp else max(0.0, time() - stamp / 1e9)
+
+    def _is_there(self, path: str) -> bool:
+        from pyarrow import fs
+
+        return self._fs.get_file_info(path).type == fs.FileType.File
 
     def sweep(self, directory: str, below: str | None = None) -> None:
         for path in self._paths(directory):

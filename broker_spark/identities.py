@@ -21,6 +21,8 @@ from broker_spark.topics import chosen_topics, identity_of
 __all__ = ["Identities"]
 
 _FILE: Final = "anybroker-topics.json"
+_NEXT: Final = ".next"
+"""What the name ends with of a file that is whole, and stands for one that was removed to make room for it."""
 _TASKS: Final = "#tasks"
 """Which is the name of no source and of no topic."""
 
@@ -42,8 +44,7 @@ class Identities:
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
-        path, files = self._place
-        return _read(files, path) if files.exists(path) else {}
+        return _read(*self._place)
 
     @cached_property
     def _has_batches(self) -> bool:
@@ -95,8 +96,7 @@ class Identities:
     def keep(self) -> None:
         """Write down what the checked sources are of, if that is news."""
         if self._now and (told := {**self._kept, **self._now}) != self._kept:
-            path, files = self._place
-            _write(files, path, told)
+            _write(*self._place, told)
 
 
 def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -106,20 +106,40 @@ def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
     return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
-def _read(files: Any, path: Any) -> dict[str, Any]:
-    stream = files.open(path)
-    try:
-        return json.loads(bytes(stream.readAllBytes()))
-    finally:
-        stream.close()
+def _read(path: Any, files: Any) -> dict[str, Any]:
+    """What was written last; nothing if that is missing."""
+    for each in (path, path.suffix(_NEXT)):
+        if files.exists(each):
+            stream = files.open(each)
+            try:
+                return json.loads(bytes(stream.readAllBytes()))
+            finally:
+                stream.close()
+    return {}
 
 
-def _write(files: Any, path: Any, told: dict[str, Any]) -> None:
-    half = path.suffix(".half")
+def _write(path: Any, files: Any, told: dict[str, Any]) -> None:
+    """Put it in the place of what is there. A process that ends meanwhile leaves one of the two.
+
+    Not every file system renames to a name that is taken, so what is new has a second name until the first one is free.
+    """
+    half, following = path.suffix(".half"), path.suffix(_NEXT)
     stream = files.create(half, True)
     try:
         stream.write(bytearray(json.dumps(told).encode()))
     finally:
         stream.close()
-    files.delete(path, False)
-    files.rename(half, path)
+    if files.exists(following) and not files.exists(path):
+        # Of a process that ended: it is what there is.
+        _rename(files, following, path)
+    if files.exists(path):
+        files.delete(following, False)
+        _rename(files, half, following)
+        files.delete(path, False)
+        half = following
+    _rename(files, half, path)
+
+
+def _rename(files: Any, old: Any, new: Any) -> None:
+    if not files.rename(old, new):
+        raise OSError(f"{old} could not be renamed to {new}")

@@ -25,7 +25,7 @@ from broker_spark.log_reading import read_range
 from broker_spark.offsets import Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range, ranges
-from broker_spark.topics import TopicLog, check_log, check_order, chosen_topics, look, mean_size, resolve
+from broker_spark.topics import TopicLog, check_found, check_log, check_order, chosen_topics, look, mean_size, resolve
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
 
@@ -41,14 +41,17 @@ class LogBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks.
 
-        :raises ConfigurationError: the start lies behind the end, or is none of this topic.
+        :raises ConfigurationError: the start lies behind the end, or is none of these topics.
         :raises TopicNotFound: there is no such topic.
         """
         options = self._options
         bus = bus_of(options.url)
         shared = check_log(bus)
+        topics = chosen_topics(bus, options)
+        check_found("start", options.start, topics)
+        check_found("end", options.end, topics)
         found: list[Range] = []
-        for name in chosen_topics(bus, options):
+        for name in topics:
             log = look(bus, name, shared=shared)
             start = resolve(bus, "start", options.start, log)
             end = resolve(bus, "end", options.end, log)
@@ -75,12 +78,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Since when there are rows, but fewer than minRows."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed."""
+        """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed.
+
+        :raises ConfigurationError: the start is none of these topics.
+        """
         bus, shared = self._bus()
-        start = self._options.start
-        topics = {
-            log.name: TopicOffsets(log.identity, resolve(bus, "start", start, log)) for log in self._logs(bus, shared)
-        }
+        start, logs = self._options.start, self._logs(bus, shared)
+        check_found("start", start, [log.name for log in logs])
+        topics = {log.name: TopicOffsets(log.identity, resolve(bus, "start", start, log)) for log in logs}
         return Offsets(bus.capabilities.backend, topics, initial=True, shared=shared).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -76,6 +76,11 @@ class SinkOptions:
         url = find_url(found.get("url"))
         keep = choice("keepPartition", found.get("keepPartition", "false"), ("true", "false")) == "true"
         columns = _columns(schema, keep_partition=keep)
+        if keep and "partition" not in columns:
+            raise ConfigurationError(
+                "Option keepPartition is true, and there is no column 'partition'",
+                advice="Bring one of type int, as a source does, or leave the option out",
+            )
         topic = topic_name(found["topic"]) if "topic" in found else None
         if topic is not None:
             # Rows that were read from a topic name that one, and would go back there.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -16,7 +16,17 @@ from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupp
 from broker_spark.options import SourceOptions
 from broker_spark.positions import Bound, Position
 
-__all__ = ["TopicLog", "check_log", "check_order", "chosen_topics", "identity_of", "look", "mean_size", "resolve"]
+__all__ = [
+    "TopicLog",
+    "check_found",
+    "check_log",
+    "check_order",
+    "chosen_topics",
+    "identity_of",
+    "look",
+    "mean_size",
+    "resolve",
+]
 
 _LOOKED_AT: Final = 100
 _PARTITIONS: Final = 8
@@ -58,6 +68,21 @@ def chosen_topics(bus: Bus, options: SourceOptions) -> list[str]:
     if options.pattern is None:
         return list(options.topics)
     return [name for name in bus.admin.topics() if re.fullmatch(options.pattern, name)]
+
+
+def check_found(name: str, position: Position, topics: Collection[str]) -> None:
+    """Make sure that the topics are there whose offsets a start or an end gives.
+
+    :param name: of the option, for the error.
+    :param topics: those that were found.
+    :raises ConfigurationError: some are not; it names them.
+    """
+    missing = [repr(topic) for topic in position.offsets if topic and topic not in topics]
+    if missing:
+        raise ConfigurationError(
+            f"Option {name} has offsets of {', '.join(missing)}, and topicPattern finds no such topic",
+            advice=f"It finds {', '.join(map(repr, topics)) or 'none'}; make the topic first, or leave its offsets out",
+        )
 
 
 def look(bus: Bus, topic: str, *, shared: bool) -> TopicLog:

@@ -16,7 +16,10 @@ __all__ = ["Stamps", "place_of", "stamps_of", "table_of"]
 
 Messages = Sequence[Message[bytes]]
 Stamps = tuple[list[int], list[int]]
-"""Offsets and broker's times of messages, in microseconds, where the broker tells both at once."""
+"""Offsets and broker's times of messages, in microseconds, where the broker tells both at once.
+
+Of Pub/Sub, which has no offsets, it is the server's ids, as numbers in no order.
+"""
 
 _arrow: Final[Any] = pyarrow
 
@@ -57,7 +60,7 @@ def place_of(identity: str) -> tuple[str, int] | None:
 
 
 def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
-    if stamps is not None and field.name in _STAMPS:
+    if stamps is not None and field.name in _STAMPS and _told(field.name, messages):
         return _arrow.array(stamps[_STAMPS.index(field.name)], field.type)
     if field.name == "attributes":
         return _attributes(messages, field.type)
@@ -65,6 +68,11 @@ def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
     if values is None:
         return _arrow.nulls(len(messages), field.type)
     return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
+
+
+def _told(name: str, messages: Messages) -> bool:
+    """Whether a stamp is what the column says: of a broker without a log the first is an id made a number."""
+    return name != "offset" or getattr(messages[0].view, "tells_offsets", True)
 
 
 def _equal(values: list[Any], kind: Any) -> Any:
