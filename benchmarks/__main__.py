@@ -28,12 +28,14 @@ from benchmarks.pubsub_speed import measure_pubsub
 from benchmarks.pulsar_speed import measure_pulsar
 from benchmarks.report import Section
 from benchmarks.servicebus_speed import measure_servicebus
+from benchmarks.six_backends import measure_six
 from benchmarks.steadiness import measure_steadiness
 
 __all__ = ["BENCHMARKS", "main"]
 
 BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "facade": measure_facade,
+    "backends": measure_six,
     "jetstream": measure_jetstream,
     "faststream": measure_faststream,
     "kafka": measure_kafka,

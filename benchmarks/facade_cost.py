@@ -10,20 +10,18 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import broker
 from benchmarks.measure import Sample, Series, Variant, in_pairs
+from benchmarks.receiving import BATCH, over_the_spi, receive
 from benchmarks.report import Finding, Section
 from benchmarks.stages import FILLED, TARGET, Stage, open_stage
-from broker.hooks import Event
-from broker.spi import MessageSubscription, Settlement
 
 __all__ = ["measure_facade"]
 
-BATCH = 500
 _Consume = Callable[[Stage, str, int], Awaitable[None]]
 _CONSUME_BARS = {"receive(handler)": 8.0, "async for, async with": 12.0, "batches, batch.ack()": 1.0}
 _PUBLISH_BARS = {"publish": 4.0, "publish_batch": 1.5, "enqueue": 5.0}
@@ -70,36 +68,12 @@ def _on_subscription(stage: Stage, count: int, work: _Consume) -> Variant:
     return variant
 
 
-class _Nobody:
-    def lost(self, messages: Sequence[broker.Message[object]]) -> None:
-        raise RuntimeError(f"{len(messages)} leases ended during a benchmark")
-
-    def event(self, event: Event) -> None: ...
-
-
 async def _spi_consume(stage: Stage, subscription: str, count: int) -> None:
-    wanted = MessageSubscription(topic=FILLED, subscription=subscription)
-    source = await stage.bus.backend.subscribe(wanted, _Nobody())
-    while count > 0:
-        messages = await source.fetch(BATCH, 64 * 1024 * 1024, 5.0)
-        errors = await source.settle([Settlement(message, broker.Outcome.ACK) for message in messages])
-        if any(errors):
-            raise RuntimeError(f"An ack failed: {errors}")
-        count -= len(messages)
-    await source.close()
+    await over_the_spi(stage.bus, FILLED, subscription, count)
 
 
 async def _receive(stage: Stage, subscription: str, count: int) -> None:
-    left = count
-
-    async def handle(message: broker.Message) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            inbox.stop()
-
-    async with stage.bus.messages(FILLED, subscription=subscription) as inbox:
-        await inbox.receive(handle, concurrency=10)
+    await receive(stage.bus, FILLED, subscription, count)
 
 
 async def _iterate(stage: Stage, subscription: str, count: int) -> None:

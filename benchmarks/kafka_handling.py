@@ -7,7 +7,7 @@ aiokafka itself run as their documentation shows, with batches where they have t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -19,13 +19,11 @@ from faststream.kafka import KafkaBroker as AioBroker
 import broker
 from benchmarks.kafka_stage import BODY, KEYS, KafkaStage, open_kafka
 from benchmarks.measure import Spread, Variant, alternate
+from benchmarks.receiving import over_the_spi, receive
 from benchmarks.report import Finding, Section
-from broker.hooks import Event
-from broker.spi import MessageSubscription, Settlement
 
 __all__ = ["measure_kafka_handling"]
 
-_MOST_BYTES = 64 * 1024 * 1024
 _PARTITIONS = 16
 _HANDLER_SECONDS = 0.005
 _AT_ONCE: Mapping[int, float | None] = {16: 1.2, 64: None}
@@ -55,13 +53,25 @@ async def measure_kafka_handling(scale: float, rounds: int) -> Section:
 async def _receiving(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count)
     variants: dict[str, Variant] = {
-        "SPI": _run(partial(_over_the_spi, stage, topic, count)),
-        "receive(handler)": _run(partial(_receive, stage, topic, count)),
+        "SPI": _subscribed(stage, topic, count, over_the_spi),
+        "receive(handler)": _subscribed(stage, topic, count, receive),
     }
     series = await alternate(variants, count=count, rounds=rounds)
     section.runs.update({f"handle: {name}": runs for name, runs in series.items()})
     added = series["receive(handler)"].cost_above(series["SPI"])
     section.findings.append(Finding("receive(handler) on top of the SPI", added, "µs", at_most=8.0))
+
+
+def _subscribed(
+    stage: KafkaStage, topic: str, count: int, work: Callable[[broker.Bus, str, str, int], Awaitable[None]]
+) -> Variant:
+    """With a subscription of its own for each run."""
+
+    @asynccontextmanager
+    async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        yield partial(work, stage.bus, topic, stage.name("handled"), count)
+
+    return variant
 
 
 def _run(work: Callable[[], Awaitable[object]]) -> Variant:
@@ -70,34 +80,6 @@ def _run(work: Callable[[], Awaitable[object]]) -> Variant:
         yield work
 
     return variant
-
-
-class _Nobody:
-    def lost(self, messages: Sequence[broker.Message[object]]) -> None:
-        raise RuntimeError(f"{len(messages)} messages were lost during a benchmark")
-
-    def event(self, event: Event) -> None: ...
-
-
-async def _over_the_spi(stage: KafkaStage, topic: str, count: int) -> None:
-    wanted = MessageSubscription(topic=topic, subscription=stage.name("spi"))
-    source = await stage.bus.backend.subscribe(wanted, _Nobody())
-    while count > 0:
-        messages = await source.fetch(500, _MOST_BYTES, 5.0)
-        await source.settle([Settlement(message, broker.Outcome.ACK) for message in messages])
-        count -= len(messages)
-    await source.close()
-
-
-async def _receive(stage: KafkaStage, topic: str, count: int) -> None:
-    async def handle(message: broker.Message) -> None:
-        nonlocal count
-        count -= 1
-        if not count:
-            inbox.stop()
-
-    async with stage.bus.messages(topic, subscription=stage.name("ours")) as inbox:
-        await inbox.receive(handle, concurrency=10)
 
 
 # -- key order -----------------------------------------------------------------------------------------------
@@ -165,7 +147,7 @@ def _joined(stage: KafkaStage, topic: str, count: int, at_once: int) -> Variant:
 async def _peers_consuming(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count)
     variants: dict[str, Variant] = {
-        "ours, receive(handler)": _run(partial(_receive, stage, topic, count)),
+        "ours, receive(handler)": _subscribed(stage, topic, count, receive),
         "FastStream on confluent": _faststream(ConfluentBroker, stage, topic, count),
         "FastStream on aiokafka": _faststream(AioBroker, stage, topic, count),
         "ours, batches, committed": _batches(stage, topic, count),

@@ -8,6 +8,7 @@ starts.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +21,7 @@ from benchmarks import raw_kafka
 from benchmarks.kafka_stage import BODY, KEYS, KafkaStage, open_kafka
 from benchmarks.measure import Spread, Variant, alternate
 from benchmarks.report import Finding, Section
+from broker.records import RecordsOfRuns
 from broker_kafka.runs import runs_of
 
 __all__ = ["measure_kafka"]
@@ -31,6 +33,7 @@ _IN_THREAD = 500
 _PUBLISHED = 10_000
 _IN_TRANSACTION = 1000
 _COLUMNS = ["topic", "partition", "offset", "key", "data"]
+_SELDOM = "collector at 50,000"
 _SETTLE = 0.3
 """Seconds in which librdkafka fills its queue before the clock starts, for ours and the raw client alike."""
 
@@ -133,15 +136,24 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
     topic = stage.filled(count)
     raw: dict[str, Sequence[Callable[..., None]]] = {
         "key, data, offset": [partial(raw_kafka.read, most=most) for most in _RAW_BATCHES],
+        "key, data, offset, collector at 50,000": [partial(raw_kafka.read, most=most) for most in _RAW_BATCHES],
         "attributes and times too": [partial(raw_kafka.read_with_attributes, most=most) for most in _RAW_BATCHES],
         "the five getters": [partial(raw_kafka.read_five, most=most) for most in _RAW_BATCHES],
         "columns, headers and times too": [partial(raw_kafka.read_columns, headers=True)],
         "columns": [partial(raw_kafka.read_columns, headers=False)],
     }
     ours: dict[str, Variant] = {
-        "key, data, offset, in the consuming thread": _raw_consume(stage, topic, count, _read_records),
-        "key, data, offset": _consume(stage, topic, count, _read),
-        "attributes and times too": _consume(stage, topic, count, _read_with_attributes),
+        "rows of key, data, offset, in the consuming thread": _raw_consume(
+            stage, topic, count, partial(_rows_of, topic)
+        ),
+        "rows of key, data, offset": _consume(stage, topic, count, _rows),
+        "rows with attributes and times too": _consume(stage, topic, count, _rows_with_attributes),
+        "records: key, data, offset, in the consuming thread": _raw_consume(
+            stage, topic, count, partial(_records_of, topic)
+        ),
+        "records: key, data, offset": _consume(stage, topic, count, _read),
+        "records: attributes and times too": _consume(stage, topic, count, _read_with_attributes),
+        "rows of key, data, offset, collector at 50,000": _seldom_collected(_consume(stage, topic, count, _rows)),
         "columns, headers and times too": _consume(stage, topic, count, _read_columns),
         "columns": _consume(stage, topic, count, _read_some_columns),
     }
@@ -150,14 +162,19 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
     for name, works in raw.items():
         for most, work in zip(_RAW_BATCHES, works, strict=False):
             form = f"raw, {name}, by {most}"
-            variants[form] = _raw_consume(stage, topic, count, work)
+            variant = _raw_consume(stage, topic, count, work)
+            variants[form] = _seldom_collected(variant) if _SELDOM in name else variant
             forms.setdefault(name, []).append(form)
     series = await alternate(variants, count=count, rounds=rounds)
     section.runs.update({f"consume: {name}": runs for name, runs in series.items()})
     for name, base, bar in (
-        ("key, data, offset, in the consuming thread", "key, data, offset", 0.9),
-        ("key, data, offset", "key, data, offset", 0.85),
-        ("attributes and times too", "attributes and times too", 0.9),
+        ("rows of key, data, offset, in the consuming thread", "key, data, offset", 0.9),
+        ("rows of key, data, offset", "key, data, offset", 0.85),
+        ("rows of key, data, offset, collector at 50,000", "key, data, offset, collector at 50,000", 0.85),
+        ("rows with attributes and times too", "attributes and times too", 0.9),
+        ("records: key, data, offset, in the consuming thread", "key, data, offset", None),
+        ("records: key, data, offset", "key, data, offset", None),
+        ("records: attributes and times too", "attributes and times too", None),
         ("columns", "the five getters", 0.875),
         ("columns", "columns", None),
         ("columns, headers and times too", "columns, headers and times too", None),
@@ -195,15 +212,64 @@ def _consume(stage: KafkaStage, topic: str, count: int, work: Callable[[Any, int
     return variant
 
 
-def _read_records(consumer: Consumer, count: int) -> None:
-    """Our records without any hand-over."""
+def _seldom_collected(variant: Variant) -> Variant:
+    """It runs with a collector that looks after 50,000 new objects, as a program may set that reads by the million."""
+
+    @asynccontextmanager
+    async def seldom() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        usual = gc.get_threshold()
+        gc.set_threshold(50_000, *usual[1:])
+        try:
+            async with variant() as run:
+                yield run
+        finally:
+            gc.set_threshold(*usual)
+
+    return seldom
+
+
+def _batch_of(consumer: Consumer, topic: str) -> broker.RecordBatch:
+    """Our batch without any hand-over."""
+    runs = runs_of(consumer.consume(_IN_THREAD, 1.0), topic)
+    return broker.RecordBatch(RecordsOfRuns([(run, 0) for run in runs], None))
+
+
+def _rows_of(topic: str, consumer: Consumer, count: int) -> None:
     while count > 0:
-        for run in runs_of(consumer.consume(_IN_THREAD, 1.0)):
-            for record in run.make(None, 0):
-                record.key  # noqa: B018  # read, as in the raw loop
-                record.data  # noqa: B018
-                record.offset  # noqa: B018
-                count -= 1
+        batch = _batch_of(consumer, topic)
+        for _key, _data, _offset in batch.rows("key", "data", "offset"):
+            pass
+        count -= len(batch)
+        batch = None  # what is let go of is used again, as in the raw loop
+
+
+def _records_of(topic: str, consumer: Consumer, count: int) -> None:
+    while count > 0:
+        batch = _batch_of(consumer, topic)
+        for record in batch:
+            record.key  # noqa: B018  # read, as in the raw loop
+            record.data  # noqa: B018
+            record.offset  # noqa: B018
+        count -= len(batch)
+        batch = record = None
+
+
+async def _rows(log: broker.RecordConsumer, count: int) -> None:
+    while count > 0:
+        batch = await log.next_batch(_BATCH)
+        for _key, _data, _offset in batch.rows("key", "data", "offset"):
+            pass
+        count -= len(batch)
+
+
+async def _rows_with_attributes(log: broker.RecordConsumer, count: int) -> None:
+    while count > 0:
+        batch = await log.next_batch(_BATCH)
+        for _key, _data, _offset, _attributes, _time in batch.rows(
+            "key", "data", "offset", "attributes", "publish_time"
+        ):
+            pass
+        count -= len(batch)
 
 
 async def _read(log: broker.RecordConsumer, count: int) -> None:

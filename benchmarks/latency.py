@@ -10,7 +10,7 @@ import asyncio
 import statistics
 import struct
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -18,9 +18,9 @@ from typing import Final
 import broker
 from benchmarks.report import Section, Table
 
-__all__ = ["Pipe", "measure_latency", "our_way"]
+__all__ = ["RATE", "Pipe", "latency_of", "measure_latency", "median_of", "our_way"]
 
-_RATE: Final = 200
+RATE: Final = 200
 _SECONDS: Final = 5
 _MOST: Final = 100
 _PATIENCE: Final = 60.0
@@ -73,22 +73,28 @@ async def measure_latency(
     rounds: int,
 ) -> None:
     """Add a table of p50 and p99 of each way; they run in turn, and medians over the rounds are told."""
-    count = max(20, int(_RATE * _SECONDS * scale))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            async with way() as pipe:
-                late = sorted(await _delays(pipe, count))
-            found[name].append((late[count // 2], late[count * 99 // 100]))
+            found[name].append(await latency_of(way, scale))
     section.tables.append(
         Table(
-            (f"From publish to consumer, {_RATE} messages a second", "p50", "p99"),
-            [(name, *(_median_of(numbers) for numbers in zip(*runs, strict=True))) for name, runs in found.items()],
+            (f"From publish to consumer, {RATE} messages a second", "p50", "p99"),
+            [(name, *(median_of(numbers) for numbers in zip(*runs, strict=True))) for name, runs in found.items()],
         )
     )
 
 
-def _median_of(numbers: tuple[float, ...]) -> str:
+async def latency_of(way: Way, scale: float) -> tuple[float, float]:
+    """Seconds, p50 and p99."""
+    count = max(20, int(RATE * _SECONDS * scale))
+    async with way() as pipe:
+        late = sorted(await _delays(pipe, count))
+    return late[count // 2], late[count * 99 // 100]
+
+
+def median_of(numbers: Sequence[float]) -> str:
+    """As it is told."""
     return f"{1e3 * statistics.median(numbers):.2f} ms"
 
 
@@ -111,7 +117,7 @@ async def _delays(pipe: Pipe, count: int) -> list[float]:
         tasks.create_task(receive(count))
         start = time.perf_counter()
         for number in range(count):
-            due = start + number / _RATE
+            due = start + number / RATE
             await asyncio.sleep(due - time.perf_counter())
             tasks.create_task(_send(pipe, _TIME.pack(due) + _PADDING))
     return late

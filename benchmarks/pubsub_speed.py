@@ -22,9 +22,8 @@ from benchmarks.subscribed import (
     TARGET,
     consume,
     enqueue,
-    messages_of,
-    new_name,
     publish_batches,
+    subscription_with,
     with_messages,
 )
 from tests.servers.pubsub import PROJECT, PubSubServer
@@ -91,22 +90,10 @@ def _topic_path(topic: str) -> str:
     return f"projects/{PROJECT}/topics/{topic}"
 
 
-@asynccontextmanager
-async def _subscription(bus: broker.Bus, count: int) -> AsyncGenerator[str]:
-    """A subscription of its own with so many messages."""
-    name = new_name()
-    await bus.admin.ensure_subscription(FILLED, name, start="latest")
-    await bus.topic(FILLED).publish_batch(messages_of(count))
-    try:
-        yield name
-    finally:
-        await bus.admin.delete_subscription(FILLED, name)
-
-
 def _filled(bus: broker.Bus, count: int, work: Callable[[str], Awaitable[None]]) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        async with _subscription(bus, count) as name:
+        async with subscription_with(bus, FILLED, count) as name:
             yield partial(work, name)
 
     return variant
@@ -118,7 +105,7 @@ def _ours(bus: broker.Bus, count: int) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
         async with (
-            _subscription(bus, count) as name,
+            subscription_with(bus, FILLED, count) as name,
             bus.messages(FILLED, subscription=name, max_outstanding=4000) as inbox,
         ):
             yield partial(consume, inbox, count, batch=_BATCH)
@@ -141,11 +128,11 @@ async def _publishing(section: Section, bus: broker.Bus, raw: RawPubSub, count: 
 
 
 async def _latency(section: Section, bus: broker.Bus, raw: RawPubSub, scale: float, rounds: int) -> None:
-    ours = our_way(bus, FILLED, partial(_subscription, bus, 0))
+    ours = our_way(bus, FILLED, partial(subscription_with, bus, FILLED, 0))
 
     @asynccontextmanager
     async def bare() -> AsyncGenerator[Pipe]:
-        async with _subscription(bus, 0) as name:
+        async with subscription_with(bus, FILLED, 0) as name:
             yield Pipe(lambda body: raw.publish_body(_topic_path(FILLED), body), partial(raw.take, _path(name)))
 
     await measure_latency(section, {"ours": ours, "raw protobuf, Pull + Acknowledge": bare}, scale, rounds)

@@ -19,7 +19,14 @@ from benchmarks.latency import Pipe, measure_latency, our_way
 from benchmarks.measure import Variant, alternate
 from benchmarks.raw_servicebus import RawServiceBus, complete_at_once, complete_in_turn, publish, receive_and_complete
 from benchmarks.report import Finding, Section
-from benchmarks.subscribed import FILLED, TARGET, consume, messages_of, new_name, publish_batches, with_messages
+from benchmarks.subscribed import (
+    FILLED,
+    TARGET,
+    consume,
+    publish_batches,
+    subscription_with,
+    with_messages,
+)
 from tests.servers.servicebus import ServiceBusDouble
 
 __all__ = ["measure_servicebus"]
@@ -78,24 +85,11 @@ async def _publishing(section: Section, bus: broker.Bus, raw: RawServiceBus, cou
     section.findings.append(Finding(f"publish_batch / {_RAW_BATCHES}", ratio, "x", at_least=0.9))
 
 
-@asynccontextmanager
-async def _subscription(bus: broker.Bus, count: int) -> AsyncGenerator[str]:
-    """A subscription of its own with so many messages."""
-    name = new_name()
-    await bus.admin.ensure_subscription(FILLED, name)
-    for start in range(0, count, _BATCH):
-        await bus.topic(FILLED).publish_batch(messages_of(min(_BATCH, count - start)))
-    try:
-        yield name
-    finally:
-        await bus.admin.delete_subscription(FILLED, name)
-
-
 def _ours(bus: broker.Bus, count: int) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
         async with (
-            _subscription(bus, count) as name,
+            subscription_with(bus, FILLED, count) as name,
             bus.messages(FILLED, subscription=name, max_outstanding=2 * _BATCH) as inbox,
         ):
             yield partial(consume, inbox, count, batch=_BATCH)
@@ -108,20 +102,20 @@ def _raw(
 ) -> Variant:
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        async with _subscription(bus, count) as name, raw.receiver(FILLED, name) as receiver:
+        async with subscription_with(bus, FILLED, count) as name, raw.receiver(FILLED, name) as receiver:
             yield partial(work, receiver, count)
 
     return variant
 
 
 async def _latency(section: Section, bus: broker.Bus, raw: RawServiceBus, scale: float, rounds: int) -> None:
-    ours = our_way(bus, FILLED, partial(_subscription, bus, 0))
+    ours = our_way(bus, FILLED, partial(subscription_with, bus, FILLED, 0))
 
     @asynccontextmanager
     async def bare() -> AsyncGenerator[Pipe]:
         one_at_a_time = asyncio.Lock()
         async with (
-            _subscription(bus, 0) as name,
+            subscription_with(bus, FILLED, 0) as name,
             raw.receiver(FILLED, name) as receiver,
             raw.sender(FILLED) as sender,
         ):

@@ -14,7 +14,7 @@ from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section
 from benchmarks.stages import FILLED, TARGET, Stage, open_stage
 
-__all__ = ["measure_steadiness"]
+__all__ = ["idle_shares", "measure_steadiness"]
 
 _CLOSE_TIMEOUT = 1.0
 _CLOSE_MARGIN = 0.25
@@ -39,7 +39,6 @@ async def measure_steadiness(scale: float, rounds: int) -> Section:
 
 
 async def _idle(section: Section, stage: Stage, seconds: float, rounds: int) -> None:
-    shares: list[float] = []
     async with stage.subscription() as subscription, stage.bus.messages(FILLED, subscription=subscription) as inbox:
         # What there is goes first, so that the consumer has nothing left to do but wait.
         async for batch in inbox.batches(100):
@@ -47,15 +46,22 @@ async def _idle(section: Section, stage: Stage, seconds: float, rounds: int) -> 
             stage.count -= len(batch)
             if not stage.count:
                 break
-        waiting = asyncio.create_task(inbox.next_message())
-        await asyncio.sleep(0.5)
-        for _ in range(rounds):
-            cpu = time.process_time()
-            await asyncio.sleep(seconds)
-            shares.append(100 * (time.process_time() - cpu) / seconds)
-        waiting.cancel()
-        await asyncio.wait({waiting})
+        shares = await idle_shares(inbox, seconds, rounds)
     section.findings.append(Finding(f"an idle consumer, {stage.name}", Spread.of(shares), "%", at_most=1.0))
+
+
+async def idle_shares(inbox: broker.MessageIterator, seconds: float, rounds: int) -> list[float]:
+    """Percent of a core that this process takes while a consumer waits for what does not come."""
+    shares: list[float] = []
+    waiting = asyncio.ensure_future(inbox.next_message())
+    await asyncio.sleep(0.5)
+    for _ in range(rounds):
+        cpu = time.process_time()
+        await asyncio.sleep(seconds)
+        shares.append(100 * (time.process_time() - cpu) / seconds)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    return shares
 
 
 async def _memory(section: Section, stage: Stage, count: int) -> None:

@@ -11,10 +11,21 @@ import broker
 from benchmarks.measure import Variant
 from benchmarks.null_backend import BODY
 
-__all__ = ["FILLED", "TARGET", "consume", "enqueue", "messages_of", "new_name", "publish_batches", "with_messages"]
+__all__ = [
+    "FILLED",
+    "TARGET",
+    "consume",
+    "enqueue",
+    "messages_of",
+    "new_name",
+    "publish_batches",
+    "subscription_with",
+    "with_messages",
+]
 
 FILLED = "bench.filled"
 TARGET = "bench.target"
+_BATCH = 500
 _numbers = counting()
 
 
@@ -37,6 +48,18 @@ def with_messages(count: int, work: Callable[[list[broker.OutboundMessage]], Awa
         yield partial(work, messages_of(count))
 
     return variant
+
+
+@asynccontextmanager
+async def subscription_with(bus: broker.Bus, topic: str, count: int) -> AsyncGenerator[str]:
+    """A subscription of its own with so many messages, for as long as it lasts."""
+    name = new_name()
+    await bus.admin.ensure_subscription(topic, name, start="latest")
+    await publish_batches(bus.topic(topic), _BATCH, messages_of(count))
+    try:
+        yield name
+    finally:
+        await bus.admin.delete_subscription(topic, name)
 
 
 async def consume(inbox: broker.BatchedMessageStream, count: int, *, batch: int) -> None:
