@@ -14,6 +14,7 @@ from benchmarks.report import Finding, Section, write
 
 EXPECTED = {
     "facade": ("receive(handler), null", "async for, async with, memory", "batches, batch.ack(), jetstream", "enqueue"),
+    "backends": ("receive(handler) on top of the SPI, pubsub", "an idle consumer, servicebus", "| pulsar |", "p99"),
     "jetstream": ("fetch + ack", "bare raw pulls", "gathered js.publish", "js.publish_async", "publish_batch"),
     "faststream": ("messages per second, ours / FastStream",),
     "kafka": ("publish_all / raw produce", "enqueue", "attributes and times too", "columns", "in transactions of"),
@@ -47,7 +48,7 @@ def test_it_runs_and_writes_its_page(name: str, tmp_path: Path) -> None:
     for what in EXPECTED[name]:
         assert what in page
     plotted = tmp_path / "performance.png"
-    drawn = name in ("facade", "jetstream", "kafka", "pubsub", "pulsar", "servicebus")
+    drawn = name in ("facade", "backends", "jetstream", "kafka", "pubsub", "pulsar", "servicebus")
     assert plotted.exists() == (plotted.name in page) == drawn
     assert not plotted.exists() or plotted.read_bytes().startswith(b"\x89PNG")
 

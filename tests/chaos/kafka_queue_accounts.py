@@ -129,6 +129,8 @@ class Books:
             return "the broker was away"
         if copy.place in life.lost or any("lost" in each.steps for each in mine):
             return "its holder was told that it lost it"
+        if any(step.startswith("failed") for each in mine for step in each.steps):
+            return "its holder was told that its END may not be written"
         if not mine:
             # It was committed while its group changed hands, or its commit was answered after the lease.
             return NOT_HANDED_OVER

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Message
 
@@ -20,6 +20,12 @@ from broker_kafka.queue.wire import Kind, Marker, read_content, read_markers
 from tests.servers.kafka_client import RawAdmin, read_all
 
 __all__ = ["Copy", "Delivery", "Life", "Place", "Said", "overlaps", "read_copies", "read_deliveries", "read_ended"]
+
+
+_LAST_MOMENT: Final = 0.25
+"""Seconds before the end of a lease in which a tracker may heed what is said, or not. Who holds a message counts its
+lease from before the START was written, and was told that it is over unless the answer came by then; a broker gives a
+record its time before anybody sees it."""
 
 
 class Place(NamedTuple):
@@ -93,14 +99,25 @@ class Copy:
         return self._deadline(end) - end.time if end is not None and end.tracked else 0.0
 
     def _deadline(self, until: Said) -> float:
-        """When it was due to be sent again, by what was said before."""
-        deadline = 0.0
+        """When it was due to be sent again at the earliest, by what was said before."""
+        deadline, released = 0.0, False
         for said in self.said:
+            marker = said.marker
             if said is until:
                 break
-            # A KEEPALIVE that comes too late changes nothing for a tracker that has sent the message.
-            if said.marker.kind is Kind.START or said.time <= deadline:
-                deadline = said.time + said.marker.after_ms / 1000
+            if marker.kind is Kind.START:
+                if marker.renews is not None:
+                    continue  # it repeats what is known
+                released = marker.released
+                deadline = said.time + marker.after_ms / 1000
+            elif (released and not marker.released) or said.time > deadline:
+                # Who gave a message back cannot keep it, and what comes too late changes nothing for a tracker that
+                # has sent the message.
+                continue
+            else:
+                released = marker.released
+                moved = said.time + marker.after_ms / 1000
+                deadline = moved if said.time <= deadline - _LAST_MOMENT else min(deadline, moved)
         return deadline
 
 

@@ -18,7 +18,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
@@ -29,13 +28,14 @@ from broker.errors import BrokerError, PublishError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from tests.chaos.kafka_queue_accounts import Books
+from tests.chaos.kafka_queue_plans import long_plan
 from tests.chaos.kafka_queue_process import CRASH, LEASE
 from tests.chaos.kafka_queue_processes import Alone, Ran, Worker
 from tests.chaos.kafka_queue_records import read_copies, read_ended
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-__all__ = ["SHORT", "QueueRun", "long_plan"]
+__all__ = ["QueueRun"]
 
 _Of = TypeVar("_Of", bound=Ran)
 
@@ -49,39 +49,6 @@ _LINES: Final = 1_000
 _BUSY: Final = 20.0
 _STUCK: Final = 30.0
 """Seconds in which something is settled as long as anything is left."""
-
-SHORT: Final = (
-    (3.0, "freeze"),
-    (4.0, "kill tracker"),
-    (5.0, "kill"),
-    (7.0, "join"),
-    (9.0, "restart"),
-    (13.0, "kill"),
-    (14.0, "leave"),
-    (14.5, "freeze tracker"),
-    (15.0, "freeze"),
-    (17.0, "kill"),
-)
-"""Seconds from the begin, and what happens then."""
-_FAULTS: Final = {"kill": 4, "freeze": 2, "blink": 2, "join": 1, "leave": 1, "kill tracker": 2, "freeze tracker": 2}
-"""What happens at random, and how often."""
-
-
-def long_plan(seconds: float, seed: int) -> list[tuple[float, str]]:
-    """Faults at random, and every minute and a half the broker is restarted, orderly or after SIGKILL by turns."""
-    dice = random.Random(seed)
-    plan: list[tuple[float, str]] = []
-    at, restart = 3.0, 60.0
-    restarts = cycle(("restart", "kill broker"))
-    while at < seconds:
-        if at > restart:
-            plan.append((at, next(restarts)))
-            restart += 90.0
-            at += 8.0
-        else:
-            plan.append((at, dice.choices(list(_FAULTS), list(_FAULTS.values()))[0]))
-            at += dice.uniform(2.0, 6.0)
-    return plan
 
 
 class QueueRun:
@@ -159,12 +126,16 @@ class QueueRun:
             await asyncio.gather(*(self._leave(worker) for worker in list(self._running)))
             watching.cancel()
             await asyncio.gather(*(self._end(tracker, -signal.SIGTERM, Exit.TERMINATED) for tracker in self._trackers))
+            books = await asyncio.to_thread(self._read)
+        except BaseException as error:
+            for problem in self.problems:
+                error.add_note(problem)
+            raise
         finally:
             for each in (*self._all, *self._all_trackers):
                 if each.runs:
                     each.kill()
-        books = await asyncio.to_thread(self._read)
-        # What went wrong in the run is often why messages are counted wrongly.
+        # What went wrong in the run is often why messages are counted wrongly, or not to be counted at all.
         books.problems[:0] = self.problems
         return books
 

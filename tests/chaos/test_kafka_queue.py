@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER
-from tests.chaos.kafka_queue_running import SHORT, QueueRun
-from tests.servers.kafka import KafkaServer
+from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER, Books
+from tests.chaos.kafka_queue_plans import SHORT
+from tests.chaos.kafka_queue_running import QueueRun
+from tests.servers.kafka import KafkaServer, shared_server
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
@@ -30,3 +31,18 @@ async def test_every_message_is_settled_once_while_workers_die(
     assert books.settled["rejected"] > 0
     assert books.again["nacked"] > 0
     assert books.again["its holder died"] + books.again["its holder died, before it was handed over"] > 0
+
+
+async def test_what_went_wrong_is_told_where_the_accounts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def settled(_: QueueRun) -> None: ...
+
+    def read(_: QueueRun) -> Books:
+        raise AssertionError("a transaction stays open")
+
+    monkeypatch.setattr(QueueRun, "_until_settled", settled)
+    monkeypatch.setattr(QueueRun, "_read", read)
+    run = QueueRun(shared_server(), tmp_path, seed=1, plan=(), seconds=0.0, workers=0, trackers=0, producers=0)
+    run.problems.append("w0 ended with 1")
+    with pytest.raises(AssertionError, match="stays open") as raised:
+        await run.run()
+    assert raised.value.__notes__ == ["w0 ended with 1"]

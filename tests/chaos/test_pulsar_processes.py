@@ -33,6 +33,11 @@ class Consumer:
         text = self._path.read_text() if self._path.exists() else ""
         return [line.rstrip("\n") for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
+    def state(self) -> str:
+        """For people."""
+        code = self._process.poll()
+        return "One that runs" if code is None else f"One that ended with {code}"
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -73,7 +78,15 @@ async def test_killed_consumers_lose_nothing(kind: str, tmp_path: Path) -> None:
                     killed.append(running.pop(0))
                     killed[-1].kill()
                     running.append(Consumer(kind, topic, next(paths)))
-            await until(lambda: len(seen()) == COUNT, 90, f"{COUNT} different messages")
+            try:
+                await until(lambda: len(seen()) == COUNT, 90, f"{COUNT} different messages")
+            except AssertionError as error:
+                missing = sorted(set(range(COUNT)) - set(map(int, seen())))
+                error.add_note(f"Missing are {len(missing)}, from {missing[:20]} to {missing[-5:]}")
+                for consumer in [*killed, *running]:
+                    error.add_note(f"{consumer.state()} has {len(consumer.lines())}, at last {consumer.lines()[-3:]}")
+                error.add_note(f"The broker says {await bus.admin.lag(topic, 'billing')}")
+                raise
         finally:
             for consumer in running:
                 consumer.kill()

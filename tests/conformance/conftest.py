@@ -1,7 +1,9 @@
-"""Keeps tests that share a restart of the server in one process, and leaves out what a configuration need not run."""
+"""Keeps tests that share a restart of the server in one process, leaves out what a configuration need not run, and has
+the tests of what it refuses fail."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import pytest
@@ -18,6 +20,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         if isinstance(item, pytest.Function) and item.cls is not None and issubclass(item.cls, ConformanceCase):
+            refused = cast("Mapping[str, str]", getattr(item.cls.harness_class, "refused", {}))
+            if (name := _promised(item)) in refused:
+                # Strictly: a promise that is kept after all is to lose its entry.
+                item.add_marker(pytest.mark.xfail(reason=f"{name} is refused: {refused[name]}", strict=True))
             together = cast("str | None", getattr(item.function, "__together__", None))
             harness_class = item.cls.harness_class
             here = item.get_closest_marker("xdist_group") is not None
@@ -28,6 +34,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or item.cls is None or not issubclass(item.cls, ConformanceCase):
         return False
-    declared = getattr(item.function, "__promise__", None)
     left_out = cast("frozenset[str]", getattr(item.cls.harness_class, "left_out", frozenset()))
-    return isinstance(declared, Promise) and declared.name in left_out
+    return _promised(item) in left_out
+
+
+def _promised(item: pytest.Function) -> str:
+    """The name of what the test promises; empty if it has none."""
+    declared = getattr(item.function, "__promise__", None)
+    return declared.name if isinstance(declared, Promise) else ""

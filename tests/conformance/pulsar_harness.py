@@ -38,9 +38,9 @@ class Wire(Proxy):
         self.__exit__()
         self.web.__exit__()
 
-    def cut(self, after_bytes: int = 0) -> None:
-        super().cut(after_bytes)
-        self.web.cut()
+    def cut(self, after_bytes: int = 0, *, for_good: bool = False) -> None:
+        super().cut(after_bytes, for_good=for_good)
+        self.web.cut(for_good=for_good)
 
     def hold(self, holding: bool = True) -> None:
         super().hold(holding)

@@ -6,28 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.testing.conformance import (
-    Administration,
-    Blocking,
-    Cancelling,
-    Closing,
-    DeadLetters,
-    Delivery,
-    Errors,
-    Fidelity,
-    Flow,
-    Leases,
-    Limits,
-    Observing,
-    Order,
-    Outcomes,
-    Publishing,
-    Reconnecting,
-    Retrying,
-    Settling,
-    Shapes,
-)
 from tests.conformance.kafka_harness import MarkersHarness, end_wired
+from tests.conformance.kafka_marker_areas import MarkerAreas
+from tests.conformance.kafka_marker_variants import AtOnceHarness, SingleHarness, V1Harness
 
 # In one process, which then starts one broker, and ends it when they are over.
 pytestmark = pytest.mark.xdist_group("kafka-markers-conformance")
@@ -39,27 +20,20 @@ def broker_of_the_module() -> Iterator[None]:
     end_wired()
 
 
-class TestKafkaMarkers(
-    Delivery,
-    Settling,
-    Shapes,
-    Outcomes,
-    Flow,
-    Leases,
-    Retrying,
-    DeadLetters,
-    Order,
-    Closing,
-    Cancelling,
-    Fidelity,
-    Limits,
-    Administration,
-    Reconnecting,
-    Errors,
-    Observing,
-    Blocking,
-):
+class TestKafkaMarkers(MarkerAreas):
     harness_class = MarkersHarness
 
-    # What else publishing promises does not depend on how messages are settled.
-    test_scheduled_is_not_early = Publishing.test_scheduled_is_not_early
+
+@pytest.mark.deep
+class TestKafkaMarkersV1(MarkerAreas):
+    harness_class = V1Harness
+
+
+@pytest.mark.deep
+class TestKafkaMarkersSingle(MarkerAreas):
+    harness_class = SingleHarness
+
+
+@pytest.mark.deep
+class TestKafkaMarkersAtOnce(MarkerAreas):
+    harness_class = AtOnceHarness

@@ -17,6 +17,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.offsets import sql_rows
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.offset_shelves import Shelf, make_shelf
+from tests.kafka.queue_markers import Queue, connected
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
 
@@ -70,6 +71,21 @@ async def spi(kafka: KafkaServer) -> AsyncIterator[KafkaAdmin]:
     await connection.open()
     yield KafkaAdmin(connection)
     await connection.close()
+
+
+@pytest.fixture
+async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
+    """One whose groups find out quickly that a member is gone."""
+    async with connected(kafka) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
+    """The topics of a queue with markers, of one partition each."""
+    queue = await asyncio.to_thread(Queue, kafka)
+    await queue.prepare(connection)
+    return queue
 
 
 @pytest.fixture

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from broker.bus import connect
 from broker.errors import ConfigurationError, TopicNotFound
-from broker.hooks import Hooks
 from broker.spi import TopicInfo
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.queue.marker_topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
-from broker_kafka.settings import KafkaSettings
 from broker_kafka.topics_admin import KafkaTopics
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
 RIGHT = {"message.timestamp.type": "LogAppendTime", "retention.bytes": "-1", "max.message.bytes": "2000000"}
-
-
-@pytest.fixture
-async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
-    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
-    await connection.open()
-    yield connection
-    await connection.close()
 
 
 def test_names() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
 from confluent_kafka import Message, Producer
 
 from broker.hooks import Hooks, Warned
@@ -19,19 +17,6 @@ from tests.kafka.group_members import both_protocols, eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, wait_for
-
-
-@pytest.fixture
-async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
-    async with connected(kafka) as connection:
-        yield connection
-
-
-@pytest.fixture
-async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
-    queue = await asyncio.to_thread(Queue, kafka)
-    await queue.prepare(connection)
-    return queue
 
 
 async def test_a_message_whose_lease_ends_comes_again_once(connection: Connection, queue: Queue) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.queue.assigned_partition import PartitionOptions
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, Positions
 from broker_kafka.queue.group_positions import GroupPositions
+from broker_kafka.queue.tracked_partition import now_ms
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
 from broker_kafka.topics_admin import KafkaTopics
 from broker_kafka.topics_config import TopicOptions
@@ -22,19 +23,6 @@ from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, wait_for
-
-
-@pytest.fixture
-async def connection(kafka: KafkaServer) -> AsyncIterator[Connection]:
-    async with connected(kafka) as connection:
-        yield connection
-
-
-@pytest.fixture
-async def queue(kafka: KafkaServer, connection: Connection) -> Queue:
-    queue = await asyncio.to_thread(Queue, kafka)
-    await queue.prepare(connection)
-    return queue
 
 
 async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: Connection, queue: Queue) -> None:
@@ -51,28 +39,33 @@ async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: 
     assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
 
 
+@pytest.mark.parametrize("taken_at", [1, 2])
 async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_who_took_it(
-    connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, queue: Queue, taken_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *ids, other = await asyncio.to_thread(queue.send, 2)
+    first, mine, other = await asyncio.to_thread(queue.send, 3)
     asked: list[int] = []
+    since: dict[MessageId, int] = {}
 
-    async def behind(self: GroupPositions, messages: Iterable[MessageId]) -> set[MessageId]:
+    async def behind(self: GroupPositions, messages: Iterable[MessageId]) -> dict[MessageId, int]:
         asked.append(1)
-        if len(asked) < 2:
-            return set()
-        if len(asked) == 2:
+        if len(asked) < taken_at:
+            return {}
+        if len(asked) == taken_at:
             # Without the loop, so that the START is on the brokers and not read here.
-            queue.take(ids, period=600_000)
-        return set(messages)
+            queue.take([mine], period=600_000)
+        return {message: since.setdefault(message, now_ms()) for message in messages}
 
-    monkeypatch.setattr(GroupPositions, "behind", behind)
     async with tracking(connection, queue) as tracker:
-        await asyncio.to_thread(queue.take, ids, commits=False, period=200)
-        await eventually(lambda: len(asked) == 2)
+        # So that the topic is known, and nothing else is waited for.
+        await asyncio.to_thread(queue.take, [first])
+        await asyncio.to_thread(queue.wait_for_again, 1, 3)
+        monkeypatch.setattr(GroupPositions, "behind", behind)
+        await asyncio.to_thread(queue.take, [mine], commits=False, period=200)
+        await eventually(lambda: len(asked) >= taken_at)
         await asyncio.to_thread(queue.take, [other], period=200)
-        (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 2)
-        assert again.value() == b"m1"
+        found = await asyncio.to_thread(queue.wait_for_again, 2, 3)
+        assert [each.value() for each in found] == [b"m0", b"m2"]
         assert tracker.state().open == 1
 
 
@@ -122,6 +115,43 @@ async def test_what_cannot_be_read_anew_at_once_is_tried_again(
         await eventually(lambda: tracker.state().open == 0)
     assert not doubts
     assert not refusals
+
+
+async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_partition(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, move = FencedWriter.write, ClientAssignment.move
+    doubts, stuck = [1], asyncio.Event()
+    hooks, warned = Hooks(), list[str]()
+    hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+
+    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        if doubts and any(entry.value == b"m0" for entry in entries):
+            doubts.clear()
+            stuck.set()
+            raise Doubtful("The answer was lost")
+        await write(self, entries, positions)
+
+    def refusing(self: ClientAssignment, *args: Any) -> Any:
+        return ([], KafkaException(KafkaError(KafkaError._STATE))) if stuck.is_set() else move(self, *args)
+
+    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(ClientAssignment, "move", refusing)
+    async with connected(kafka) as connection:
+        queue = await asyncio.to_thread(Queue, kafka, 2)
+        await queue.prepare(connection)
+        first, second = await asyncio.to_thread(queue.send, 2)
+        async with tracking(connection, queue, hooks=hooks) as tracker:
+            await asyncio.to_thread(queue.take, [first])
+            await eventually(lambda: any(f"{queue.markers!r}[0]" in text for text in warned))
+            await asyncio.to_thread(queue.take, [second])
+            (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 2)
+            assert again.value() == b"m1"
+            assert tracker.failure is None
+            stuck.clear()
+            await asyncio.to_thread(queue.wait_for_again, 2, 2)
+            await eventually(lambda: tracker.state().open == 0)
+    assert len(warned) == 1
 
 
 async def test_a_close_that_is_cancelled_goes_on(connection: Connection, queue: Queue) -> None:

@@ -22,15 +22,8 @@ _MOMENT = 1_700_000_000_123
 
 def native(offset: int, partition: int = 0, topic: str = "orders", value: bytes | None = b"data", **more: Any) -> Any:
     made: Any = NativeRecord
-    return made(
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        key=b"key",
-        value=value,
-        timestamp=(TIMESTAMP_CREATE_TIME, _MOMENT),
-        **more,
-    )
+    timestamp = more.pop("timestamp", (TIMESTAMP_CREATE_TIME, _MOMENT))
+    return made(topic=topic, partition=partition, offset=offset, key=b"key", value=value, timestamp=timestamp, **more)
 
 
 def places(runs: list[NativeRun]) -> list[tuple[str, int, list[int]]]:
@@ -73,6 +66,38 @@ def test_columns_are_those_of_the_records() -> None:
     assert RecordBatch(lazy).to_arrow().equals(made.to_arrow())
     some = ["topic", "data", "offset", "partition", "key", "publish_time", "broker_time"]
     assert RecordBatch(lazy).to_arrow(some).equals(made.to_arrow(some))
+
+
+_HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(["kind", "", "anybroker-id", "anybroker-time", "anybroker-attributes", "anybroker-x", "ä"]),
+        st.sampled_from([b"new", None, b"", b"\xff", b"1700000000000001", b"a%00=b&=c&d"]),
+    ),
+    max_size=4,
+)
+_TIMES = st.tuples(st.sampled_from([0, 1, 2]), st.sampled_from([_MOMENT, _MOMENT + 1, 0, 2**62]))
+
+
+@given(st.lists(st.tuples(st.none() | _HEADERS, _TIMES), min_size=1, max_size=8))
+def test_rows_and_columns_are_those_of_the_records_whatever_the_headers_say(each: list[tuple[Any, Any]]) -> None:
+    names = ["topic", "partition", "offset", "id", "key", "data", "attributes", "publish_time", "broker_time"]
+    messages = [native(number, headers=headers, timestamp=time) for number, (headers, time) in enumerate(each)]
+    (run,) = runs_of(messages)
+    lazy = RecordBatch(RecordsOfRuns([(run, 1)], None))
+    records = run.make(None, 1)
+    assert list(lazy.rows(*names)) == [tuple(getattr(record, name) for name in names) for record in records]
+    assert lazy.to_arrow().equals(RecordBatch(records).to_arrow())
+
+
+def test_where_all_is_of_one_topic_only_partitions_part_runs() -> None:
+    assert places(runs_of([native(1), native(2, 1), native(3, 1)], "orders")) == [
+        ("orders", 0, [1]),
+        ("orders", 1, [2, 3]),
+    ]
+    assert places(runs_of([native(1), native(2, topic="other")], "customers")) == [
+        ("orders", 0, [1]),
+        ("other", 0, [2]),
+    ]
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 100))

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin._resource import ResourceType
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
@@ -28,6 +29,10 @@ from broker.errors import (
     PublishError,
     Unsupported,
 )
+from broker.hooks import Hooks
+from broker_kafka.connection import Connection
+from broker_kafka.queue import group_positions
+from broker_kafka.queue.wire import MessageId
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_security import USERS, SecureBroker
@@ -293,14 +298,14 @@ async def test_kerberos_needs_another_librdkafka_and_says_so(secure: SecureBroke
     assert "--no-binary" in error.advice
 
 
+def as_ann(secure: SecureBroker, **values: Any) -> KafkaSettings:
+    login = {"sasl_mechanism": "SCRAM-SHA-256", "sasl_username": "ann", "sasl_password": USERS["ann"]}
+    return at(secure, "SCRAM_256", **over_tls(secure, **login, **values))
+
+
 @pytest.fixture
 async def ann(secure: SecureBroker) -> AsyncIterator[Bus]:
-    settings = at(
-        secure,
-        "SCRAM_256",
-        **over_tls(secure, sasl_mechanism="SCRAM-SHA-256", sasl_username="ann", sasl_password=USERS["ann"]),
-    )
-    async with broker.connect(settings) as bus:
+    async with broker.connect(as_ann(secure)) as bus:
         yield bus
 
 
@@ -359,3 +364,33 @@ async def test_permission_that_comes_later_is_enough(secure: SecureBroker, topic
                 break
             await asyncio.sleep(0.05)
     assert secure.admin.bounds(topic) == (0, 1)
+
+
+@pytest.mark.parametrize("resource", [ResourceType.GROUP, ResourceType.TOPIC], ids=["group", "topic"])
+async def test_positions_that_a_tracker_may_not_read_are_told_once(
+    secure: SecureBroker, topic: str, group: str, resource: ResourceType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_positions, "_AGE", 0.0)
+    # Of a group the client does not tell why there is no answer.
+    monkeypatch.setattr(group_positions, "_LONG", 3.0)
+    refused, warned = {ResourceType.GROUP: group, ResourceType.TOPIC: topic}[resource], list[str]()
+    message = MessageId(topic, 0, 0, group)
+    consumer = Consumer({"bootstrap.servers": secure.server.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    consumer.close()
+    connection = Connection(as_ann(secure, request_timeout=2.0), Hooks())
+    await connection.open()
+    try:
+        positions = group_positions.GroupPositions(connection, group, warned.append)
+        secure.restrict(refused, "bob", resource)
+        for _ in range(3):
+            assert not await positions.behind([message])
+        assert len(warned) == 1
+        assert refused in warned[0]
+        secure.restrict(refused, "ann", resource)
+        async with asyncio.timeout(20):
+            while not await positions.behind([message]):
+                await asyncio.sleep(0.05)
+        assert len(warned) == 1
+    finally:
+        await connection.close()

@@ -271,10 +271,19 @@ async def test_a_group_is_told_by_its_configuration(bus: Bus, topic: str, group:
 
 async def test_what_an_administrator_has_set_stays(kafka: KafkaServer, admin: RawAdmin, topic: str, group: str) -> None:
     admin.configure_group(group, {"share.delivery.count.limit": "3", "share.record.lock.duration.ms": "2000"})
+    warned: list[str] = []
     async with connect(f"{kafka.url}?queue=share") as bus:
+        bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
         async with bus.messages(topic, subscription=group):
             pass
         config = (await bus.admin.describe_subscription(topic, group)).native["config"]
+    # Delays and retries are measured by the 30 s that brokers take by default.
+    assert [text.partition("Connect with ")[2] for text in warned] == ["share_lock=2"]
+    async with connect(share(kafka, 2)) as bus:
+        bus.hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+        async with bus.messages(topic, subscription=group):
+            pass
+    assert len(warned) == 1
     assert (config["share.delivery.count.limit"], config["share.record.lock.duration.ms"]) == ("3", "2000")
 
 

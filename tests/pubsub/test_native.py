@@ -13,6 +13,7 @@ import pytest
 import broker
 from broker.errors import (
     ConnectionFailed,
+    InvalidName,
     InvalidSetting,
     LeaseLost,
     PublishError,
@@ -156,6 +157,22 @@ async def test_a_message_that_its_schema_refuses_takes_no_other_along(bus: broke
     assert "Not attempted" in str(raised.value.outcomes[4])
     await bus.topic(strict).publish_batch(keyed[4:])
     await admin.delete_schema(f"{topic}.schema")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_schema_is_named_as_its_topics_name_it(bus: broker.Bus, topic: str):
+    admin = bus.backend.admin()
+    definition = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "number", "type": "int"}]})
+    for wrong in ("x", "a/b", "über"):
+        with pytest.raises(InvalidName):
+            await admin.ensure_schema(wrong, definition)  # pyright: ignore[reportAttributeAccessIssue]
+    # Google keeps names that begin so for itself.
+    name = f"google.{topic}"
+    await admin.ensure_schema(name, definition)  # pyright: ignore[reportAttributeAccessIssue]
+    made = await bus.admin.ensure_topic(f"{topic}.strict", schema=name)
+    assert made.native["schema_settings"]["schema"].endswith(f"/schemas/x~{name}")
+    with pytest.raises(PublishError):
+        await bus.topic(f"{topic}.strict").publish_batch([b"x"])
+    await admin.delete_schema(name)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def test_a_stream_carries_all_and_is_bounded_here(connect: Connect, topic: str):

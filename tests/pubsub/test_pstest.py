@@ -108,6 +108,10 @@ async def test_a_filter_that_is_none_is_refused_by_pstest_alone(bus: broker.Bus,
 
 
 async def test_what_was_there_before_comes_from_the_emulator_alone(bus: broker.Bus, topic: str, kind: str):
+    messages = bus.capabilities.messages
+    assert messages is not None
+    assert messages.history is (kind == "emulator")
+    assert not [name for name in await bus.admin.topics() if "~" in name]
     await bus.topic(topic).publish(b"before")
     async with bus.messages(topic, subscription="readers", start="earliest") as inbox:
         await bus.topic(topic).publish(b"after")

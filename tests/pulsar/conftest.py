@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import broker
 from broker.bus import Bus
+from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer, shared_server
 
 
@@ -16,6 +17,13 @@ from tests.servers.pulsar import PulsarServer, shared_server
 def pulsar_server() -> PulsarServer:
     """The shared broker: not to be stopped; tests that stop one start their own."""
     return shared_server()
+
+
+@pytest.fixture
+def web(pulsar_server: PulsarServer) -> Iterator[Proxy]:
+    """The way to the HTTP API alone."""
+    with Proxy(pulsar_server.ports["web"]) as proxy:
+        yield proxy
 
 
 @pytest.fixture

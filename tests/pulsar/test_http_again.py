@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -22,13 +22,6 @@ pytestmark = pytest.mark.xdist_group("pulsar")
 
 PATIENCE = 20.0
 NO_BOOKIE = "Not enough non-faulty bookies"
-
-
-@pytest.fixture
-def web(pulsar_server: PulsarServer) -> Iterator[Proxy]:
-    """The way to the HTTP API alone."""
-    with Proxy(pulsar_server.ports["web"]) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -90,6 +83,13 @@ async def test_what_was_cut_in_the_middle_is_asked_again(through: Bus, web: Prox
     web.cut()
     web.hold(False)
     assert topic in await asking
+
+
+async def test_an_answer_that_was_cut_anywhere_is_none(through: Bus, web: Proxy, topic: str) -> None:
+    await through.admin.ensure_subscription(topic, "readers")
+    for after in range(1, 500, 13):
+        web.cut(after_bytes=after)
+        assert await through.admin.subscriptions(topic) == ["readers"], after
 
 
 async def test_a_subscription_whose_making_was_not_heard_of_begins_at_its_time(

@@ -9,10 +9,20 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import BackendError, BrokerError, InvalidMessage, MessageTooLarge, PublishError, Unsupported
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishError,
+    Unsupported,
+)
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
+from broker.testing.waiting import eventually
 from broker_pulsar.positions import unpack
+from broker_pulsar.publishing import PulsarTarget
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -71,6 +81,26 @@ async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bu
             receipts = [await named.topic(topic).publish(OutboundMessage(b"x", id=str(n))) for n in range(1, 4)]
         assert [receipt.duplicate for receipt in receipts] == [duplicate] * 3, f"run {number}"
     assert await bodies(bus, topic) == [b"x"] * 3
+
+
+async def test_a_late_answer_of_a_closed_producer_leaves_the_new_one_alone(
+    pulsar_server: PulsarServer, topic: str
+) -> None:
+    async with broker.connect(f"{pulsar_server.url}&linger=2") as bus:
+        target: PulsarTarget = bus.backend.publish_target(topic)  # pyright: ignore[reportAssignmentType]
+        producers = target._producers
+        # The messages of a call wait in two producers, one of which ends at once.
+        early = asyncio.ensure_future(target.publish([OutboundMessage(b"a"), OutboundMessage(b"b", partition=0)]))
+        await eventually(lambda: len(producers) == 2, 20, "both producers")
+        await asyncio.sleep(0)
+        await asyncio.to_thread(producers[None].close)
+        (closed,) = await target.publish([OutboundMessage(b"c")])
+        assert isinstance(closed, Closed)
+        late = asyncio.ensure_future(target.publish([OutboundMessage(b"d")]))
+        outcomes = [*await early, *await late]
+        assert [type(outcome) for outcome in outcomes] == [Closed, Receipt, Receipt]
+        await target.close()
+        assert await bodies(bus, topic) == [b"b", b"d"]
 
 
 async def test_exclusive_access_keeps_others_out(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:

@@ -24,6 +24,7 @@ class Proxy:
         self._budget: int | None = None
         self._open = asyncio.Event()
         self._refusing = False
+        self._last = False
         self.cuts = 0
         self.refusals = 0
         """How many connections were not taken."""
@@ -47,11 +48,15 @@ class Proxy:
         self._thread.join(5)
         self._loop.close()
 
-    def cut(self, after_bytes: int = 0) -> None:
-        """Break all connections once `after_bytes` more have come from the server."""
+    def cut(self, after_bytes: int = 0, *, for_good: bool = False) -> None:
+        """Break all connections once `after_bytes` more have come from the server.
+
+        :param for_good: and take no new ones from that moment on.
+        """
 
         async def set_budget() -> None:
             self._budget = after_bytes
+            self._last = for_good
             if not after_bytes:
                 self._break()
 
@@ -97,6 +102,7 @@ class Proxy:
 
     def _break(self) -> None:
         self._budget = None
+        self._refusing, self._last = self._refusing or self._last, False
         self.cuts += bool(self._writers)
         for writer in tuple(self._writers):
             writer.transport.abort()

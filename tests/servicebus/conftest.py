@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,15 +31,16 @@ class Listener:
 
 
 @pytest.fixture
-def double() -> ServiceBusDouble:
-    """For what only a double can be made to do."""
+def double() -> Iterator[ServiceBusDouble]:
+    """For what only a double can be made to do; it does nothing wrong afterwards."""
     if NAMESPACE:
         pytest.skip("needs the double: a real namespace does not fail on demand")
     if (reason := missing()) is not None:
         pytest.skip(reason)
     found = shared_double()
     found.fault()
-    return found
+    yield found
+    found.fault()
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ from collections import defaultdict
 import pytest
 
 from broker.errors import LeaseLost, SettleError
-from broker.messages import Message
+from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
+from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, nothing_more, numbered, take
 from broker_servicebus import sessions
 from tests.servers.servicebus import ServiceBusDouble
-from tests.servicebus.conftest import NAMESPACE, Open
+from tests.servicebus.conftest import NAMESPACE, Listener, Open
 
 SECONDS = 40.0
 
@@ -164,6 +165,37 @@ async def test_waiting_for_a_session_is_no_failure(
         assert [message.data for message in await take(inbox, 1, SECONDS)] == [b"x"]
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("broker")]
     assert [text for text in ours if "failed" in text] == []
+
+
+async def test_an_interrupted_consumer_takes_no_session(open_bus: Open, topic: str):
+    bus = await open_bus(session_idle=5)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True)
+    stopped = await bus.backend.subscribe(asked, Listener())
+    other = await bus.backend.subscribe(asked, Listener())
+    # It holds one session, and waits for another.
+    await bus.topic(topic).publish(b"one", key="a")
+    held = await stopped.fetch(10, 1_000_000, SECONDS)
+    assert [message.data for message in held] == [b"one"]
+    assert await stopped.fetch(10, 1_000_000, 1.0) == []
+    stopped.interrupt()
+    await bus.topic(topic).publish_batch([OutboundMessage(b"two", key="b"), OutboundMessage(b"three", key="a")])
+    (message,) = await other.fetch(10, 1_000_000, 3.0)
+    assert message.data == b"two"
+    # Once nothing of a session is held it goes, too.
+    assert await stopped.settle([Settlement(held[0], Outcome.ACK)]) == [None]
+    (message,) = await other.fetch(10, 1_000_000, 3.0)
+    assert (message.data, message.delivery_attempt) == (b"three", 1)
+    # And with the next fetch it goes on.
+    await bus.topic(topic).publish(b"four", key="c")
+    await other.close()
+    seen: set[bytes | None] = set()
+    async with asyncio.timeout(SECONDS):
+        while len(seen) < 3:
+            seen |= {message.data for message in await stopped.fetch(10, 1_000_000, 1.0)}
+    assert seen == {b"two", b"three", b"four"}
+    await stopped.close()
 
 
 async def test_session_state_by_the_client(open_bus: Open, topic: str):

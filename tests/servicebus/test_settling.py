@@ -341,3 +341,30 @@ async def test_what_comes_while_nobody_fetches_is_for_others(open_bus: Open, top
     assert (message.data, message.delivery_attempt) == (b"two", 1)
     await busy.close()
     await other.close()
+
+
+async def test_giving_back_costs_a_slow_consumer_little(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    seen: Counter[tuple[bytes | None, int | None]] = Counter()
+
+    async def publish() -> None:
+        for body in numbered(60):
+            await bus.topic(topic).publish(body)
+            await asyncio.sleep(0.02)
+
+    async with bus.messages(topic, subscription="billing", max_outstanding=10) as inbox:
+        double.fault()
+        publishing = asyncio.ensure_future(publish())
+        while len(seen) < 60:
+            batch = await inbox.next_batch(10, timeout=SECONDS)
+            seen.update((message.data, message.delivery_attempt) for message in batch)
+            await asyncio.sleep(0.15)  # a handler that takes longer than credit is left out for
+            await batch.ack()
+        await publishing
+        asked = double.requests()
+    # Each once, as its first delivery; a round trip and a few dispositions for what came while nobody fetched.
+    assert seen == Counter({(body, 1): 1 for body in numbered(60)})
+    assert asked.get("peek-message", 0) <= 10
+    assert asked.get("settle", 0) <= 30

@@ -2,7 +2,7 @@
 
 A batch read, a stream that copies the source into the target, a second run of the stream that finds nothing new, and a
 pipeline of typed orders. A task of the first stream stands still at `STEP` (see `halting`), until its executor is
-killed.
+killed; at none if that is empty.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(master: str, url: str, source: str, target: str, orders: str, dead: str
     frame = read(spark, url, source, tasksPerPartition=2)
     counts = [row["count"] for row in frame.groupBy(F.spark_partition_id()).count().collect()]
     checkpoint = Path(directory) / "checkpoint"
-    halt = f"{step}:0:{directory}/halted"
+    halt = f"{step}:0:{directory}/halted" if step else ""
     runs = [copy(spark, url, source, target, checkpoint, halt=halt, arrowRows=10) for _ in range(2)]
     copied = [sum(progress["numInputRows"] for progress in run.recentProgress) for run in runs]
     reports: list[BatchReport] = []

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.blocking import Bus
-from broker.errors import OffsetOutOfRange
+from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker.outbound import OutboundMessage
-from broker_spark.log_source import LogBatchReader
+from broker_spark.log_source import LogBatchReader, LogStreamReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 from tests.spark.conftest import MakeTopic
@@ -96,6 +96,21 @@ def test_several_topics_and_patterns(spark: SparkSession, url: str, bus: Bus, ma
     )
     nothing = spark.read.format("broker").options(url=url, topicPattern="spark.nothing")
     assert nothing.load().collect() == []
+
+
+def test_offsets_of_a_topic_that_a_pattern_does_not_find(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(4))
+    both = {"url": url, "topicPattern": f"{topic}|spark[.]gone.*"}
+    for name in ("start", "end"):
+        there = SourceOptions.parse({**both, name: json.dumps({topic: {"0": "latest"}})}).for_batch()
+        assert planned(there)
+        gone = {**both, name: json.dumps({topic: {"0": 0}, "spark.gone": {"0": 7}, "spark.gone-2": {"0": 7}})}
+        with pytest.raises(ConfigurationError, match=f"{name} has offsets of 'spark.gone', 'spark.gone-2', and topicP"):
+            planned(SourceOptions.parse(gone).for_batch())
+    gone = SourceOptions.parse({**both, "start": json.dumps({"spark.gone": {"0": 7}})}).for_stream()
+    with pytest.raises(ConfigurationError, match=f"topicPattern finds no such topic. It finds '{topic}'; make the top"):
+        LogStreamReader(gone).initialOffset()
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)

@@ -1,6 +1,6 @@
-"""The same program on executors of their own: a real standalone cluster of two workers.
+"""The same program on executors of their own: a real standalone cluster of two workers, and Spark's pretended one.
 
-One of the executors is killed while its task writes.
+On the real one an executor is killed while its task writes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from broker.blocking import Bus
+from broker_spark.home import home_without_archive
 from tests.fault_matrix import Books
 from tests.servers.spark import SparkCluster
 from tests.spark.conftest import MakeTopic
@@ -35,11 +37,21 @@ def cluster() -> Iterator[SparkCluster]:
         yield cluster
 
 
-def run(cluster: SparkCluster, url: str, topics: Sequence[str], directory: Path, step: str) -> dict[str, object]:
-    """The program in a driver of its own, since this process has a session already; an executor is killed at `step`."""
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Of Spark, where no cluster has one."""
+    real = Path(pyspark.__file__).parent
+    return home_without_archive(real, tmp_path / "homes") or real
+
+
+def run(home: Path, master: str, url: str, topics: Sequence[str], directory: Path, step: str = "") -> dict[str, object]:
+    """The program in a driver of its own, since this process has a session already.
+
+    :param step: at which an executor is killed; "" kills none.
+    """
     program = [sys.executable, "-m", "tests.spark.cluster_program"]
-    command = [*program, cluster.url, url, *topics, str(directory), step]
-    here = {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(cluster.home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [*program, master, url, *topics, str(directory), step]
+    here = {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment = {**os.environ, **here}
     with (
         subprocess.Popen(
@@ -49,7 +61,8 @@ def run(cluster: SparkCluster, url: str, topics: Sequence[str], directory: Path,
     ):
         try:
             said = pool.submit(driver.communicate, timeout=240)
-            os.kill(executor_of(wait_for(directory / "halted", driver)), signal.SIGKILL)
+            if step:
+                os.kill(executor_of(wait_for(directory / "halted", driver)), signal.SIGKILL)
             output, errors = said.result()
         finally:
             driver.kill()
@@ -73,6 +86,19 @@ def executor_of(worker: int) -> int:
 
 
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
+def test_a_pretended_cluster_of_two_executors(
+    home: Path, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topics = source, target, orders, dead = [make_topic() for _ in range(4)]
+    publish(bus, source, numbered(ROWS))
+    publish(bus, orders, [b'{"number": %d}' % number for number in range(60)] + [b"?"])
+    found = run(home, "local-cluster[2,1,1024]", url, topics, tmp_path)
+    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 61, "files": 30}
+    assert sorted(data for _, data in log(bus, target)) == sorted(numbered(ROWS))
+    assert [data for _, data in log(bus, dead)] == [b"?"]
+
+
+@pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_standalone_cluster_of_two_workers(
     cluster: SparkCluster, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path, books: Books
 ) -> None:
@@ -80,7 +106,7 @@ def test_a_standalone_cluster_of_two_workers(
     publish(bus, source, numbered(ROWS))
     bad = [b"?", b'{"number": "x"}']
     publish(bus, orders, [b'{"number": %d}' % number for number in range(60)] + bad)
-    found = run(cluster, url, topics, tmp_path, "half")
+    found = run(cluster.home, cluster.url, url, topics, tmp_path, "half")
     assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 62, "files": 30}
     assert sorted(data for _, data in log(bus, dead)) == sorted(bad)
     ids, rows = zip(*log(bus, target), strict=True)

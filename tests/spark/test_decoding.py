@@ -14,6 +14,7 @@ import msgspec
 import pydantic
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DecimalType, FloatType, IntegerType
 
 from broker.errors import ConfigurationError
@@ -49,6 +50,11 @@ class Everything:
     size: Literal[1, 2] | None = None
     small: Annotated[int, IntegerType()] | None = None
     shares: list[Annotated[float, FloatType()]] | None = None
+
+
+@dataclass
+class Priced:
+    price: Decimal
 
 
 class Model(pydantic.BaseModel):
@@ -100,6 +106,36 @@ def test_names_are_those_of_python_and_of_json(spark: SparkSession) -> None:
     frame = spark.createDataFrame([('{"model": {"number": 1.5, "other-name": "x"}, "longName": [1]}',)], "value string")
     (row,) = decode(frame, Struct).rows.select("payload.*").collect()
     assert row.asDict(recursive=True) == {"model": {"number": Decimal("1.50"), "other": "x"}, "long_name": [1]}
+
+
+NUMBERS = [
+    "12345678901234567890.123456789012345678", "0.12345678901234567", "1234567890123456789", "1e3", "1E-7", "-1.0E-18",
+    "0.0000001", "1.25e+2", "123456789012345E-15", "-0", "12.50000000000000000000", "12345e3", "-1.5E-3",
+]  # fmt: skip
+ROUNDED = [
+    # More digits than a decimal has, or a double of those with an exponent; and behind the scale, and before it.
+    "0.1234567890123456789012345678901234567890", "1.000000000000000000000000000000000000000001",
+    "1234567891234567891e-15", "9999999999999999e0", "1.0000000000000000000001e2", "1e-19", "1.5e-18", "1e20",
+    "0.1234567890123456785", "123456789012345678901", "12345678901234567890123456789012.000001",
+]  # fmt: skip
+
+
+def test_a_decimal_is_the_number_that_was_written_or_none(spark: SparkSession) -> None:
+    texts = [*NUMBERS, *ROUNDED]
+    both = [*((f'{{"price": {each}}}', each) for each in texts), *((f'{{"price": "{each}"}}', each) for each in texts)]
+    frame = spark.createDataFrame(both, "value string, text string")
+    decoded = decode(frame, Priced)
+    rows = decoded.rows.collect()
+    assert [row.payload.price for row in rows] == [Decimal(row.text) for row in rows]
+    # As text all digits are there; two of these are in range, and were only too long for what JSON's numbers become.
+    texts_only = {"1234567891234567891e-15", "9999999999999999e0"}
+    assert sorted(row.text for row in rows) == sorted([*NUMBERS, *NUMBERS, *texts_only])
+    assert decoded.dead.where("reason not like '%and decimal(38,18) is due'").count() == 0
+    # What to_json makes of them comes back.
+    again = decode(decoded.rows.select(F.to_json(F.struct("payload.*")).alias("value"), "text"), Priced).rows.collect()
+    assert sorted((row.text, row.payload.price) for row in again) == sorted(
+        (row.text, row.payload.price) for row in rows
+    )
 
 
 BAD: list[tuple[Any, str]] = [

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from broker.blocking import Bus, connect
@@ -19,6 +19,8 @@ from broker.outbound import OutboundMessage
 from broker_kafka.settings import KafkaSettings
 from broker_spark import COLUMNS, read, read_stream, spark_schema
 from broker_spark.java_security import java_properties
+from broker_spark.kafka_connector import _settings
+from broker_spark.options import SourceOptions
 from tests.servers import kafka, nats
 from tests.servers.kafka_client import RawAdmin
 from tests.spark.support import numbered, publish
@@ -126,6 +128,8 @@ def test_patterns_and_several_topics(spark: SparkSession, bus: Bus, url: str, to
     found = read(spark, connector=how, url=url, topic=f"{topic}.x,{topic}.yy")
     assert sorted(bytes(row.value) for row in found.collect()) == [b"x", b"yy"]
     assert read(spark, connector=how, url=url, topicPattern=f"{topic}-nothing").count() == 0
+    with pytest.raises((ConfigurationError, PySparkException), match=rf"offsets of '{topic}\.y0', and topicPattern"):
+        read(spark, connector=how, url=url, topicPattern=rf"{topic}\..*", start={f"{topic}.y0": {"0": 1}}).collect()
 
 
 def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path) -> None:
@@ -178,6 +182,17 @@ def test_columns_are_those_of_the_package(spark: SparkSession, url: str, topic: 
     assert tuple(read(spark, connector="always", url=url, topic=topic).columns) == COLUMNS
     some = read(spark, connector="always", url=url, topic=topic, columns="value,id")
     assert some.columns == ["value", "id"]
+
+
+def test_headers_are_read_for_the_columns_that_need_them(spark: SparkSession, url: str, topic: str) -> None:
+    def included(**columns: str) -> str:
+        source = SourceOptions.parse({"url": url, "topic": topic, **columns})
+        return (_settings(spark, source, "always") or {})["includeHeaders"]
+
+    assert included(columns="topic,partition,offset,key,value,broker_time,delivery_attempt") == "false"
+    for name in ("id", "attributes", "publish_time"):
+        assert included(columns=f"key,{name}") == "true"
+    assert included() == "true"
 
 
 def test_security_reaches_java() -> None:

@@ -171,6 +171,9 @@ def test_what_a_sink_takes() -> None:
     assert found.columns == ("topic", "id", "key", "value", "attributes", "publish_time")
     assert "topic" not in SinkOptions.parse({"url": URL, "topic": "orders"}, spark_schema()).columns
     assert "partition" in SinkOptions.parse({"url": URL, "keepPartition": "true"}, spark_schema()).columns
+    with pytest.raises(ConfigurationError, match="keepPartition is true, and there is no column 'partition'"):
+        sink(("value", StringType()), keepPartition="true")
+    sink(("value", StringType()), keepPartition="false")
     with pytest.raises(ConfigurationError, match=r"no column 'vale'. Did you mean 'value'.*df.drop"):
         sink(("vale", StringType()))
     with pytest.raises(ConfigurationError, match=r"Column 'value' is of type bigint. It takes binary or string"):

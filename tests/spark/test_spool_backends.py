@@ -37,5 +37,9 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             came = query.until(5)
             assert sorted(came) == sorted(numbered(5, ROWS))
             assert sorted(query.rows(before, query.at)) == sorted(came)
+            tables = query.tables(before, query.at)
+            # An id of the server that is made a number is no offset.
+            assert {offset for table in tables for offset in table["offset"]} == {None}
+            assert all(time for table in tables for time in table["broker_time"])
         finally:
             query.reader.stop()

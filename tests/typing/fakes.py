@@ -6,7 +6,7 @@ Assigning to a name of the protocol's type is the proof.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -150,6 +150,13 @@ class FakeTransaction:
         return [Receipt("1") for _ in payloads]
 
     async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
+
+    async def ack(self, message: Message[Any]) -> None:
+        await message.ack()
+
+    async def ack_batch(self, messages: Iterable[Message[Any]]) -> None:
+        for message in messages:
+            await message.ack()
 
 
 class FakeTransactionalPublisher:

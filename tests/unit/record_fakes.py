@@ -248,6 +248,9 @@ class FakeRun:
         self.made += 1
         return [msgspec.structs.replace(record, owner=owner, generation=generation) for record in self._records]
 
+    def values(self, name: str) -> Iterable[Any] | None:
+        return self.column(name)
+
     def column(self, name: str) -> list[Any] | None:
         return [record.offset for record in self._records] if name == "offset" else None
 

@@ -147,7 +147,7 @@ async def test_cancelled_head_of_the_line_lets_the_next_that_fits_in() -> None:
     await small
     target.gate.set()
     await topic.flush()
-    assert [len(body or b"") for body in target.bodies] == [6, 2]
+    assert sorted(len(body or b"") for body in target.bodies) == [2, 6]
 
 
 async def test_cancelled_future_withdraws_nothing_and_harms_no_other() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BackendError, InvalidName, OffsetOutOfRange
 from broker.names import EPHEMERAL, native_name
+from broker_pulsar.logs import removed
 from broker_pulsar.membership import Change, Standing, change_of
 from broker_pulsar.names import partition_number, subscription_name, topic_path
-from broker_pulsar.positions import LARGEST, pack, unpack
+from broker_pulsar.positions import LARGEST, after, pack, unpack
 
 places = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**20 - 1), st.integers(0, 4095))
 
@@ -68,3 +71,42 @@ def test_names_that_pulsar_cannot_have_are_refused(name: str) -> None:
 def test_what_a_look_at_the_group_means(active: str, connection: str, owned: bool, change: Change) -> None:
     standing = Standing(active, connection, others=True)
     assert change_of(standing, "me", owned=owned, connection="here") is change
+
+
+def test_what_follows_a_message_is_in_its_batch_or_in_the_next_entry() -> None:
+    class Id:
+        """As the client's, which shows the size of its batch in its bytes alone."""
+
+        def __init__(self, slot: int, serialized: bytes) -> None:
+            self.batch_index, self.serialize = (lambda: slot), (lambda: serialized)
+            self.ledger_id, self.entry_id = (lambda: 300), (lambda: 2)
+
+    fields = bytes.fromhex("08ac021002")
+    assert after(Id(-1, fields)) == pack(300, 3, 0)
+    assert after(Id(0, fields + bytes.fromhex("20003003"))) == pack(300, 2, 2)
+    assert after(Id(2, fields + bytes.fromhex("20023003"))) == pack(300, 3, 0)
+
+
+def ledgers(**entries: int) -> dict[str, Any]:
+    found = [{"ledgerId": int(name[1:]), "entries": number} for name, number in entries.items()]
+    return {"ledgers": [*found[:-1], {**found[-1], "entries": 0}], "currentLedgerEntries": found[-1]["entries"]}
+
+
+@pytest.mark.parametrize(
+    ("now", "start", "stop", "is_gone"),
+    [
+        # Nothing was removed, or nothing that was not read.
+        (ledgers(_1=10, _2=10, _3=5), pack(1, 4, 0), pack(2, 0, 0), False),
+        (ledgers(_2=10, _3=5), pack(2, 0, 0), pack(2, 1, 0), False),
+        (ledgers(_2=10, _3=5), pack(1, 10, 0), pack(2, 0, 0), False),
+        (ledgers(_3=5), pack(1, 10, 0), pack(2, 0, 0), False),
+        # The rest of the first ledger, or a whole one.
+        (ledgers(_2=10, _3=5), pack(1, 9, 0), pack(2, 0, 0), True),
+        (ledgers(_3=5), pack(1, 10, 0), pack(3, 0, 0), True),
+        # What was the open ledger then is gone, and with it how much came into it.
+        (ledgers(_4=5), pack(3, 5, 0), pack(4, 0, 0), True),
+        ({}, pack(3, 5, 0), pack(4, 0, 0), True),
+    ],
+)
+def test_what_was_removed_before_a_read_came_to_it(now: dict[str, Any], start: int, stop: int, is_gone: bool) -> None:
+    assert removed(ledgers(_1=10, _2=10, _3=5), now, start, stop) is is_gone

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.codecs import Json
+from broker.errors import ConfigurationError
 from broker.reading.record_buffer import RecordBuffer
 from broker.records import Record, RecordBatch, RecordsOfRuns
 from broker.spi import TopicPartition
@@ -57,6 +58,33 @@ async def test_a_batch_makes_its_records_when_they_are_looked_at_and_once() -> N
         assert batch[-1].offset == 6
         assert batch.to_arrow(["data", "offset"]).column("data").to_pylist() == [b"1", b"2", b"5", b"6"]
         assert [run.made for run in runs] == [1, 1]
+
+
+async def test_rows_make_records_only_of_what_a_run_does_not_tell() -> None:
+    async with bench(0, 1) as b:
+        b.source.append(1, 2)
+        b.source.append(5, 6, partition=1)
+        await b.buffered(4)
+        batch = await b.consumer.next_batch()
+        runs: list[FakeRun] = [run for run, _ in batch._items._runs]  # pyright: ignore[reportAttributeAccessIssue]
+        assert list(batch.rows("offset")) == [(1,), (2,), (5,), (6,)]
+        assert [run.made for run in runs] == [0, 0]
+        rows = batch.rows("partition", "offset", "payload")
+        assert list(rows) == [(0, 1, b"1"), (0, 2, b"2"), (1, 5, b"5"), (1, 6, b"6")]
+        assert list(rows) == []
+        assert [run.made for run in runs] == [1, 1]
+        assert next(batch.rows("payload", "offset")) == (b"1", 1)
+
+
+def test_rows_of_records_and_of_nothing_and_of_what_is_not_there() -> None:
+    batch = RecordBatch([record(1), record(4, 1)])
+    assert list(batch.rows("offset", "data", "attributes")) == [(1, b"1", {"n": "1"}), (4, b"4", {"n": "4"})]
+    assert list(RecordBatch([]).rows("offset")) == []
+    assert list(RecordBatch(RecordsOfRuns([], None)).rows("offset", "data")) == []
+    with pytest.raises(ConfigurationError, match=r"no column 'size'.*topic, partition, offset"):
+        batch.rows("offset", "size")
+    with pytest.raises(ConfigurationError, match="at least"):
+        batch.rows()
 
 
 async def test_one_record_and_batches_may_be_asked_for_in_turn() -> None:

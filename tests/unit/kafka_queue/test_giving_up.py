@@ -28,16 +28,17 @@ async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() 
         starting=unused,
         transactions=None,
         book=unused,
+        transacted=unused,
         tracker=None,
         session_seconds=10.0,
         ended=unused,
     )
     loop = asyncio.get_running_loop()
     client.assigned([HERE])
-    client._claiming = loop.create_future()
-    giving = loop.create_task(client.revoking([HERE], loop.time() + 60))
-    await asyncio.sleep(0)
-    assert client._assignments
-    giving.cancel()
-    await asyncio.wait({giving})
+    with client._under_way.claim():
+        giving = loop.create_task(client.revoking([HERE], loop.time() + 60))
+        await asyncio.sleep(0)
+        assert client._assignments
+        giving.cancel()
+        await asyncio.wait({giving})
     assert not client._assignments

@@ -1,4 +1,4 @@
-"""Leases that are renewed while their brokers are slow."""
+"""Leases that are renewed while their brokers are slow, and while their messages are settled."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from math import inf
 
 import pytest
 
-from broker.errors import BrokerError, LeaseLost
+from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
+from broker.messages import Message, Outcome
+from broker.spi import Settlement
 from broker_kafka.queue.hold import Hold
 from broker_kafka.queue.lease_book import LeaseBook
 from broker_kafka.queue.marker_format import FORMATS
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed
-from broker_kafka.queue.wire import MessageId
+from broker_kafka.queue.views import QUEUE_VIEW
+from broker_kafka.queue.wire import Kind, MessageId, read_markers
 
 LEASE = 0.6
 
@@ -27,6 +30,52 @@ class Slow(MarkerProducer):
     async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
         await asyncio.sleep(self.seconds)
         return [None] * len(markers)
+
+
+class Noting(MarkerProducer):
+    """Notes the kinds of markers in the order in which a producer would be given them."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+        found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
+        self.kinds += [marker.kind for marker in found if marker is not None]
+        await asyncio.sleep(0)
+        return [None] * len(markers)
+
+
+class Unanswered(MarkerProducer):
+    """Has no marker answered in time."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+        await asyncio.sleep(0)
+        return [OperationTimeout("no answer in time")] * len(markers)
+
+
+def new_hold(left: float = LEASE) -> Hold:
+    hold = Hold(MessageId("orders", 0, 0, "q"), 0, 1)
+    hold.until = asyncio.get_running_loop().time() + left
+    return hold
+
+
+def settlement(hold: Hold, outcome: Outcome) -> Settlement:
+    return Settlement(Message("orders", b"", None, QUEUE_VIEW, hold), outcome)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -> None:
+    producer = Noting()
+    book = LeaseBook(producer, lease_seconds=LEASE, format=FORMATS["v2"])
+    hold = new_hold()
+    # Both are ready in the same moment, as an ack is that was asked for when the renewals are due.
+    results = await asyncio.gather(book.extend([hold]), book.settle([settlement(hold, outcome)]))
+    assert results == [[None], [None]]
+    # A release is a KEEPALIVE, too, and the only one.
+    assert producer.kinds == [Kind.END if outcome in (Outcome.ACK, Outcome.REJECT) else Kind.KEEPALIVE]
 
 
 @pytest.mark.parametrize(("left", "is_kept"), [(0.3, True), (0.02, False)])
@@ -43,3 +92,28 @@ async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_k
         # A tracker that was quicker than the KEEPALIVE has sent the message again.
         assert isinstance(answer, LeaseLost)
         assert hold.until == begun + left
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+async def test_an_end_that_got_no_answer_may_have_been_written(outcome: Outcome) -> None:
+    book = LeaseBook(Unanswered(), lease_seconds=LEASE, format=FORMATS["v2"])
+    hold = new_hold(0.05)
+    settlements = [settlement(hold, outcome)]
+    with pytest.raises(OperationTimeout):
+        await book.settle(settlements)
+    assert await book.extend([hold]) != [None]
+    await asyncio.sleep(0.06)
+    answers = [*await book.settle(settlements), *await book.extend([hold])]
+    # What was given back comes again, whether that was written or not.
+    is_ended = outcome in (Outcome.ACK, Outcome.REJECT)
+    assert {type(answer) for answer in answers} == {SettleError if is_ended else LeaseLost}
+
+
+async def test_a_message_whose_end_is_on_its_way_is_not_told_as_lost() -> None:
+    book = LeaseBook(Slow(0.1), lease_seconds=LEASE, format=FORMATS["v2"])
+    hold = new_hold(0.05)
+    settling = asyncio.ensure_future(book.settle([settlement(hold, Outcome.ACK)]))
+    await asyncio.sleep(0.06)
+    (renewed,) = await book.extend([hold])
+    (settled,) = await settling
+    assert [type(renewed), type(settled)] == [SettleError, SettleError]

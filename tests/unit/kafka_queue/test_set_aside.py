@@ -13,7 +13,7 @@ RAW: Any = None
 
 
 def taken(place: TopicPartition, *offsets: int) -> list[Taken]:
-    return [Taken(place, 1, RAW, offset, None) for offset in offsets]
+    return [Taken(place, 1, RAW, offset, (), None) for offset in offsets]
 
 
 def offsets(taken: list[Taken]) -> list[tuple[int, int]]:

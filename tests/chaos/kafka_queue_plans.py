@@ -1,0 +1,43 @@
+"""What is done to a queue's chaos run, and when: seconds from the begin, and the fault. Pure."""
+
+from __future__ import annotations
+
+import random
+from itertools import cycle
+from typing import Final
+
+__all__ = ["SHORT", "long_plan"]
+
+SHORT: Final = (
+    (3.0, "freeze"),
+    (4.0, "kill tracker"),
+    (5.0, "kill"),
+    (7.0, "join"),
+    (9.0, "restart"),
+    (13.0, "kill"),
+    (14.0, "leave"),
+    (14.5, "freeze tracker"),
+    (15.0, "freeze"),
+    (17.0, "kill"),
+)
+"""Of a run that is part of the tests."""
+
+_FAULTS: Final = {"kill": 4, "freeze": 2, "blink": 2, "join": 1, "leave": 1, "kill tracker": 2, "freeze tracker": 2}
+"""What happens at random, and how often."""
+
+
+def long_plan(seconds: float, seed: int) -> list[tuple[float, str]]:
+    """Faults at random, and every minute and a half the broker is restarted, orderly or after SIGKILL by turns."""
+    dice = random.Random(seed)
+    plan: list[tuple[float, str]] = []
+    at, restart = 3.0, 60.0
+    restarts = cycle(("restart", "kill broker"))
+    while at < seconds:
+        if at > restart:
+            plan.append((at, next(restarts)))
+            restart += 90.0
+            at += 8.0
+        else:
+            plan.append((at, dice.choices(list(_FAULTS), list(_FAULTS.values()))[0]))
+            at += dice.uniform(2.0, 6.0)
+    return plan

@@ -1,0 +1,39 @@
+"""What the accounts of a queue's chaos run make of the markers of one message; no broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_kafka.queue.wire import Kind, Marker, MessageId
+from tests.chaos.kafka_queue_records import Copy, Place, Said
+
+ID = MessageId("topic", 0, 0, "queue")
+START = Marker(kind=Kind.START, id=ID, after_ms=2_000, attempt=1)
+KEEP = Marker(kind=Kind.KEEPALIVE, id=ID, after_ms=2_000)
+BACK = Marker(kind=Kind.KEEPALIVE, id=ID, after_ms=500, attempt=1, released=True)
+RENEWAL = Marker(kind=Kind.START, id=ID, after_ms=2_000, attempt=1, renews=0, as_of=5)
+END = Marker(kind=Kind.END, id=ID)
+
+
+@pytest.mark.parametrize(
+    ("said", "early"),
+    [
+        ([(START, 10.0)], 0.0),
+        ([(START, 10.0), (KEEP, 11.0)], 1.0),
+        ([(START, 10.0), (KEEP, 12.1)], 0.0),
+        ([(START, 10.0), (BACK, 11.7)], 0.2),
+        # Too near to the end of the lease to say whether it was in time.
+        ([(START, 10.0), (BACK, 11.9)], 0.0),
+        ([(START, 10.0), (KEEP, 11.9)], 0.0),
+        # A holder that was not answered gives back again; what it kept meanwhile counts for nobody.
+        ([(START, 10.0), (BACK, 11.4), (KEEP, 11.5)], -0.1),
+        ([(START, 10.0), (BACK, 11.4), (BACK, 11.6)], 0.1),
+        ([(START, 10.0), (BACK, 11.4), (START, 11.5)], 1.5),
+        ([(START, 10.0), (RENEWAL, 11.0)], 0.0),
+    ],
+)
+def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], early: float) -> None:
+    copy = Copy(1, Place(0, 0), 0, 9.0)
+    copy.said = [Said(marker, time, "worker", marker is RENEWAL) for marker, time in said]
+    copy.said.append(Said(END, 12.0, "", tracked=True))
+    assert copy.early == pytest.approx(early)

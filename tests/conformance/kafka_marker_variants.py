@@ -1,0 +1,72 @@
+"""Harnesses of a Kafka queue whose markers are written otherwise than by default, and what each of them refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import ClassVar
+
+from tests.conformance.kafka_harness import MarkersHarness
+from tests.servers.kafka_client import SECONDS, RawAdmin
+
+__all__ = ["AtOnceHarness", "SingleHarness", "V1Harness"]
+
+_TWO_TOPICS = (
+    "dead-letters.are-cut-to-fit",
+    "dead-letters.lease-is-kept-while-writing",
+    "dead-letters.reject-tells-why",
+    "dead-letters.undecodable-is-poison",
+    "dead-letters.write-failure-reruns-no-handler",
+    "fidelity.forwarding-is-lossless",
+    "fidelity.portable-names",
+    "messages.one-stops-the-other-goes-on",
+    "messages.several-topics",
+    "order.dead-letter-releases-followers",
+    "retry.attempts-are-bounded",
+    "retry.never-gives-up-at-once",
+    "retry.restarts-burn-no-attempts",
+    "retry.restarts-use-up-no-deliveries",
+)
+_ATTRIBUTES = ("messages.nack-redelivers", "publishing.scheduled-is-not-early")
+
+
+class SingleHarness(MarkersHarness):
+    """One record for each marker, in the partition of its message's key."""
+
+    in_matrix = False
+    options = f"{MarkersHarness.options}&marker_format=v2-single"
+
+
+class AtOnceHarness(MarkersHarness):
+    """STARTs and positions in one transaction."""
+
+    in_matrix = False
+    options = f"{MarkersHarness.options}&queue_transactions=true"
+
+
+class V1Harness(MarkersHarness):
+    """Markers of kafka-mq-go to the byte, which have no place for much of what ours tell.
+
+    They name no topic, so that those of one test would be taken for those of the next: each finds no marker topics.
+    """
+
+    in_matrix = False
+    # What runs at once would use one subscription for several topics.
+    shares_restarts = False
+    options = f"{MarkersHarness.options}&marker_format=v1"
+    refused: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_TWO_TOPICS, "a subscription reads one topic, as V1 markers name none"),
+        **dict.fromkeys(_ATTRIBUTES, "V1 markers have no place for attributes, so that what comes again has none"),
+    }
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            await asyncio.to_thread(self._delete_markers)
+
+    def _delete_markers(self) -> None:
+        admin = RawAdmin(self.server.bootstrap)
+        found = admin.client.list_topics(timeout=SECONDS).topics
+        if names := [name for name in found if name.endswith(".markers")]:
+            admin.delete_topic(*names)

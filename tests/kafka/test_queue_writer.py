@@ -1,0 +1,33 @@
+"""The writer of trackers and of transactional STARTs, at its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter
+from tests.kafka.queue_markers import connected
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, read_all, wait_for
+
+
+async def test_what_a_writer_began_and_did_not_commit_holds_up_nobody_once_it_is_closed(
+    kafka: KafkaServer, admin: RawAdmin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(self: FencedWriter, producer: Producer) -> None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, retriable=True))
+
+    monkeypatch.setattr(FencedWriter, "_commit", unanswered)
+    async with connected(kafka) as connection:
+        writer = FencedWriter(connection, f"{topic}-writer")
+        await writer.start()
+        writing = asyncio.ensure_future(writer.write([Entry(topic, None, b"x")]))
+        await asyncio.to_thread(wait_for, lambda: admin.bounds(topic)[1] > 0)
+        assert await writer.stop(3.0)
+        with pytest.raises(Doubtful):
+            await writing
+    # Else it would stay open for a minute, and readers of committed records stand before it.
+    await asyncio.to_thread(admin.wait_for_markers, topic)
+    assert await asyncio.to_thread(read_all, kafka.bootstrap, topic) == []

@@ -1,0 +1,125 @@
+"""The stream: bounded where the server does not heed its bounds, and opened again after pauses if it ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+import broker
+from broker.hooks import Event, Hooks
+from broker.messages import Message, Outcome
+from broker.spi import MessageSubscription, Settlement
+from broker.testing.waiting import let_pass
+from broker_pubsub import PubSubSettings
+from broker_pubsub.connection import Connection
+from broker_pubsub.messages import PubSubMessageSource
+from broker_pubsub.pulling import StreamPuller
+from tests.pubsub.conftest import Connect
+
+PATIENCE = 20.0
+ANSWER = 100
+"""Messages that the emulator puts into one answer at most."""
+
+
+class Listener:
+    def lost(self, messages: object) -> None:
+        raise AssertionError("nothing is lost here")
+
+    def event(self, event: Event) -> None:
+        pass
+
+
+async def streamed(bus: broker.Bus, topic: str, bodies: Sequence[bytes], most: int) -> PubSubMessageSource:
+    await bus.admin.ensure_subscription(topic, "readers")
+    await bus.topic(topic).publish_batch(bodies)
+    asked = MessageSubscription(topic=topic, subscription="readers", max_outstanding=most)
+    return await bus.backend.subscribe(asked, Listener())  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "held"), [(10, 1 << 20, 10), (1000, 20_000, 20)], ids=["count", "bytes"]
+)
+async def test_what_waits_here_is_bounded(connect: Connect, topic: str, most: int, most_bytes: int, held: int):
+    bus = await connect("pull_mode=stream")
+    wanted = {b"%d" % number + bytes(1000) for number in range(500)}
+    source = await streamed(bus, topic, sorted(wanted), most)
+    seen: list[Message[Any]] = list(await source.fetch(1, most_bytes, PATIENCE))
+    await let_pass(1.0)
+    waiting = source._buffer
+    assert held - 1 <= len(waiting) <= held + ANSWER
+    async with asyncio.timeout(PATIENCE):
+        while len({message.data for message in seen}) < 500:
+            seen += await source.fetch(most, most_bytes, 1.0)
+    assert {message.data for message in seen} == wanted
+    assert len(seen) == 500
+    await source.settle([Settlement(message, Outcome.ACK) for message in seen])
+    await source.close()
+
+
+@pytest.mark.deep
+async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(connect: Connect, topic: str):
+    bus = await connect("pull_mode=stream&lease_seconds=1")
+    wanted = {b"%d" % number for number in range(500)}
+    source = await streamed(bus, topic, sorted(wanted), 10)
+    seen: list[Message[Any]] = list(await source.fetch(1, 1 << 20, PATIENCE))
+    puller: StreamPuller = source._puller  # pyright: ignore[reportAssignmentType]
+    await let_pass(6.0)
+    assert not puller.asking
+    # What was on its way comes again, so that each is acked as it comes.
+    async with asyncio.timeout(3 * PATIENCE):
+        while len({message.data for message in seen}) < 500:
+            more = await source.fetch(10, 1 << 20, 1.0)
+            seen += more
+            assert await source.settle([Settlement(message, Outcome.ACK) for message in more]) == [None] * len(more)
+    await source.close()
+
+
+class Ending(grpc.GenericRpcHandler):
+    """A server that ends each stream as soon as it is opened, and has nothing to say otherwise."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def service(self, handler_call_details: Any) -> Any:
+        if not handler_call_details.method.endswith("/StreamingPull"):
+            return grpc.unary_unary_rpc_method_handler(self._answer)
+        return grpc.stream_stream_rpc_method_handler(self._stream)
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
+        return b""
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        self.opened += 1
+        return
+        yield b""
+
+
+async def test_a_stream_that_ends_at_once_is_opened_after_growing_pauses():
+    ending = Ending()
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((ending,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    settings = PubSubSettings.from_url(f"pubsub://anybroker-tests?emulator_host=127.0.0.1:{port}&reconnect_wait=0.2")
+    connection = Connection(settings, Hooks())
+    await connection.open()
+
+    def arrived(received: Sequence[Any], since: float | None = None) -> None:
+        # As a fetch that waits.
+        puller.ask(1, 1000)
+
+    def failed(error: Exception) -> None:
+        puller.ask(1, 1000)
+
+    where = (connection, "projects/tests/subscriptions/readers", "a subscription")
+    puller = StreamPuller(*where, arrived, failed, lease=10, max_outstanding=10, full=lambda: False)
+    puller.ask(1, 1000)
+    await let_pass(1.5)
+    await puller.close()
+    await connection.close()
+    await server.stop(None)
+    assert 2 <= ending.opened <= 4

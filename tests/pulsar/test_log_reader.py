@@ -1,0 +1,100 @@
+"""Reads that retention overtakes: what is removed before a read has come to it is told, and never passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import OffsetOutOfRange
+from broker.testing.waiting import eventually
+from tests.servers.pulsar import PulsarServer
+
+pytestmark = pytest.mark.xdist_group("pulsar")
+
+MANY = 3000
+"""Of one ledger: more than a reader has on its way at once."""
+PATIENCE = 60.0
+
+
+@pytest.fixture
+async def bus(pulsar_server: PulsarServer) -> AsyncIterator[Bus]:
+    """Without batches, of which a reader may have a hundred on its way at once."""
+    async with broker.connect(f"{pulsar_server.url}&batching=off&request_timeout=5") as bus:
+        yield bus
+
+
+async def fill(bus: Bus, topic: str, number: int) -> None:
+    await bus.topic(topic).publish_batch([b"%d" % each for each in range(number)])
+
+
+async def unload(bus: Bus, topic: str) -> None:
+    """Have the broker close the open ledger, and forget what it has in memory."""
+    connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+    await connection.http.request("PUT", f"{connection.topic(topic).partition(0).path}/unload", "")
+
+
+async def in_two_ledgers(bus: Bus, topic: str) -> None:
+    """The topic, with a ledger that is closed and one that is open."""
+    await fill(bus, topic, MANY)
+    await unload(bus, topic)
+    await fill(bus, topic, MANY)
+
+
+async def shorten(bus: Bus, topic: str) -> None:
+    """Have the broker remove the closed ledgers, and wait until it has."""
+    connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+    place = f"{connection.topic(topic).path}/retention"
+    before = (await bus.log.bounds(topic))[0].first
+    await connection.http.request("POST", place, "", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+
+    async def is_gone() -> bool:
+        return (await bus.log.bounds(topic))[0].first > before
+
+    await eventually(is_gone, PATIENCE, "the removal of a ledger")
+
+
+@pytest.mark.parametrize("later", [0, 10])
+async def test_what_is_purged_ahead_of_a_read_is_told(bus: Bus, topic: str, later: int) -> None:
+    await in_two_ledgers(bus, topic)
+    bounds = (await bus.log.bounds(topic))[0]
+    batches = bus.log.read(topic, 0, bounds.first, bounds.next, max_records=100)
+    await anext(batches)
+    await bus.admin.purge(topic)
+    await fill(bus, topic, later)
+    with pytest.raises(OffsetOutOfRange, match="before they were read"):
+        async with asyncio.timeout(PATIENCE):
+            async for _ in batches:
+                pass
+
+
+async def test_what_is_removed_behind_a_read_is_no_matter(bus: Bus, topic: str) -> None:
+    await in_two_ledgers(bus, topic)
+    bounds = (await bus.log.bounds(topic))[0]
+    seen = 0
+    async for batch in bus.log.read(topic, 0, bounds.first, bounds.next, max_records=500):
+        seen += len(batch)
+        if seen == MANY + 500:
+            await shorten(bus, topic)
+    assert seen == 2 * MANY
+
+
+async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, topic: str) -> None:
+    async with bus.records(topic, group="audit") as log:
+        await in_two_ledgers(bus, topic)
+        record = await log.next_record(timeout=20)
+        assert record is not None
+        await record.commit()
+        connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+        place = f"{connection.topic(topic).path}/retention"
+        nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        await connection.http.request("POST", place, "", nothing)
+        # The broker looks for what it can remove every second.
+        await asyncio.sleep(3)
+        seen = 1
+        while seen < 2 * MANY:
+            assert await log.next_record(timeout=20) is not None
+            seen += 1

@@ -1,0 +1,130 @@
+"""What provisioning leaves on the broker: where subscriptions begin, what becomes of ephemeral ones, retention."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import BrokerError, InvalidSetting
+from broker.names import ephemeral
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import bodies, eventually, numbered, once, until_seen
+from broker_pulsar import leftovers
+from tests.servers.proxy import Proxy
+from tests.servers.pulsar import PulsarServer
+
+pytestmark = pytest.mark.xdist_group("pulsar")
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+async def through(pulsar_server: PulsarServer, web: Proxy) -> AsyncIterator[Bus]:
+    """A bus whose HTTP requests go that way, and which does not ask for long."""
+    async with broker.connect(
+        f"{pulsar_server.service_url}?admin_url=http://127.0.0.1:{web.port}&request_timeout=2"
+    ) as bus:
+        yield bus
+
+
+async def subscriptions(server: PulsarServer, topic: str) -> bytes:
+    path = f"/admin/v2/persistent/public/default/{topic}/subscriptions"
+    return (await asyncio.to_thread(server.request, "GET", path))[1]
+
+
+async def test_a_subscription_that_was_half_made_begins_at_its_time(
+    bus: Bus, through: Bus, web: Proxy, topic: str
+) -> None:
+    await bus.admin.ensure_topic(topic, partitions=2)
+    await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "old")])
+    await asyncio.sleep(0.05)  # The log's clock ticks in milliseconds.
+    moment = datetime.now(UTC)
+    await asyncio.sleep(0.05)
+    await bus.topic(topic).publish_batch([OutboundMessage(body, partition=0) for body in numbered(5, "new")])
+    for after in range(1, 1600, 100):
+        # Whoever makes it dies where so many bytes have come from the broker: at any of its requests.
+        name, cuts = f"late{after}", web.cuts
+        web.cut(after_bytes=after, for_good=True)
+        making = asyncio.ensure_future(through.admin.ensure_subscription(topic, name, start=moment))
+        await eventually(lambda making=making, cuts=cuts: making.done() or web.cuts > cuts, PATIENCE, "the end")
+        making.cancel()
+        await asyncio.wait({making})
+        web.refuse(False)
+        await bus.admin.ensure_subscription(topic, name, start=moment)
+        async with bus.messages(topic, subscription=name) as inbox:
+            assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), after
+
+
+async def test_an_ephemeral_subscription_whose_opening_is_cancelled_goes(
+    pulsar_server: PulsarServer, through: Bus, web: Proxy, topic: str
+) -> None:
+    for asked in (through.messages(topic, subscription=ephemeral()), through.records(topic, group=ephemeral())):
+        web.hold()
+        opening = asyncio.ensure_future(asked.__aenter__())
+        await eventually(lambda: web.held, PATIENCE, "a request on its way")
+        opening.cancel()
+        await asyncio.sleep(0)
+        web.hold(False)
+        await asyncio.wait({opening})
+        assert opening.cancelled()
+        assert await subscriptions(pulsar_server, topic) == b"[]"
+
+
+async def test_an_ephemeral_subscription_that_cannot_be_consumed_goes(pulsar_server: PulsarServer, topic: str) -> None:
+    with Proxy(pulsar_server.ports["broker"]) as way:
+        url = f"pulsar://127.0.0.1:{way.port}?admin_url={pulsar_server.admin_url}&request_timeout=2"
+        async with broker.connect(url) as bus:
+            way.refuse()
+            for asked in (bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral())):
+                with pytest.raises(BrokerError):
+                    await asked.__aenter__()
+                assert await subscriptions(pulsar_server, topic) == b"[]"
+
+
+async def test_ephemeral_subscriptions_of_the_dead_go(
+    pulsar_server: PulsarServer, bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(leftovers, "GONE_SECONDS", 1.5)
+    client = bus.backend.client  # pyright: ignore[reportAttributeAccessIssue]
+    url = f"persistent://public/default/{topic}"
+    # As a process that died leaves it; beside one that is of another kind, and one that is consumed.
+    for name in ("anybroker-ephemeral-dead", "kept"):
+        client.subscribe(url, name).close()
+    living = client.subscribe(url, "anybroker-ephemeral-living")
+    async with bus.messages(topic, subscription=ephemeral()), bus.records(topic, group=ephemeral()):
+
+        async def is_gone() -> bool:
+            return b"dead" not in await subscriptions(pulsar_server, topic)
+
+        await eventually(is_gone, PATIENCE, "the end of what was left behind")
+        left = await subscriptions(pulsar_server, topic)
+        assert left.count(b"ephemeral") == 3
+        assert b"living" in left
+        assert b"kept" in left
+    await asyncio.to_thread(living.close)
+
+
+async def test_one_retention_leaves_the_other(bus: Bus, topic: str) -> None:
+    connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def kept() -> tuple[int, int]:
+        found: Mapping[str, Any] = await connection.http.get(f"{connection.topic(topic).path}/retention", "")
+        return found["retentionTimeInMinutes"], found["retentionSizeInMB"]
+
+    await bus.admin.ensure_topic(topic, retention=timedelta(hours=1))
+    assert await kept() == (60, -1)
+    await bus.admin.ensure_topic(topic, retention_mb=100)
+    assert await kept() == (60, 100)
+    await bus.admin.ensure_topic(topic, retention=timedelta(hours=2))
+    assert await kept() == (120, 100)
+    await bus.admin.ensure_topic(topic, retention_mb=-1)
+    assert await kept() == (120, -1)
+    with pytest.raises(InvalidSetting):
+        await bus.admin.ensure_topic(topic, retention_mb=0)

@@ -1,0 +1,94 @@
+"""What the administration endpoint cannot or will not tell: waited for or told, and never taken for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.bus import Bus
+from broker.errors import AuthenticationFailed, BackendError, OperationTimeout, SubscriptionNotFound
+from broker.testing.waiting import take
+from tests.servers.proxy import Proxy
+from tests.servers.servicebus import ServiceBusDouble
+from tests.servicebus.conftest import Open
+
+SECONDS = 30.0
+NO_CLAIM = "Manage,EntityRead claims are required for this operation."
+
+
+async def provisioned(bus: Bus, topic: str) -> None:
+    """A subscription that a consumer without sessions can have only by asking for what it is."""
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_an_answer_for_a_moment_is_asked_for_again(
+    open_bus: Open, topic: str, double: ServiceBusDouble, code: int
+):
+    bus = await open_bus()
+    await provisioned(bus, topic)
+    double.fault(refuse="admin", times=2, condition="busy", text="The server is busy.", code=code)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish(b"x", key="k")
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+
+
+async def test_throttling_that_does_not_end_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus(request_timeout=1)
+    await provisioned(bus, topic)
+    double.fault(refuse="admin", times=1000, condition="busy", text="The server is busy.", code=429)
+    with pytest.raises(BackendError, match=r"busy|429") as raised:
+        async with bus.messages(topic, subscription="billing"):
+            pass
+    assert raised.value.retriable
+
+
+async def test_no_answer_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+    with Proxy(double.admin_port) as proxy:
+        url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
+        bus = await open_bus(url, request_timeout=1)
+        await provisioned(bus, topic)
+        proxy.hold()
+        with pytest.raises(OperationTimeout):
+            async with bus.messages(topic, subscription="billing"):
+                pass
+        proxy.hold(False)
+
+
+async def test_an_endpoint_that_comes_back_is_waited_for(open_bus: Open, topic: str, double: ServiceBusDouble):
+    with Proxy(double.admin_port) as proxy:
+        url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
+        bus = await open_bus(url)
+        await provisioned(bus, topic)
+        proxy.refuse()
+        opening = asyncio.ensure_future(bus.messages(topic, subscription="billing").__aenter__())
+        while proxy.refusals < 2:
+            await asyncio.sleep(0.01)
+        proxy.refuse(False)
+        await (await opening).close()
+
+
+async def test_refused_credentials_are_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await provisioned(bus, topic)
+    double.fault(refuse="admin", times=1000, condition="refused", text="InvalidSignature", code=401)
+    with pytest.raises(AuthenticationFailed):
+        async with bus.messages(topic, subscription="billing"):
+            pass
+
+
+async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, topic: str, double: ServiceBusDouble):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    double.fault(refuse="admin", times=1000, condition="refused", text=NO_CLAIM, code=401)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        await bus.topic(topic).publish(b"x")
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+    with pytest.raises(SubscriptionNotFound):
+        async with bus.messages(topic, subscription="shipping") as inbox:
+            await inbox.next_message(timeout=SECONDS)

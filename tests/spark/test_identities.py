@@ -1,0 +1,69 @@
+"""What is kept beside a checkpoint is there whenever a driver ends, on Spark's own file system."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker_spark.identities import _place, _read, _write
+
+CHANGES = frozenset({"create", "delete", "rename"})
+
+
+class Died(BaseException):
+    """The driver ends here."""
+
+
+class Dying:
+    """A file system of Hadoop until so many changes are made of it; it renames to free names only, as HDFS does."""
+
+    def __init__(self, files: Any, changes: int) -> None:
+        self._files = files
+        self.left = changes
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CHANGES:
+            self.left -= 1
+            if self.left < 0:
+                raise Died
+        return getattr(self._files, name)
+
+    def rename(self, old: Any, new: Any) -> bool:
+        self.__getattr__("rename")
+        return not self._files.exists(new) and bool(self._files.rename(old, new))
+
+
+def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+    old, new, last = ({"orders": {"version": number}} for number in range(3))
+    deaths = 0
+    for changes in range(20):
+        path, files = _place(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
+        assert _read(path, files) == {}
+        _write(path, Dying(files, 100), old)
+        dying = Dying(files, changes)
+        try:
+            _write(path, dying, new)
+        except Died:
+            deaths += 1
+        assert _read(path, files) in (old, new)
+        # The next one begins with what is left.
+        _write(path, Dying(files, 100), last)
+        assert _read(path, files) == last
+        assert [each.name for each in (tmp_path / str(changes)).glob("[!.]*")] == ["anybroker-topics.json"]
+        if dying.left >= 0:
+            break
+    assert deaths > 3
+
+
+def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    path, files = _place(spark, f"{tmp_path}/anybroker-topics.json")
+
+    class Refusing(Dying):
+        def rename(self, old: Any, new: Any) -> bool:
+            return False
+
+    with pytest.raises(OSError, match=r"could not be renamed to .*anybroker-topics\.json"):
+        _write(path, Refusing(files, 100), {})

@@ -1,0 +1,61 @@
+"""What a fetch that is interrupted leaves behind is waited for all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_kafka.queue.under_way import UnderWay
+
+SOON = 0.05
+
+
+async def test_what_a_fetch_left_behind_is_waited_for() -> None:
+    loop = asyncio.get_running_loop()
+    under_way, go = UnderWay(), asyncio.Event()
+    with under_way.claim():
+        under_way.interrupted.set()
+        assert await under_way.unless_interrupted(go.wait()) is None
+    begun = loop.time()
+    await under_way.over(begun + SOON)
+    assert loop.time() >= begun + SOON
+    waiting = asyncio.ensure_future(under_way.over(begun + 60))
+    go.set()
+    await asyncio.wait_for(waiting, 5)
+    await under_way.over(loop.time() - 1)
+
+
+async def test_a_claim_is_over_when_all_of_its_steps_are() -> None:
+    loop = asyncio.get_running_loop()
+    under_way, goes = UnderWay(), [asyncio.Event(), asyncio.Event()]
+    steps: list[int] = []
+
+    async def claim() -> None:
+        with under_way.claim():
+            for number, go in enumerate(goes):
+                assert await under_way.unless_interrupted(go.wait())
+                steps.append(number)
+
+    claiming = asyncio.ensure_future(claim())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(under_way.over(loop.time() + 60))
+    for go in goes:
+        assert not waiting.done()
+        go.set()
+        await asyncio.sleep(SOON)
+    await asyncio.wait_for(waiting, 5)
+    assert steps == [0, 1]
+    await claiming
+
+
+async def test_what_is_cancelled_goes_on_and_is_waited_for() -> None:
+    loop = asyncio.get_running_loop()
+    under_way, go = UnderWay(), asyncio.Event()
+    fetch = asyncio.ensure_future(under_way.unless_interrupted(go.wait()))
+    await asyncio.sleep(0)
+    fetch.cancel()
+    await asyncio.wait({fetch})
+    waiting = asyncio.ensure_future(under_way.over(loop.time() + 60))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    go.set()
+    await asyncio.wait_for(waiting, 5)
