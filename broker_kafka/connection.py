@@ -39,6 +39,9 @@ _ONE_TRY: Final = 0.5
 _IDLE: Final = 1.0
 _CLOSE: Final = 5.0
 _ASK_AGAIN: Final = 0.2
+_TRANSACTIONAL_IDLE_MS: Final = 3000
+"""Without it, positions may wait for ever for a group coordinator that is gone: librdkafka 2.16 looks for another only
+when some connection comes or goes, and does not heed the call's own time-out meanwhile."""
 
 _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
@@ -154,6 +157,17 @@ class Connection:
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
         return {**self.settings.client_config(role), "error_cb": self._hear}
+
+    def transactional_config(self, transactional_id: str) -> dict[str, Any]:
+        """The configuration of a producer of transactions. What the settings say of idle connections goes before."""
+        config = self.client_config("producer")
+        # librdkafka refuses settings under which a message or a request could outlive its transaction.
+        longest = self.settings.transaction_timeout_ms
+        config["transactional.id"] = transactional_id
+        config["message.timeout.ms"] = min(self.settings.message_timeout_ms, longest)
+        config["socket.timeout.ms"] = min(self.settings.socket_timeout_ms or 60_000, longest)
+        config.setdefault("connections.max.idle.ms", _TRANSACTIONAL_IDLE_MS)
+        return config
 
     async def call(self, function: Callable[[AdminClient], R], what: str) -> R:
         """Run a blocking call of the admin client in its thread.

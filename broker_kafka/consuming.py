@@ -190,6 +190,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
         def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
             self._hearing.then(client, lambda client: self._give(waiter, client.consumer_group_metadata()))
+            self._busy()
 
         return await self.ask(ask)
 
@@ -344,8 +345,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             return
         self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
         self._owned.update(places)
-        stopped = places if self._parked else self._paused.intersection(places)
-        if stopped:
+        if stopped := (places if self._parked else self._paused.intersection(places)):
             client.pause(native_partitions(stopped))
         if places:
             self._post(self._host.assigned, places)

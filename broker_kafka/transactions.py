@@ -40,9 +40,6 @@ __all__ = ["KafkaTransaction"]
 _SLICE: Final = 0.5
 """Seconds of one attempt in the thread, which has to poll now and then."""
 _PAUSE: Final = 0.05
-_IDLE_MS: Final = 3000
-"""Without it, positions may wait for ever for a group coordinator that is gone: librdkafka 2.16 looks for another only
-when some connection comes or goes, and does not heed the call's own time-out meanwhile."""
 _PATIENCE: Final = 30.0
 """Seconds for which retriable trouble is repeated, or the transaction's timeout if that is longer."""
 _ABORT_ON_CLOSE: Final = 3.0
@@ -235,12 +232,7 @@ class KafkaTransaction:
     async def _renew(self) -> None:
         """A new producer of the id."""
         settings = self._connection.settings
-        config = self._connection.client_config("producer")
-        config["transactional.id"] = self._id
-        # librdkafka refuses settings under which a message or a request could outlive its transaction.
-        config["message.timeout.ms"] = min(settings.message_timeout_ms, settings.transaction_timeout_ms)
-        config["socket.timeout.ms"] = min(settings.socket_timeout_ms or 60_000, settings.transaction_timeout_ms)
-        config.setdefault("connections.max.idle.ms", _IDLE_MS)
+        config = self._connection.transactional_config(self._id)
         thread = _TransactionThread(
             config,
             name=f"Kafka transactions of {self._id!r}",

@@ -269,18 +269,11 @@ class FencedWriter(OwnerThread[Producer]):
 
 
 def _config(connection: Connection, transactional_id: str) -> dict[str, Any]:
-    settings = connection.settings
-    config = connection.client_config("producer")
-    # librdkafka refuses settings under which a message or a request could outlive its transaction.
-    longest = settings.transaction_timeout_ms
     return {
         "topic.metadata.propagation.max.ms": _NEW_TOPIC_MS,
-        **config,
-        "transactional.id": transactional_id,
+        **connection.transactional_config(transactional_id),
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": 0,
         "message.max.bytes": LARGEST,
-        "message.timeout.ms": min(settings.message_timeout_ms, longest),
-        "socket.timeout.ms": min(settings.socket_timeout_ms or 60_000, longest),
     }

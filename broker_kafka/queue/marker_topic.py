@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from broker.errors import ConfigurationError, TopicNotFound
+from broker.errors import ConfigurationError, LeaseLost, TopicNotFound
+from broker.hooks import logger
+from broker.spi import TopicPartition
 from broker_kafka.connection import Connection
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.topics_admin import KafkaTopics
 from broker_kafka.topics_config import TopicOptions
 
@@ -92,8 +96,19 @@ async def ensure_marker_topic(
         await admin.create(name, wanted, TopicOptions(_config(needed)))
         # Somebody else may have been quicker, and have made it otherwise.
         found = await admin.describe(name)
+        await _note_as_new(connection, subscription, name, found.partitions or 1)
     _check(name, found.native["config"], needed)
     return found.partitions or 1
+
+
+async def _note_as_new(connection: Connection, subscription: str, name: str, partitions: int) -> None:
+    """Give the trackers' group its first positions, by which the topic is known as one of markers from now on."""
+    group = tracker_group(subscription, connection.settings.marker_topic)
+    firsts = {TopicPartition(name, partition): StoredOffset(0) for partition in range(partitions)}
+    for error in set((await GroupOffsetStore(connection).reset(group, firsts)).values()):
+        # A tracker that has joined meanwhile commits its own.
+        if error is not None and not isinstance(error, LeaseLost):
+            logger.info("Trackers will give %r their group's positions: %s", name, error)
 
 
 def _config(needed: int) -> dict[str, str | None]:

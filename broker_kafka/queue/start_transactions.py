@@ -34,8 +34,6 @@ __all__ = ["Claimed", "StartTransactions"]
 _PAUSE: Final = 0.1
 """Seconds until a member that is not of the present generation looks whether it still has its partitions."""
 _STOP: Final = 3.0
-_IDLE_MS: Final = 3_000
-"""As in `broker_kafka.transactions`: else positions may wait for ever for a coordinator that is gone."""
 
 
 class Claimed(NamedTuple):
@@ -75,7 +73,6 @@ class StartTransactions:
             "transaction.timeout.ms": timeout,
             "message.timeout.ms": min(settings.message_timeout_ms, timeout),
             "socket.timeout.ms": min(settings.socket_timeout_ms or timeout, timeout),
-            "connections.max.idle.ms": _IDLE_MS,
         }
         self._loop = asyncio.get_running_loop()
         self._writer: FencedWriter | None = None

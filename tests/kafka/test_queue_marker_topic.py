@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
-from broker.errors import ConfigurationError, TopicNotFound
-from broker.spi import TopicInfo
+from broker.errors import ConfigurationError, InvalidName, TopicNotFound
+from broker.spi import MessageSubscription, TopicInfo, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.queue.marker_topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.queue.queue_names import check_names
 from broker_kafka.topics_admin import KafkaTopics
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -37,6 +40,17 @@ async def test_it_is_made_as_a_tracker_needs_it(
     assert config["cleanup.policy"] == "delete"
     assert int(config["retention.ms"]) >= 7 * 24 * 3_600_000
     assert config["max.message.bytes"] == str(3_000_000 + MARKER_HEADROOM)
+
+
+async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was_there(
+    connection: Connection, group: str, topic: str
+) -> None:
+    markers = marker_topic_name(group)
+    await ensure_marker_topic(connection, group, topics=[topic])
+    stored = await GroupOffsetStore(connection).stored(tracker_group(group))
+    assert stored == {TopicPartition(markers, 0): StoredOffset(0)}
+    with pytest.raises(InvalidName, match="where the markers of subscription"):
+        await check_names(connection, MessageSubscription(topic=markers, subscription=f"{group}-2"))
 
 
 async def test_one_that_is_there_keeps_its_partitions(
