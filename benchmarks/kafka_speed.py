@@ -155,6 +155,7 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
         "records: attributes and times too": _consume(stage, topic, count, _read_with_attributes),
         "rows of key, data, offset, collector at 50,000": _seldom_collected(_consume(stage, topic, count, _rows)),
         "columns, headers and times too": _consume(stage, topic, count, _read_columns),
+        "columns, in the consuming thread": _raw_consume(stage, topic, count, partial(_columns_of, topic)),
         "columns": _consume(stage, topic, count, _read_some_columns),
     }
     variants = {f"ours, {name}": variant for name, variant in ours.items()}
@@ -175,7 +176,8 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
         ("records: key, data, offset, in the consuming thread", "key, data, offset", None),
         ("records: key, data, offset", "key, data, offset", None),
         ("records: attributes and times too", "attributes and times too", None),
-        ("columns", "the five getters", 0.875),
+        ("columns, in the consuming thread", "the five getters", 0.875),
+        ("columns", "the five getters", None),
         ("columns", "columns", None),
         ("columns, headers and times too", "columns, headers and times too", None),
     ):
@@ -252,6 +254,14 @@ def _records_of(topic: str, consumer: Consumer, count: int) -> None:
             record.offset  # noqa: B018
         count -= len(batch)
         batch = record = None
+
+
+def _columns_of(topic: str, consumer: Consumer, count: int) -> None:
+    while count > 0:
+        batch = _batch_of(consumer, topic)
+        batch.to_arrow(_COLUMNS)
+        count -= len(batch)
+        batch = None
 
 
 async def _rows(log: broker.RecordConsumer, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,17 @@ class Row(Envelope, Protocol):
     def raw(self) -> Any: ...
 
 
+class Run(Protocol):
+    """What a run of records is to this module: as `broker.records.RecordRun`."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    def __len__(self) -> int: ...
+    def column(self, name: str) -> Sequence[Any] | None: ...
+
+
 def _times(name: str) -> Callable[[Sequence[Row]], list[Any]]:
     """A column of times; a view that has a method of the plural name tells them as microseconds since 1970."""
 
@@ -98,22 +109,52 @@ def records_to_arrow(records: Sequence[Row], columns: Sequence[str] | None = Non
     :raises MissingClient: pyarrow is not installed.
     """
     arrow = _pyarrow()
-    schema = record_schema(*(columns or ()))
-    return arrow.Table.from_arrays([_array(arrow, field, records) for field in schema], schema=schema)
+    names = tuple(columns or COLUMNS)
+    schema = record_schema(*names)
+    return arrow.Table.from_arrays([_array(arrow, name, records) for name in names], schema=schema)
 
 
-def _array(arrow: Any, field: Any, records: Sequence[Row]) -> Any:
-    # What has its columns tells them without making its rows.
-    column = getattr(records, "column", None)
-    values = None if column is None else column(field.name)
-    if values is None:
-        values = _COLUMNS[field.name](records)
-    if field.name == "attributes":
-        return _maps(arrow, values)
-    if field.name in _MOSTLY_EQUAL and values and values.count(values[0]) == len(values):
+def _array(arrow: Any, name: str, records: Sequence[Row]) -> Any:
+    # What is made of runs tells columns without making its rows.
+    runs = getattr(records, "runs", None)
+    if runs:
+        arrays = [_of_run(arrow, name, run) for run in runs]
+        if len(arrays) == 1 and arrays[0] is not None:
+            return arrays[0]
+        if all(array is not None for array in arrays):
+            return arrow.concat_arrays(arrays)
+    values = _COLUMNS[name](records)
+    if name in _MOSTLY_EQUAL and values and values.count(values[0]) == len(values):
         # Most batches are of one partition, and to convert a value costs more than to compare it.
-        return arrow.repeat(arrow.scalar(values[0], field.type), len(values))
-    return arrow.array(values, type=field.type)
+        return _repeated(name, values[0], len(values))
+    return _converted(arrow, name, values)
+
+
+def _of_run(arrow: Any, name: str, run: Run) -> Any | None:
+    if name in _MOSTLY_EQUAL:
+        return _repeated(name, getattr(run, name), len(run))
+    values = run.column(name)
+    return None if values is None else _converted(arrow, name, values)
+
+
+def _converted(arrow: Any, name: str, values: Sequence[Any]) -> Any:
+    if name == "attributes":
+        return _maps(arrow, values)
+    if isinstance(values, range):
+        return arrow.arange(values.start, values.stop)
+    return arrow.array(values, type=_type(name))
+
+
+@cache
+def _type(name: str) -> Any:
+    return record_schema().field(name).type
+
+
+@lru_cache(maxsize=16)
+def _repeated(name: str, value: object, count: int) -> Any:
+    """Batches have few lengths, and arrays do not change."""
+    arrow = _pyarrow()
+    return arrow.repeat(arrow.scalar(value, _type(name)), count)
 
 
 def _maps(arrow: Any, mappings: Sequence[Mapping[str, str]]) -> Any:

@@ -128,7 +128,8 @@ class RecordRun(Protocol):
         ...
 
     def column(self, name: str) -> Sequence[Any] | None:
-        """The same for Arrow, where times may be microseconds since 1970; None as for `values`."""
+        """The same for Arrow, where times may be microseconds since 1970, and offsets without gaps a `range`; None as
+        for `values`. Nobody asks for topic and partition."""
         ...
 
 
@@ -170,15 +171,10 @@ class RecordsOfRuns(Sequence[Record[Any]]):
             last.append(made[-1])
         return last
 
-    def column(self, name: str) -> list[Any] | None:
-        """The values of a column, without making records; None if they are needed for it."""
-        found: list[Any] = []
-        for run, _ in self._runs:
-            values = run.column(name)
-            if values is None:
-                return None
-            found += values
-        return found
+    @property
+    def runs(self) -> list[RecordRun]:
+        """Which tell columns without making records."""
+        return [run for run, _ in self._runs]
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """What each record has under these names; records are made where a run does not tell."""

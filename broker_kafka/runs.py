@@ -110,6 +110,9 @@ class NativeRun:
         times = _TIMES.get(name)
         if times is not None:
             return times(self.messages)
+        if name == "offset" and (end := self.last + 1) - (begin := _offset(self._all[self._begin])) == len(self):
+            # They only grow, so none is missing.
+            return range(begin, end)
         values = self.values(name)
         return None if values is None else list(values)
 
