@@ -6,48 +6,21 @@ says where. The exit status is 0 whatever the verdicts are: they are for reading
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from rich.console import Console
 
 from benchmarks import report
 from benchmarks.command import conclude, read_arguments
-from benchmarks.facade_cost import measure_facade
-from benchmarks.faststream_beside import measure_faststream
-from benchmarks.jetstream_speed import measure_jetstream
-from benchmarks.kafka_groups import measure_kafka_groups
-from benchmarks.kafka_handling import measure_kafka_handling
-from benchmarks.kafka_markers import measure_markers
-from benchmarks.kafka_queue import measure_queue
-from benchmarks.kafka_speed import measure_kafka
-from benchmarks.pubsub_speed import measure_pubsub
-from benchmarks.pulsar_speed import measure_pulsar
 from benchmarks.report import Section
-from benchmarks.servicebus_speed import measure_servicebus
-from benchmarks.six_backends import measure_six
-from benchmarks.steadiness import measure_steadiness
+from benchmarks.sections import BENCHMARKS, run_alone
 
-__all__ = ["BENCHMARKS", "main"]
-
-BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
-    "facade": measure_facade,
-    "backends": measure_six,
-    "jetstream": measure_jetstream,
-    "faststream": measure_faststream,
-    "kafka": measure_kafka,
-    "kafka-handling": measure_kafka_handling,
-    "kafka-groups": measure_kafka_groups,
-    "kafka-markers": measure_markers,
-    "kafka-queue": measure_queue,
-    "pubsub": measure_pubsub,
-    "pulsar": measure_pulsar,
-    "servicebus": measure_servicebus,
-    "steadiness": measure_steadiness,
-}
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,16 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     started = time.perf_counter()
     sections: list[Section] = []
-    for name in asked.names or BENCHMARKS:
-        section = asyncio.run(_run(BENCHMARKS[name], asked.scale, asked.rounds))
-        report.print_section(section, console)
-        sections.append(section)
+    # A process of its own for each, with which its servers end: those of another, and what it left in memory, cost too.
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        for name in asked.names or BENCHMARKS:
+            section = processes.submit(run_alone, name, asked.scale, asked.rounds).result()
+            report.print_section(section, console)
+            sections.append(section)
     conclude(sections, asked, console, name="performance", started=started, load=load)
     return 0
-
-
-async def _run(benchmark: Callable[[float, int], Awaitable[Section]], scale: float, rounds: int) -> Section:
-    return await benchmark(scale, rounds)
 
 
 if __name__ == "__main__":
