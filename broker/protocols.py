@@ -114,8 +114,9 @@ class Topic(Protocol[T_contra]):
     ) -> asyncio.Future[Receipt]:
         """Hand one message to the publishing pipeline; awaiting the call is the back-pressure, the future the receipt.
 
-        Messages of one key leave in the order of the calls. A future that nobody looked at before `flush`
-        or `close` has its failure raised there.
+        Messages of one key leave in the order of the calls. Cancelling the call while it waits to be let in queues
+        nothing; right after that, its message goes all the same. A future that nobody looked at before `flush` or
+        `close` has its failure raised there.
         """
         ...
 

@@ -8,8 +8,9 @@ messages of that key wait; others pass them. A backend that keeps the order of i
 those wait whose key has a message that is sent again. Messages without a key are unordered.
 
 *Back-pressure.* `put` waits while `max_messages` or `max_bytes` are queued or in flight; callers are let in in the
-order of their calls. A call cancelled while it waits has queued nothing. Cancelling a future withdraws
-nothing: its message goes all the same.
+order of their calls. A call cancelled while it waits to be let in has queued nothing. One that is cancelled later, in
+the turn of the loop before it goes on, has: nobody has its future, so `flush` and `close` tell its failure. Cancelling
+a future withdraws nothing: its message goes all the same.
 
 *Failure.* A retriable failure is sent again, for at most `retry_for` seconds, with the same content and id and
 before any later message of its key. It is not sent again where that could duplicate or reorder: when the outcome is

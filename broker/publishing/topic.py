@@ -193,8 +193,8 @@ class TopicFacade(Generic[T]):
     ) -> asyncio.Future[Receipt]:
         """Hand one message to the pipeline; awaiting the call is the back-pressure, the future is the receipt.
 
-        Messages of one key leave in the order of the calls. Cancelling the future withdraws nothing. A failure
-        that nobody has looked at is raised by `flush` or `close`.
+        Messages of one key leave in the order of the calls. Cancelling the call while it waits to be let in queues
+        nothing; cancelling the future withdraws nothing. `flush` and `close` raise failures that nobody has looked at.
 
         :raises InvalidMessage, MessageTooLarge, Unsupported: the broker cannot carry it; nothing was queued.
         :raises Closed: the topic was closed before the message was let in.

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.capabilities import Limits
-from broker.errors import BrokerError, Closed, ConnectionFailed, MessageTooLarge
+from broker.errors import BrokerError, Closed, ConnectionFailed, MessageTooLarge, PublishError
 from broker.outbound import OutboundMessage
 from broker.publishing.pipeline import PipelineSettings
 from tests.unit.scripted_target import ScriptedTarget, capabilities, topic_of
@@ -104,3 +104,36 @@ async def test_a_broken_call_harms_no_message_that_was_let_in_beside_it() -> Non
     futures = [await topic.enqueue(b"%d" % number, key=b"k%d" % number) for number in range(4)]
     assert [receipt.offset for receipt in await asyncio.gather(*futures)] == [1, 4, 2, 3]
     assert [[message.data for message in call] for call in target.calls] == [[b"0", b"1", b"2", b"3"], [b"1"], [b"1"]]
+
+
+async def test_a_caller_cancelled_behind_a_full_batch_has_queued_its_message() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target, pipeline=PipelineSettings(max_batch=2))
+
+    async def caller() -> None:
+        for number in range(1, 5):
+            await topic.enqueue(b"%d" % number)
+
+    task = asyncio.create_task(caller())
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await topic.flush()
+    assert target.bodies == [b"1", b"2", b"3"]
+
+
+async def test_the_failure_of_what_was_let_in_as_its_caller_was_cancelled_is_told() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target, pipeline=PipelineSettings(max_messages=1))
+    target.answer = lambda message: MessageTooLarge("refused") if message.data == b"2" else None
+    target.gate.clear()
+    first = await topic.enqueue(b"1")
+    second = asyncio.create_task(topic.enqueue(b"2"))
+    first.add_done_callback(lambda _: second.cancel())
+    await target.called.wait()
+    target.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    with pytest.raises(PublishError, match="refused"):
+        await topic.flush()
+    assert [[message.data for message in call] for call in target.calls] == [[b"1"], [b"2"]]
