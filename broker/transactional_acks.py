@@ -1,7 +1,7 @@
-"""What a backend's transactions offer beyond `TransactionSpi` where messages can be acked in them; optional.
+"""What a backend's transactions may offer beyond `TransactionSpi`: each is optional.
 
-The core asks for the acks last of all, when everything else is in the transaction, so that they are undecided for as
-short as can be: until then messages are held, and their leases renewed, as without a transaction.
+The core asks for the acks of messages last of all, when everything else is in the transaction, so that they are
+undecided for as short as can be: until then messages are held, and their leases renewed, as without a transaction.
 """
 
 from __future__ import annotations
@@ -11,9 +11,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from broker.errors import BrokerError
 from broker.messages import Message
-from broker.spi import MessageSource
+from broker.spi import MessageSource, RecordSource
 
-__all__ = ["AcksMessages"]
+__all__ = ["AcksMessages", "ChecksConsumers"]
+
+
+@runtime_checkable
+class ChecksConsumers(Protocol):
+    """A `TransactionSpi` that tells before a transaction begins whose positions it cannot take."""
+
+    async def check_consumer(self, source: RecordSource) -> None:
+        """:raises ConfigurationError: this is of another broker. :raises BrokerError: that cannot be found out now."""
+        ...
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from broker.errors import BackendError, BrokerError, Closed, TransactionAborted, TransactionFatal
+from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, TransactionAborted, TransactionFatal
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.spi import RecordSource, TopicPartition
@@ -24,7 +24,7 @@ __all__ = ["InmemTransaction"]
 
 
 class InmemTransaction:
-    """Implements `broker.spi.TransactionSpi`."""
+    """Implements `broker.spi.TransactionSpi` and `broker.transactional_acks.ChecksConsumers`."""
 
     def __init__(
         self,
@@ -71,11 +71,13 @@ class InmemTransaction:
                 raise self._timed_out()
             return store(broker.faults, found, messages, now, current.work(found))
 
+    async def check_consumer(self, source: RecordSource) -> None:
+        self._ours(source)
+
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
         """:raises TransactionAborted: a partition is not the member's any more; the transaction was undone."""
         broker = self._broker
-        if not isinstance(source, InmemRecordSource) or source.broker is not broker:
-            raise BackendError("The consumer of a transaction must be of the same in-memory broker")
+        source = self._ours(source)
         with broker.lock:
             current = self._current(None)
             current.offsets.append((source.group, source.claims(positions)))
@@ -115,6 +117,15 @@ class InmemTransaction:
                 current.end(committed=False, now=broker.clock.time())
                 self._producer.current = None
         self._on_close(self)
+
+    def _ours(self, source: RecordSource) -> InmemRecordSource:
+        if not isinstance(source, InmemRecordSource) or source.broker is not self._broker:
+            raise ConfigurationError(
+                f"The consumer reads another broker than that of the transaction of {self._id!r}, and its positions "
+                "cannot be committed there",
+                advice="Open the consumer and the transactional publisher on one bus",
+            )
+        return source
 
     def _current(self, operation: str | None) -> ServerTransaction:
         self._check("transaction" if operation is None else "commit")

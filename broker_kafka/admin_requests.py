@@ -24,6 +24,7 @@ __all__ = [
     "ask",
     "ask_coordinator",
     "ask_one",
+    "cluster_id",
     "committed",
     "coordinator_ready",
     "describe",
@@ -84,6 +85,15 @@ async def ask_one(
     if isinstance(result, BrokerError):
         raise result
     return result
+
+
+async def cluster_id(connection: Connection) -> str:
+    """The name that a cluster gave itself. :raises BrokerError: it does not tell."""
+    timeout = connection.settings.request_timeout
+    found = await ask_one(
+        connection, lambda client: {"": client.describe_cluster(request_timeout=timeout)}, "Asking for the cluster's id"
+    )
+    return found.cluster_id
 
 
 async def describe(connection: Connection, topic: str) -> Any:

@@ -60,7 +60,7 @@ class KafkaRecordSource:
         *,
         on_close: Callable[[KafkaRecordSource], object],
     ) -> None:
-        self._connection = connection
+        self.connection: Final = connection
         self._on_close = on_close
         self._subscription = subscription
         self._listener = listener
@@ -123,7 +123,7 @@ class KafkaRecordSource:
         :raises BrokerError: the client cannot be made, or no broker answers.
         """
         topics = list(dict.fromkeys(self._subscription.topics))
-        partitions = [partition for topic in topics for partition in await partitions_of(self._connection, topic)]
+        partitions = [partition for topic in topics for partition in await partitions_of(self.connection, topic)]
         await self.thread.start()
         stores_starts = self._starts.moves and not isinstance(self._subscription.group, Ephemeral)
         self._claims = Claims(self._store, self._starts, self._notes, stores_starts=stores_starts)
@@ -151,8 +151,8 @@ class KafkaRecordSource:
                     return []
                 left = until - self._loop.time()
                 if left <= 0:
-                    if self._connection.down:
-                        raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
+                    if self.connection.down:
+                        raise ConnectionFailed(f"No broker at {self.connection.servers} can be reached")
                     return []
                 await self._waker.wait(left)
                 if self._closed:
@@ -252,7 +252,7 @@ class KafkaRecordSource:
         for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
             if not self._closed:
                 # What it raises is the reader's to hear.
-                self._spawn(until_told(partial(partitions_of, self._connection, topic), lambda: not self._closed))
+                self._spawn(until_told(partial(partitions_of, self.connection, topic), lambda: not self._closed))
 
     def _spawn(self, work: Any) -> None:
         task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
@@ -355,7 +355,7 @@ class KafkaRecordSource:
 
     async def _bounds(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         committed = self._subscription.isolation == "read_committed"
-        return await bounds_of(self._connection, partitions, committed=committed)
+        return await bounds_of(self.connection, partitions, committed=committed)
 
     def _check_owned(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:
@@ -383,7 +383,7 @@ class KafkaRecordSource:
         self._owned.clear()
         self._arrivals.clear()
         if isinstance(self._subscription.group, Ephemeral) and self._commits.any:
-            await delete_group(self._connection, self.group)
+            await delete_group(self.connection, self.group)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -20,12 +20,21 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import BackendError, BrokerError, Closed, LeaseLost, TransactionAborted, TransactionFatal
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    LeaseLost,
+    TransactionAborted,
+    TransactionFatal,
+)
 from broker.hooks import logger
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.spi import MessageSource, RecordSource, TopicPartition
+from broker_kafka.admin_requests import cluster_id
 from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, kafka_error, translate
 from broker_kafka.producer_client import ProducerClient
@@ -78,7 +87,7 @@ class _TransactionThread(ProducerThread):
 
 
 class KafkaTransaction:
-    """Implements `broker.spi.TransactionSpi` and `broker.transactional_acks.AcksMessages`.
+    """Implements `broker.spi.TransactionSpi`, and `AcksMessages` and `ChecksConsumers` of `broker.transactional_acks`.
 
     :param on_close: called when a close is over.
     """
@@ -95,6 +104,8 @@ class KafkaTransaction:
         self._since: float | None = None
         """When the open transaction began."""
         self._closed = False
+        self._same_cluster: Connection | None = None
+        """Another connection that was found to be to this cluster."""
 
     async def open(self) -> None:
         """Make the producer, which fences an older one of the id and undoes its open transaction.
@@ -102,6 +113,15 @@ class KafkaTransaction:
         :raises NotAuthorized: the id is not ours to use. :raises BrokerError: no coordinator could be reached.
         """
         await self._renew()
+
+    async def check_consumer(self, source: RecordSource) -> None:
+        theirs = source.connection if isinstance(source, KafkaRecordSource) else None
+        if theirs is not self._connection and (theirs is None or not await self._is_ours(theirs)):
+            raise ConfigurationError(
+                f"The consumer reads another broker than {self._connection.servers}, where the transaction of "
+                f"{self._id!r} is, and its positions cannot be committed there",
+                advice="Open the consumer and the transactional publisher on one bus",
+            )
 
     async def begin(self) -> None:
         self._check()
@@ -135,8 +155,7 @@ class KafkaTransaction:
     async def add_offsets(self, source: RecordSource, positions: Mapping[TopicPartition, int]) -> None:
         """:raises LeaseLost: a partition is not the member's any more; abort the transaction."""
         self._current()
-        if not isinstance(source, KafkaRecordSource):
-            raise BackendError("The consumer of a transaction must be of the same Kafka cluster")
+        assert isinstance(source, KafkaRecordSource)
         metadata = await source.group_metadata(list(positions))
         owned = source.assignment()
         for partition in positions:
@@ -228,6 +247,13 @@ class KafkaTransaction:
         if self._thread is None:
             raise self._timed_out()
         return self._thread
+
+    async def _is_ours(self, theirs: Connection) -> bool:
+        if theirs is not self._same_cluster:
+            if await cluster_id(theirs) != await cluster_id(self._connection):
+                return False
+            self._same_cluster = theirs
+        return True
 
     async def _renew(self) -> None:
         """A new producer of the id."""

@@ -39,6 +39,7 @@ from broker.reading.group_member import GroupMember
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.spi import TransactionSpi
+from broker.transactional_acks import ChecksConsumers
 
 __all__ = ["OpenTransaction", "TransactionalPublisherFacade"]
 
@@ -64,11 +65,12 @@ class TransactionalPublisherFacade:
     ) -> AbstractAsyncContextManager[OpenTransaction]:
         """A transaction, to be entered with `async with`; leaving the block commits.
 
-        :param consumer: a `RecordConsumer` of the same bus; the positions of everything that it has handed over and not
+        :param consumer: a `RecordConsumer` of the same broker; the positions of all that it has handed over and not
             committed are committed with the transaction. While it is open, the consumer itself commits nothing.
         :raises TransactionAborted: on leaving; it was undone, and the consumer rewound: do the work again.
         :raises TransactionFatal: on entering or leaving; this publisher is fenced or broken: make a new one.
         :raises Unsupported: on entering, while another transaction of the publisher or of the consumer is open.
+        :raises ConfigurationError: on entering; the consumer is of another broker.
         :raises PublishError: never on leaving: what could not be published aborts the transaction.
         """
         if consumer is not None and not isinstance(consumer, RecordConsumer):
@@ -271,15 +273,19 @@ class OpenTransaction:
 
     async def begin(self) -> None:
         """Open it on the broker."""
-        if self._member is not None:
-            self._source = self._member.enter_transaction()
-        self._opening = asyncio.ensure_future(self._spi.begin())
+        self._source = None if self._member is None else self._member.enter_transaction()
+        self._opening = asyncio.ensure_future(self._begin())
         try:
             await asyncio.shield(self._opening)
         except Exception:
             if self._member is not None:
                 self._member.leave_transaction()
             raise
+
+    async def _begin(self) -> None:
+        if self._source is not None and isinstance(self._spi, ChecksConsumers):
+            await self._spi.check_consumer(self._source)
+        await self._spi.begin()
 
     async def end(self, error: BaseException | None) -> None:
         """Commit it, or abort it because the block raised `error`.
@@ -290,10 +296,7 @@ class OpenTransaction:
         outcome: BaseException | None = None
         try:
             await asyncio.wait((self._opening, *self._calls))
-            if error is None:
-                await self._commit()
-            else:
-                await self._abort(error)
+            await (self._commit() if error is None else self._abort(error))
         except BaseException as raised:
             outcome = raised
             raise
@@ -307,7 +310,7 @@ class OpenTransaction:
         try:
             if self._failure is not None:
                 raise self._failure
-            if self._member is not None:
+            if self._member is not None and self._source is not None:
                 positions = self._member.positions_in_transaction()
                 if positions:
                     at = {partition: position for partition, (_, position) in positions.items()}

@@ -15,6 +15,7 @@ from broker.bus import Bus
 from broker.errors import (
     BackendError,
     BrokerError,
+    ConfigurationError,
     InvalidSetting,
     LeaseLost,
     PublishError,
@@ -250,6 +251,27 @@ def impatient() -> Iterator[KafkaServer]:
     options = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
     with KafkaServer(options) as server:
         yield server
+
+
+@OWN
+async def test_a_consumer_of_another_cluster_is_refused_and_one_of_another_bus_is_not(
+    kafka: KafkaServer, impatient: KafkaServer, bus: Bus, topic: str, name: str
+) -> None:
+    elsewhere = RawAdmin(impatient.bootstrap).make_topic()
+    await bus.topic(topic).publish(b"x")
+    async with (
+        broker.connect(kafka.url) as same,
+        broker.connect(impatient.url) as other,
+        other.records(elsewhere, group="copier") as foreign,
+        same.records(topic, group=name) as log,
+        bus.transactional_publisher(name) as publisher,
+    ):
+        with pytest.raises(ConfigurationError, match=r"another broker.*on one bus"):
+            async with publisher.transaction(foreign):
+                pytest.fail("its positions cannot ride in it")
+        async with publisher.transaction(log):
+            assert await log.next_record(timeout=PATIENCE)
+    assert RawAdmin(kafka.bootstrap).committed(name, topic, 0).offset == 1
 
 
 @OWN

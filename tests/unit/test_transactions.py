@@ -244,3 +244,15 @@ async def test_a_second_publisher_of_the_id_fences_the_first_in_memory() -> None
                         await other.publish("fenced.out", b"kept")
         async with bus.records("fenced.out", group="check", stop_when_idle=0.1) as check:
             assert [r.data async for r in check] == [b"kept"]
+
+
+async def test_a_consumer_of_another_broker_is_refused_in_memory() -> None:
+    async with broker.connect("inmem://here") as bus, broker.connect("inmem://there") as other:
+        await other.admin.ensure_topic("elsewhere")
+        async with other.records("elsewhere", group="work") as source, bus.transactional_publisher("one") as publisher:
+            with pytest.raises(ConfigurationError, match=r"another broker.*on one bus"):
+                async with publisher.transaction(source):
+                    pytest.fail("its positions cannot ride in it")
+            async with publisher.transaction():
+                pass
+            await source.commit()
