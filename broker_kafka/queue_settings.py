@@ -111,8 +111,8 @@ class QueueSettings(BackendSettings):
         super().check_given()
         for name, engine in _ENGINES.items():
             # What somebody else has given for all connections may be set aside for one, but never the choice of queue.
-            outdone = name != "queue_id" and _RANKS[self.origin("queue").kind] > _RANKS[self.origin(name).kind]
-            if self.queue != engine and self._is_given(name) and not outdone:
+            outdone = name != "queue_id" and self.is_outdone(name, "queue")
+            if self.queue != engine and self.is_given(name) and not outdone:
                 raise InvalidSetting(
                     f"Setting {name!r} (from {self.origin(name)}) is {getattr(self, name)!r}, and "
                     f"queue={self.queue} (from {self.origin('queue')}) {_WITHOUT.get(name, 'has no use for it')}",
@@ -126,7 +126,7 @@ class QueueSettings(BackendSettings):
             return
         if self.queue_group is None:
             for name in ("queue_ids", "queue_waiting"):
-                if self._is_given(name):
+                if self.is_given(name):
                     raise InvalidSetting(
                         f"Setting {name!r} (from {self.origin(name)}) means nothing without queue_group",
                         advice=f"Say queue_group=NAME, or leave {name} out",
@@ -151,5 +151,10 @@ class QueueSettings(BackendSettings):
                 advice="Say marker_format=v2-single, which a tracker of kafka-mq-go follows too",
             )
 
-    def _is_given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
+        """Whether somebody gave it, and not None."""
         return self.origin(name).kind != "default" and getattr(self, name) is not None
+
+    def is_outdone(self, name: str, by: str) -> bool:
+        """Whether `by` was given in a place that goes before that of `name`: the URL before the environment."""
+        return _RANKS[self.origin(by).kind] > _RANKS[self.origin(name).kind]

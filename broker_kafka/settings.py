@@ -19,6 +19,7 @@ from broker_kafka.client_log import CLIENT_LOG
 from broker_kafka.properties import ALIASES, OWNED, Role, check_property, for_role
 from broker_kafka.property_names import KNOWN_PROPERTIES
 from broker_kafka.queue_settings import QueueSettings
+from broker_kafka.security import check_security, protocol_of
 
 __all__ = ["KafkaSettings"]
 
@@ -337,12 +338,11 @@ class KafkaSettings(QueueSettings):
     @property
     def protocol(self) -> str:
         """The security protocol, chosen from what is given if it is left open."""
-        if self.security_protocol is not None:
-            return self.security_protocol
-        if self.sasl_username is not None or self.sasl_mechanism is not None:
-            return "SASL_SSL"
-        tls = (self.ssl_ca_location, self.ssl_ca_pem, self.ssl_certificate_location, self.ssl_keystore_location)
-        return "PLAINTEXT" if all(value is None for value in tls) else "SSL"
+        return protocol_of(self)
+
+    def check_given(self) -> None:
+        super().check_given()
+        check_security(self)
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a client of confluent-kafka, by librdkafka's names.

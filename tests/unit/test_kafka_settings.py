@@ -12,6 +12,7 @@ from broker.errors import BrokerError, InvalidSetting, UnknownSetting
 from broker_kafka.properties import OWNED
 from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
 from broker_kafka.queue_settings import QueueSettings
+from broker_kafka.security import MECHANISMS
 from broker_kafka.settings import KafkaSettings
 
 
@@ -74,6 +75,46 @@ class TestSecurity:
     def test_tls_is_chosen_where_a_certificate_is_given(self) -> None:
         assert KafkaSettings(ssl_ca_location=Path("ca.pem")).protocol == "SSL"
         assert KafkaSettings().protocol == "PLAINTEXT"
+
+    @pytest.mark.parametrize("name", ["ca_pem", "certificate_pem", "key_location", "key_pem", "keystore_location"])
+    def test_no_part_of_a_certificate_is_left_out_of_a_plain_connection(self, name: str) -> None:
+        assert KafkaSettings.from_url(f"kafka://h?ssl_{name}=x").protocol == "SSL"
+        told = refused(f"kafka://h?ssl_{name}=x&security_protocol=PLAINTEXT")
+        assert f"Setting 'ssl_{name}' (from url) is given, and security_protocol=PLAINTEXT" in told
+        assert f"Say security_protocol=SSL, or leave ssl_{name} out" in told
+        told = refused(f"kafka://u:p@h?ssl_{name}=x&security_protocol=SASL_PLAINTEXT")
+        assert "Say security_protocol=SASL_SSL" in told
+
+    @pytest.mark.parametrize(
+        ("parameters", "told", "mechanism"),
+        [
+            ("sasl_oauthbearer_token_endpoint_url=http://t", "sasl_mechanism is not", "OAUTHBEARER"),
+            ("enable_sasl_oauthbearer_unsecure_jwt=true", "sasl_mechanism is not", "OAUTHBEARER"),
+            ("sasl_kerberos_service_name=kafka", "sasl_mechanism is not", "GSSAPI"),
+            ("sasl_kerberos_keytab=k&sasl_username=u&sasl_password=p", "sasl_mechanism is not", "GSSAPI"),
+            ("sasl_kerberos_keytab=k&sasl_mechanism=OAUTHBEARER", "OAUTHBEARER has no use", "GSSAPI"),
+        ],
+    )
+    def test_what_another_way_of_logging_in_takes_is_refused(self, parameters: str, told: str, mechanism: str) -> None:
+        text = refused(f"kafka://h?{parameters}")
+        assert told in text
+        assert f"Say sasl_mechanism={mechanism}, or leave {parameters.partition('=')[0]} out" in text
+
+    def test_what_the_environment_says_of_other_ways_is_set_aside(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BROKER_KAFKA_SSL_CA_LOCATION", "ca.pem")
+        monkeypatch.setenv("BROKER_KAFKA_SASL_OAUTHBEARER_SCOPE", "s")
+        url = "kafka://u:p@h?sasl_mechanism=PLAIN&security_protocol=SASL_PLAINTEXT"
+        assert KafkaSettings.from_url(url).protocol == "SASL_PLAINTEXT"
+
+    def test_every_setting_of_a_mechanism_is_known_to_be_one(self) -> None:
+        beginnings = ("sasl_oauthbearer", "sasl_kerberos", "enable_sasl", "oauth")
+        assert {name for name in KafkaSettings.model_fields if name.startswith(beginnings)} == MECHANISMS.keys()
+
+    def test_tokens_must_come_from_somewhere(self) -> None:
+        assert "where its tokens come from" in refused("kafka://h?sasl_mechanism=OAUTHBEARER")
+        oidc = "kafka://h?sasl_mechanism=OAUTHBEARER&sasl_oauthbearer_method=oidc"
+        assert "Give sasl_oauthbearer_token_endpoint_url" in refused(oidc)
+        KafkaSettings.from_url(f"{oidc}&sasl.oauthbearer.metadata.authentication.type=azure_imds")
 
     def test_nothing_of_sasl_reaches_a_client_without_it(self) -> None:
         assert not [name for name in KafkaSettings().client_config("producer") if name.startswith("sasl")]
