@@ -18,6 +18,7 @@ from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import POSITION_KEY
 from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.headers import status_of
 from broker_jetstream.layout import Layout
 from broker_jetstream.log_reader import JetStreamLogReader
 from broker_jetstream.names import group_consumer
@@ -155,7 +156,7 @@ class Positions:
         return target
 
     async def store(self, position: int, handed_over: int, *, by_ack: bool) -> bool:
-        """Commit a position; False if the server does not answer.
+        """Commit a position; False if the server does not answer, or refuses.
 
         :param handed_over: the next offset to be handed over.
         :param by_ack: by the floor if possible; else it is written beside it.
@@ -174,7 +175,10 @@ class Positions:
         replies = self._connection.inbox.expect(1, frozenset((reply,)))
         try:
             await self._connection.send((Outgoing(reply, replies.subject(0), b"", b"+ACK"),))
-            if not await replies.wait(COMMIT_SECONDS):
+            if not await replies.wait(COMMIT_SECONDS) or (answer := replies.answers[0]) is None:
+                return False
+            if status_of(answer[0])[0]:
+                # Nobody is there who could take it, or this user may not send it.
                 return False
         except ConnectionFailed:
             return False

@@ -44,22 +44,14 @@ class Settler:
         deadline = monotonic() + self._connection.settings.settle_timeout
         while True:
             now = monotonic()
-            plain: list[bytes] = []
-            others: list[Outgoing] = []
+            held: list[Settlement] = []
             for index, settlement in enumerate(settlements):
-                raw: NativeMessage = settlement.message.raw
-                if raw.held_until < now:
+                if settlement.message.raw.held_until < now:
                     results[index] = _lost(settlement.message, "settled")
-                elif settlement.outcome is Outcome.ACK:
-                    plain.append(raw.reply)
                 else:
-                    others.append(Outgoing(raw.reply, b"", b"", _payload(settlement)))
+                    held.append(settlement)
             try:
-                # An empty message is an ack, too, and the shortest.
-                if plain:
-                    await self._connection.send_empty(plain)
-                if others:
-                    await self._connection.send(others)
+                await self._send(held)
             except ConnectionFailed as error:
                 # Both at once or neither: what was written twice does no harm.
                 if not await self._back(deadline):
@@ -68,6 +60,19 @@ class Settler:
                 return [result or error for result in results]
             else:
                 return results
+
+    async def _send(self, settlements: Sequence[Settlement]) -> None:
+        """Write these, with nobody to be answered.
+
+        :raises ConnectionFailed: the connection is down.
+        """
+        # An empty message is an ack, too, and the shortest.
+        plain = [each.message.raw.reply for each in settlements if each.outcome is Outcome.ACK]
+        if plain:
+            await self._connection.send_empty(plain)
+        if len(plain) < len(settlements):
+            others = [each for each in settlements if each.outcome is not Outcome.ACK]
+            await self._connection.send([Outgoing(each.message.raw.reply, b"", b"", _payload(each)) for each in others])
 
     async def _settle_confirmed(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         connection = self._connection
@@ -107,13 +112,26 @@ class Settler:
         for index, answer in enumerate(replies.answers):
             if results[index] is not None:
                 continue
-            if answer is None:
-                results[index] = failure or SettleError(
-                    f"The server did not confirm within {connection.settings.settle_timeout:g} seconds", retriable=True
-                )
-            elif status_of(answer[0])[0] == 503:
-                results[index] = LeaseLost(f"{self._name} is gone", advice="Its unsettled messages are gone with it")
+            results[index] = self._refusal(answer, failure)
         return results
+
+    def _refusal(self, answer: tuple[bytes, bytes] | None, failure: BrokerError | None) -> BrokerError | None:
+        """What an answer says that does not confirm; None if it does.
+
+        :param failure: why there is none.
+        """
+        if answer is None:
+            seconds = self._connection.settings.settle_timeout
+            return failure or SettleError(f"The server did not confirm within {seconds:g} seconds", retriable=True)
+        code, text = status_of(answer[0])
+        if code == 503:
+            return LeaseLost(f"{self._name} is gone", advice="Its unsettled messages are gone with it")
+        if code:
+            return SettleError(
+                f"{self._name}: the server refused an ack: {code} {text}",
+                advice="Allow this user to publish to $JS.ACK.>" if code == 403 else None,
+            )
+        return None
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         """Renew these leases now; while the connection is down they are not."""

@@ -1,0 +1,110 @@
+"""Acks that the server answers: what its answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from pydantic import SecretStr
+
+from broker.errors import LeaseLost, SettleError
+from broker.hooks import Hooks
+from broker.messages import Outcome
+from broker.outbound import OutboundMessage
+from broker.spi import RecordSubscription, Settlement, TopicPartition
+from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.settings import JetStreamSettings
+from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe
+from tests.servers.nats import NatsServer
+
+
+def bodies(number: int) -> list[OutboundMessage]:
+    return [OutboundMessage(b"%d" % each) for each in range(number)]
+
+
+async def unsettled(backend: JetStreamBackend, topic: str) -> tuple[int, int]:
+    """How many messages wait, and how many are held."""
+    lag = await backend.admin().lag(topic, "billing")
+    return lag.waiting, lag.unsettled or 0
+
+
+@pytest.mark.parametrize("number", [1, 3])
+async def test_acks_that_the_server_refuses_are_told(topic: str, number: int) -> None:
+    forbidden = 'permissions: { publish: { deny: ["$JS.ACK.>"] } }'
+    with NatsServer.with_user("ann", "x", forbidden) as server:
+        settings = JetStreamSettings(servers=(server.url,), user="ann", password=SecretStr("x"))
+        backend = JetStreamBackend(settings, Hooks())
+        await backend.open()
+        try:
+            await make_topic(backend, topic)
+            await publish(backend, topic, *bodies(number))
+            source = await subscribe(backend, topic, confirm_acks=True)
+            found = await receive(source, number)
+            errors = await source.settle(settle_all(found, Outcome.ACK))
+            assert [type(error) for error in errors] == [SettleError] * number
+            assert "$JS.ACK" in str(errors[0])
+            assert await unsettled(backend, topic) == (0, number)
+        finally:
+            await backend.close()
+
+
+async def test_a_commit_that_the_server_refuses_as_an_ack_is_kept_beside_it(topic: str) -> None:
+    forbidden = 'permissions: { publish: { deny: ["$JS.ACK.>"] } }'
+    with NatsServer.with_user("ann", "x", forbidden) as server:
+        settings = JetStreamSettings(servers=(server.url,), user="ann", password=SecretStr("x"))
+        backend = JetStreamBackend(settings, Hooks())
+        await backend.open()
+        try:
+            await make_topic(backend, topic)
+            await publish(backend, topic, *bodies(3))
+            source = await backend.join(RecordSubscription(topics=(topic,), group="audit"), GroupListener())
+            found = await read(source, 3)
+            place = TopicPartition(topic, 0)
+            assert await source.commit({place: found[-1].offset + 1}) == {place: None}
+            assert await source.committed([place]) == {place: found[-1].offset + 1}
+        finally:
+            await backend.close()
+
+
+async def test_one_answer_stands_for_all_that_was_sent_before(both_ways: JetStreamBackend, topic: str) -> None:
+    await make_topic(both_ways, topic)
+    await publish(both_ways, topic, *bodies(2000))
+    source = await subscribe(both_ways, topic, confirm_acks=True)
+    found = await receive(source, 2000)
+    outcomes = [Outcome.REJECT if place % 7 == 0 else Outcome.ACK for place in range(len(found))]
+    settlements = [Settlement(message, outcome) for message, outcome in zip(found, outcomes, strict=True)]
+    assert await source.settle(settlements) == [None] * 2000
+    assert await unsettled(both_ways, topic) == (0, 0)
+
+
+async def test_what_is_lost_is_told_beside_what_is_confirmed(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies(4))
+    source = await subscribe(backend, topic, confirm_acks=True)
+    found = await receive(source, 4)
+    for message in (found[1], found[3]):
+        message.raw.held_until = 0.0
+    errors = await source.settle(settle_all(found, Outcome.ACK))
+    assert [type(error) for error in errors] == [type(None), LeaseLost, type(None), LeaseLost]
+    assert await unsettled(backend, topic) == (0, 2)
+
+
+async def test_a_subscription_that_is_gone_is_told_for_all(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies(3))
+    source = await subscribe(backend, topic, confirm_acks=True)
+    found = await receive(source, 3)
+    await backend.admin().delete_subscription(topic, "billing")
+    errors = await source.settle(settle_all(found, Outcome.ACK))
+    assert [type(error) for error in errors] == [LeaseLost] * 3
+
+
+async def test_acks_of_calls_at_once_find_their_answers(backend: JetStreamBackend, topic: str) -> None:
+    await make_topic(backend, topic)
+    await publish(backend, topic, *bodies(90))
+    source = await subscribe(backend, topic, confirm_acks=True)
+    found = await receive(source, 90)
+    parts = [found[start : start + 30] for start in range(0, 90, 30)]
+    answers = await asyncio.gather(*(source.settle(settle_all(part, Outcome.ACK)) for part in parts))
+    assert list(answers) == [[None] * 30] * 3
+    assert await unsettled(backend, topic) == (0, 0)
