@@ -86,12 +86,13 @@ def messages_of(
             target = names[topics[row]] = _topic(topics[row], first_row + row)
         pairs = attributes[row]
         name = given_ids[row]
+        parts = (target, key, value, pairs, partitions[row], published[row], due[row])
         if name:
             times = given.times(name)
             if times > 1:
-                name = f"{name}-{times}-{_told(16, target, key, value, pairs)}"
+                name = f"{name}-{times}-{_told(16, parts)}"
         elif prefix:
-            name = _id(prefix, first_row + row, seen, target, key, value, pairs)
+            name = _id(prefix, first_row + row, seen, parts)
         try:
             message = OutboundMessage(
                 value,
@@ -123,19 +124,17 @@ def _topic(name: str | None, row: int) -> str:
     return topic_name(name)
 
 
-def _id(prefix: str, row: int, seen: Counter[str] | None, *parts: Any) -> str:
+def _id(prefix: str, row: int, seen: Counter[str] | None, parts: Sequence[Any]) -> str:
     if seen is None:
-        return f"{prefix}-{row}-{_told(8, *parts)}"
-    told = _told(16, *parts)
+        return f"{prefix}-{row}-{_told(8, parts)}"
+    told = _told(16, parts)
     seen[told] += 1
     return f"{prefix}-{seen[told]}-{told}"
 
 
-def _told(size: int, topic: str, key: Any, value: Any, attributes: Any) -> str:
-    """A hash of a row in so many bytes."""
-    digest = blake2b(digest_size=size)
-    for part in (topic, key, value, attributes):
-        if part is not None:
-            digest.update(part if type(part) is bytes else str(part).encode())
-        digest.update(b"\x00")
-    return digest.hexdigest()
+def _told(size: int, parts: Sequence[Any]) -> str:
+    """A hash of a row in so many bytes; all that makes it another message, or one at another time, makes another."""
+    bodies = [part if part is None or type(part) is bytes else str(part).encode() for part in parts]
+    # With the lengths no part can pass for the end of another, nor nothing for what is empty.
+    lengths = [None if body is None else len(body) for body in bodies]
+    return blake2b(b"".join([repr(lengths).encode(), *filter(None, bodies)]), digest_size=size).hexdigest()

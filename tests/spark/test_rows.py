@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
 import pyarrow
 import pytest
 
@@ -39,3 +43,37 @@ def test_not_every_id_of_a_long_task_is_remembered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rows, "_REMEMBERED", 3)
     given = GivenIds()
     assert [given.times(each) for each in "aabcadefghia"] == [1, 2, 1, 1, 3, *[1] * 7]
+
+
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+SECOND = FIRST + timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"value": [None, b""], "key": [b"k", b"k"]},
+        {"value": [b"v", b"v"], "key": [None, b""]},
+        {"value": [b"c", b"b\x00c"], "key": [b"a\x00b", b"a"]},
+        {"value": [b"v", b"v"], "deliver_at": [FIRST, SECOND]},
+        {"value": [b"v", b"v"], "publish_time": [FIRST, SECOND]},
+        {"value": [b"v", b"v"], "partition": [0, 1]},
+    ],
+    ids=["tombstone", "key", "borders", "deliver_at", "publish_time", "partition"],
+)
+@pytest.mark.parametrize("named", [True, False], ids=["writeId", "place"])
+def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list[Any]], named: bool) -> None:
+    """A write that is repeated in another order would have one of them dropped as a copy of the other."""
+
+    def made(order: list[int]) -> dict[int, str | None]:
+        found = pyarrow.RecordBatch.from_pydict({name: [each[row] for row in order] for name, each in batch.items()})
+        seen = Counter[str]() if named else None
+        every = messages_of(
+            found, topic="t", columns=list(batch), prefix="w-0", first_row=0, given=GivenIds(), seen=seen
+        )
+        return {row: message.id for row, (_, message) in zip(order, every, strict=True)}
+
+    there, back = made([0, 1]), made([1, 0])
+    assert there[0] != back[1]
+    assert there[1] != back[0]
+    assert (there == back) is named
