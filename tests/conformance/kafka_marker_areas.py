@@ -22,6 +22,7 @@ from broker.testing.conformance import (
     Retrying,
     Settling,
     Shapes,
+    Transactions,
 )
 
 __all__ = ["MarkerAreas"]
@@ -51,3 +52,5 @@ class MarkerAreas(
 
     # What else publishing promises does not depend on how messages are settled.
     test_scheduled_is_not_early = Publishing.test_scheduled_is_not_early
+    # No other engine has acks in transactions.
+    test_acks_ride_along = Transactions.test_acks_ride_along

@@ -1,4 +1,4 @@
-"""What transactions promise: all or nothing, for what is published and for the positions that ride along."""
+"""What transactions promise: all or nothing, for what is published and for the positions and acks that ride along."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from broker.errors import TransactionFatal, Unsupported
+from broker.messages import SettleState
 from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires
-from broker.testing.waiting import bodies, numbered, once, read
+from broker.testing.waiting import bodies, nothing_more, numbered, once, read, take
 
 __all__ = ["Transactions"]
 
@@ -150,6 +151,37 @@ class Transactions(ConformanceCase):
                     assert (await log.committed([at]))[at] is None
         async with bus.records(sink, group="readers") as log:
             assert [record.data for record in await read(log, 10, harness.patience)] == numbered(10)
+            assert await log.next_record(timeout=harness.quiet) is None
+
+    @requires("messages.acks_in_transactions", "publish.transactions", "records.read_committed")
+    @promise(
+        "transactions.acks-ride-along",
+        "Acks in a transaction count with what it wrote: after an abort the messages are held as before, after the "
+        "commit none comes again.",
+    )
+    async def test_acks_ride_along(self, harness: Harness) -> None:
+        bus, source, sink = await harness.bus(), await harness.topic(), await harness.topic(partitions=1)
+        async with (
+            bus.transactional_publisher(unique("tx")) as publisher,
+            bus.messages(source, subscription="copier") as inbox,
+        ):
+            await bus.topic(source).publish_batch(numbered(3))
+            messages = await take(inbox, 3, harness.patience)
+            for attempt in range(2):
+                try:
+                    async with publisher.transaction() as tx:
+                        await tx.publish_batch(sink, [OutboundMessage.from_message(message) for message in messages])
+                        await tx.ack(messages[0])
+                        await tx.ack_batch(messages[1:])
+                        if attempt == 0:
+                            raise ZeroDivisionError
+                except ZeroDivisionError:
+                    assert {message.state for message in messages} == {SettleState.OPEN}
+            assert {message.state for message in messages} == {SettleState.SETTLED}
+        async with bus.messages(source, subscription="copier") as inbox:
+            await nothing_more(inbox, 2 * harness.quiet)
+        async with bus.records(sink, group="readers") as log:
+            assert bodies(await read(log, 3, harness.patience)) == once(numbered(3))
             assert await log.next_record(timeout=harness.quiet) is None
 
     @requires("publish.transactions")
