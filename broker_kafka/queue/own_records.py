@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import Unsupported
+from broker_kafka.queue.commit_texts import mark_of_keys
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.redelivery import QUEUE
 from broker_kafka.queue.wire import Headers, read_content
@@ -15,10 +16,6 @@ __all__ = ["ALL_QUEUES", "OwnRecords", "refuse_one_of_many"]
 
 ALL_QUEUES: Final = "*"
 """Given as `queue_ids`: each key names a queue."""
-
-
-class Keys(Protocol):
-    def __contains__(self, key: object, /) -> bool: ...
 
 
 class _AnyName:
@@ -40,7 +37,7 @@ class OwnRecords(NamedTuple):
     """
 
     queue: str
-    keys: Keys | None
+    keys: frozenset[bytes] | _AnyName | None
 
     @classmethod
     def of(cls, queue: str, settings: KafkaSettings) -> OwnRecords:
@@ -54,6 +51,13 @@ class OwnRecords(NamedTuple):
         if queue in ids or (ALL_QUEUES in ids and queue != REDRIVE_SUBSCRIPTION):
             return cls(group, frozenset({queue.encode()}))
         return cls(queue, None)
+
+    @property
+    def mark(self) -> str:
+        """What stands for the keys; empty for all of a topic."""
+        if self.keys is None:
+            return ""
+        return mark_of_keys(self.keys) if isinstance(self.keys, frozenset) else ALL_QUEUES
 
     def has(self, key: bytes | None, headers: Headers) -> bool:
         """Whether a record is for this queue: others' redeliveries are not."""

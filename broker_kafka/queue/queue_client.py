@@ -276,7 +276,8 @@ class QueueClient:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         if self._named != self._assigned:
             # A member that was forgotten and comes back has another id, and is assigned anew.
-            self._named, self._text = self._assigned, commit_text(await self._member.member_id())
+            member = await self._member.member_id()
+            self._named, self._text = self._assigned, commit_text(member, keys=self._starting.keys)
         return await self._member.commit_noted({place: (at, self._text) for place, at in positions.items()})
 
     async def _start(self, taken: Sequence[Taken]) -> dict[Taken, BrokerError] | None:

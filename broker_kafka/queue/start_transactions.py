@@ -136,7 +136,7 @@ class StartTransactions:
         placed = self._starting.starts([each for each in taken if each.hold is not None], int(1000 * time()))
         records, _ = packed(placed, self._together)
         entries = [self._marker._replace(value=data, partition=partition) for partition, data in records]
-        text = commit_text(member_id, self._id)
+        text = commit_text(member_id, self._id, keys=self._starting.keys)
         offsets = [NativePartition(*place, at, metadata=text) for place, at in claimed.positions.items()]
         try:
             await writer.write(entries, Positions(offsets, metadata))

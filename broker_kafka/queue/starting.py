@@ -74,6 +74,8 @@ class Starting:
         dead_letter: str | None,
     ) -> None:
         self._own: Final = own
+        self.keys: Final = own.mark
+        """What stands for the keys of its records."""
         self._queue: Final = own.queue
         self._v1: Final = format.v1
         self._by_key: Final = format.by_key

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from broker.errors import Unsupported
+from broker.hooks import Warned, logger
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, RecordListener, RecordSubscription, SourceListener
 from broker_kafka.connection import Connection
@@ -17,8 +18,10 @@ from broker_kafka.queue.lease_book import LeaseBook
 from broker_kafka.queue.marker_format import FORMATS
 from broker_kafka.queue.marker_producer import MarkerProducer
 from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_name
+from broker_kafka.queue.one_topic import other_topics
 from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.queue.rivals import warn_of_rivals
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting
 from broker_kafka.queue.trackers import Trackers
@@ -61,8 +64,19 @@ async def open_queue(
     partitions = await ensure_marker_topic(connection, queue, topics=(subscription.topic,))
     settings = connection.settings
     written = FORMATS[settings.marker_format]
+
+    def warn(text: str) -> None:
+        logger.warning(text)
+        listener.event(Warned(text=text))
+
     if written.v1:
         trackers.keep_to_one_topic(queue, subscription.topic)
+        for other in await other_topics(connection, queue, subscription.topic):
+            warn(
+                f"Subscription {queue!r} has read {other!r} with markers, and reads {subscription.topic!r} with "
+                f"marker_format=v1, whose markers name no topic: those of both are taken for one another. Delete the "
+                f"subscription of {other!r} first, or take another marker_topic, or marker_format=v2-single"
+            )
     tracker = await trackers.use(queue, subscription.topic) if settings.queue_tracker else None
     # A process that stood still for longer is not to write what others have done meanwhile.
     lasts = min(settings.lease_seconds, settings.session_timeout_ms / 2000)
@@ -89,7 +103,11 @@ async def open_queue(
             together=written.together,
         )
 
+    watching: list[asyncio.Task[None]] = []
+
     async def ended(closed: QueueClient) -> None:
+        for task in watching:
+            task.cancel()
         try:
             if tracker is not None:
                 await asyncio.shield(trackers.leave(queue))
@@ -115,6 +133,10 @@ async def open_queue(
     except BaseException:
         await client.close()
         raise
+    if starts.keys:
+        # Who passes over nothing harms nobody, and is told of by the others.
+        work = warn_of_rivals(connection, subscription.topic, queue, warn, keys=starts.keys)
+        watching.append(asyncio.get_running_loop().create_task(work, name="broker-kafka-rivals"))
     return client
 
 

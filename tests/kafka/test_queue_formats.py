@@ -9,6 +9,7 @@ import pytest
 from broker.bus import connect
 from broker.consuming.retry import Retry
 from broker.errors import ConfigurationError, InvalidSetting
+from broker.hooks import Warned
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.queue_tracking import PurgedQueue, TracksQueues
@@ -143,6 +144,23 @@ async def test_v1_markers_are_of_one_topic(kafka: KafkaServer, make_topic: MakeT
         with pytest.raises(ConfigurationError, match=f"{second!r} beside {first!r}"):
             async with bus.messages(second, subscription=group) as other:
                 await other.next_message(timeout=PATIENCE)
+
+
+async def test_v1_markers_of_an_earlier_topic_are_told(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
+    """By another process, or much later: what is open of the first would be sent to the second."""
+    told: list[str] = []
+    first, second = make_topic(), make_topic()
+    for topic in (first, first, second):
+        assert told == []
+        async with connect(f"{kafka.url}?{QUICK}&marker_format=v1") as bus:
+            bus.hooks.listen(lambda event: told.append(event.text) if isinstance(event, Warned) else None)
+            await bus.topic(topic).publish(b"x")
+            async with bus.messages(topic, subscription=group) as inbox:
+                (message,) = await take(inbox, 1, PATIENCE)
+                await message.ack()
+    (text,) = told
+    assert f"has read {first!r} with markers, and reads {second!r}" in text
+    assert "another marker_topic" in text
 
 
 def test_a_format_that_there_is_not() -> None:

@@ -1,4 +1,5 @@
-"""One subscription consumed with offsets and with markers at once: told by those with offsets, and only then."""
+"""One subscription consumed with offsets and with markers at once, or for other queues of its topic: told by those that
+see it, and only then."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
 from broker_kafka.connection import Connection
+from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.rivals import rivals_of
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -45,8 +47,10 @@ async def joined(stack: AsyncExitStack, kafka: KafkaServer, queue: str, topic: s
     return side
 
 
-async def send(side: Side, topic: str) -> None:
-    await side.bus.topic(topic).publish_batch([OutboundMessage(b"x", partition=number) for number in range(2)])
+async def send(side: Side, topic: str, *keys: str) -> None:
+    await side.bus.topic(topic).publish_batch(
+        [OutboundMessage(b"x", key, partition=number) for number in range(2) for key in keys or ["k"]]
+    )
 
 
 @pytest.mark.parametrize("markers", MARKERS)
@@ -92,3 +96,52 @@ async def test_a_group_that_has_changed_over_has_no_rivals(
         connection = sides[0].bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
         # Nothing was published since, so that what the others have committed still stands.
         assert await rivals_of(connection, topic, group) == []
+
+
+@pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
+@pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
+async def test_who_passes_over_what_is_anothers_tells_it(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
+) -> None:
+    """Each of them passes over, for good, what the other would take."""
+    topic = make_topic(partitions=2)
+    shared = how == "queue_group"
+    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
+    async with AsyncExitStack() as stack:
+        first = await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
+        await send(first, topic, "mail", "reports")
+        await eventually(first.work, PATIENCE, "the first message")
+        other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
+        second = await joined(stack, kafka, other, topic, "reports" if shared else group)
+
+        async def told() -> bool:
+            await send(first, topic, "mail", "reports")
+            await first.work()
+            await second.work()
+            return bool(first.warned)
+
+        await eventually(told, PATIENCE, "the warning")
+        (warning,) = first.warned
+        assert f"group {group!r}" in warning
+        assert "anybroker at 127.0.0.1" in warning
+        assert "a subscription of its own" in warning
+        assert not second.warned if how == "one takes all" else set(second.warned) <= {warning}
+
+
+async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
+    topic = make_topic(partitions=2)
+    queue = f"queue=markers&queue_group={group}&queue_ids="
+    async with AsyncExitStack() as stack:
+        first = await joined(stack, kafka, f"{queue}mail,reports", topic, "mail")
+        second = await joined(stack, kafka, f"{queue}reports,mail", topic, "mail")
+        worked: set[Side] = set()
+
+        async def both() -> bool:
+            await send(first, topic, "mail")
+            worked.update([side for side in (first, second) if await side.work()])
+            return len(worked) == 2
+
+        await eventually(both, PATIENCE, "work for both")
+        connection: Connection = first.bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+        assert len(await rivals_of(connection, topic, group)) == 2
+        assert await rivals_of(connection, topic, group, keys=OwnRecords.of(group, connection.settings).mark) == []
