@@ -171,12 +171,6 @@ class Connection:
         each: Mapping[str, Any] = found.get("partitions") or {}
         return {number: each.get(path.partition(number).url) or {} for number in range(count)}
 
-    async def cursor_mark(self, log: TopicPath, group: str) -> str:
-        """Where a group's cursor stands in one log, `ledger:entry`; nothing before it is delivered again."""
-        cursors: Mapping[str, Any] = (await self.internal_stats(log)).get("cursors") or {}
-        cursor: Mapping[str, Any] = cursors.get(group) or {}
-        return str(cursor.get("markDeletePosition") or "0:-1")
-
     async def internal_stats(self, log: TopicPath) -> Mapping[str, Any]:
         """The ledgers and cursors of one log."""
         return await self.http.get(f"{log.path}/internalStats", f"Topic {log.url!r}")

@@ -9,9 +9,9 @@ from typing import Any
 from broker.spi import Bounds, Span
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import PER_ENTRY, pack
+from broker_pulsar.positions import LARGEST, PER_ENTRY, pack
 
-__all__ = ["after_mark", "bounds_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
+__all__ = ["bounds_of", "committed_in", "first_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
@@ -81,7 +81,16 @@ def keeps(retention: Mapping[str, Any]) -> bool:
     return bool(retention.get("retentionTimeInMinutes") and retention.get("retentionSizeInMB"))
 
 
-def after_mark(mark: str) -> int | None:
-    """The position after a cursor's `ledger:entry`; None if nothing of its ledger is before it."""
-    ledger, _, entry = mark.partition(":")
+def first_of(stats: Mapping[str, Any], position: int) -> int | None:
+    """Where the first entry at or above a position begins, which begins one; None if there is none yet."""
+    spans = spans_of(stats, position, LARGEST)
+    return spans[0].start if spans else None
+
+
+def committed_in(stats: Mapping[str, Any], group: str) -> int | None:
+    """The position after all that a group has committed, below which nothing is delivered again; None if nothing of
+    its ledger is."""
+    cursors: Mapping[str, Any] = stats.get("cursors") or {}
+    cursor: Mapping[str, Any] = cursors.get(group) or {}
+    ledger, _, entry = str(cursor.get("markDeletePosition") or "0:-1").partition(":")
     return pack(int(ledger), int(entry) + 1, 0) if int(entry) >= 0 else None

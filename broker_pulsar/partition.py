@@ -19,7 +19,7 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import built_id, pack, unpack
+from broker_pulsar.positions import built_id, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver, batch_policy
 
 __all__ = ["KEPT_IDS", "GroupPartition", "subscribe_part", "take_from"]
@@ -47,33 +47,66 @@ class GroupPartition:
         """Where the broker's cursor stands, as far as is known: what is committed, or where a seek put it since."""
         self.buffer: deque[Record[Any]] = deque()
         self._next = 0
+        self._received = -1
+        """The highest position that the client gave us, ours or not."""
+        self._expected: int | None = None
+        """Where what comes has to begin, as long as it has not."""
+        self._came = -1
+        """The last position that came while it had not; -1 if nothing did."""
         self._ids: deque[tuple[int, Any]] = deque()
 
     def arrived(self, messages: Sequence[NativeMessage]) -> bool:
         """Take what came; False if nothing of it is new."""
         if not self.owned or self.changing:
+            self._received = max((self._received, *(offset_of(raw.message_id()) for raw in messages)))
             return False
         topic, number = self.place
         before = len(self.buffer)
         for raw in messages:
             message_id = raw.message_id()
             record = make_record(topic, number, raw, message_id)
-            if record.offset < self._next:
+            if not self._has_begun(record.offset) or record.offset < self._next:
                 continue  # After a reconnect the broker begins again at what is committed.
             self._next = record.offset + 1
             self.brought = True
             self.buffer.append(record)
             self._ids.append((record.offset, message_id))
+        self._received = max(self._received, self._next - 1)
         while len(self._ids) > KEPT_IDS:
             self._ids.popleft()
         return len(self.buffer) > before
 
-    def begin(self, position: int = 0) -> None:
-        """Forget what came; from now on what lies below `position` is old."""
+    @property
+    def astray(self) -> bool:
+        """Whether what came is not the begin of what is to come."""
+        return self._expected is not None and self._came >= 0
+
+    def begin(self, position: int = 0, *, expected: int | None = None) -> None:
+        """Forget what came; from now on what lies below `position` is old.
+
+        :param expected: where the first entry that is to come begins; 0 if nobody knows. The client keeps what it has
+            of an earlier delivery, and hands it over before that. None if it keeps nothing.
+        """
         self.buffer.clear()
         self._ids.clear()
         self._next = position
+        # What was not received yet follows on what was, and lacks nothing.
+        self._expected = expected if expected is not None and self._received >= expected else None
+        self._came = -1
         self.brought = False
+
+    def _has_begun(self, offset: int) -> bool:
+        """Whether the delivery that begins with the first entry to come has come to this position."""
+        expected, came = self._expected, self._came
+        if expected is None:
+            return True
+        # A delivery that was asked for begins at or below all that came of earlier ones.
+        if offset <= came or expected <= offset <= expected + 1:
+            self._expected = None
+            return True
+        self._came = offset
+        self._received = max(self._received, offset)
+        return False
 
     def target(self, position: int | None, bounds: Bounds) -> int:
         """Where a seek goes; None is what is committed, or the start, as far as the log still has it.

@@ -26,7 +26,7 @@ from broker.waker import Waker
 from broker_pulsar import subscribing
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
-from broker_pulsar.logs import after_mark, bounds_of
+from broker_pulsar.logs import bounds_of, committed_in, first_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
 from broker_pulsar.partition import GroupPartition, subscribe_part, take_from
@@ -214,11 +214,11 @@ class PulsarRecordSource:
         receiver = part.receiver
         assert receiver is not None  # a partition that is owned has one
         part.changing = True
-        begin = 0
+        begin, expected = 0, 0
         try:
             target = built_id(part.place.partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            part.cursor, begin = position, position
+            part.cursor, begin, expected = position, position, None
         except BrokerError:
             # Nobody knows where it stands; what was dropped here comes again, as all that is not committed.
             part.cursor = None
@@ -227,12 +227,12 @@ class PulsarRecordSource:
             raise
         finally:
             part.changing = False
-            part.begin(begin)
+            part.begin(begin, expected=expected)
             self._refill(part)
 
     async def _cursor(self, log: TopicPath) -> int | None:
         """The position after all that is committed; None if nothing of its ledger is."""
-        return after_mark(await self._connection.cursor_mark(log, self.group))
+        return committed_in(await self._connection.internal_stats(log), self.group)
 
     # -- partitions ----------------------------------------------------------------------------------------
 
@@ -308,6 +308,8 @@ class PulsarRecordSource:
                 changes[change].append((part, standing))
                 if change is Change.NONE and part.owned and standing.active:
                     part.connection = standing.connection
+                    if part.astray and part.receiver is not None:
+                        await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
         if self._closed:
             return
         if changes[Change.LOST]:
@@ -344,7 +346,6 @@ class PulsarRecordSource:
         for part, standing in found:
             part.connection = standing.connection
             part.owned, part.changing = True, False
-            part.begin()
         self._listener.assigned([part.place for part, _ in found])
         for part, _ in found:
             self._refill(part)
@@ -353,9 +354,13 @@ class PulsarRecordSource:
         receiver = part.receiver
         if receiver is None:
             return
+        # Nothing is received from here on, so that what was received is in the look at the log.
+        await receiver.call(lambda: None)
         logs = await self._connection.logs(part.place.topic)
-        part.committed = part.cursor = await self._cursor(logs[part.place.partition])
+        stats = await self._connection.internal_stats(logs[part.place.partition])
+        part.committed = part.cursor = committed_in(stats, self.group)
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
+        part.begin(part.committed or 0, expected=first_of(stats, part.committed or 0))
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,75 @@
+"""Partitions that a member of a group has had before: what comes of them again, and what lies in the client still."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.reading.record_consumer import RecordConsumer
+from broker.testing.waiting import eventually, numbered
+from tests.servers.pulsar import PulsarServer
+
+pytestmark = pytest.mark.xdist_group("pulsar")
+
+SLOW = "&rebalance_interval=2"
+"""Of a member that hears late of what became its own, when the broker has given it something already."""
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second member's name makes the broker give it the partition as long as it is there."""
+    left = iter("ba")
+    monkeypatch.setattr("broker_pulsar.records.token_hex", lambda _size: next(left))
+
+
+async def given(server: PulsarServer, topic: str) -> int:
+    """How many messages the broker has given to the first member; -1 while another one has the partition."""
+    path = f"/admin/v2/persistent/public/default/{topic}-partition-0/stats"
+    status, body = await asyncio.to_thread(server.request, "GET", path)
+    assert status == 200, body
+    found = json.loads(body)["subscriptions"]["billing"]
+    if found.get("activeConsumerName") != "anybroker-b":
+        return -1
+    return sum(each["msgOutCounter"] for each in found["consumers"] if each["consumerName"] == "anybroker-b")
+
+
+async def more_given(server: PulsarServer, topic: str, than: int) -> int:
+    """Wait until these are more than before, and count them."""
+
+    async def more() -> list[int]:
+        return [count] if (count := await given(server, topic)) > than else []
+
+    return (await eventually(more, 15, "a delivery to the first member"))[0]
+
+
+async def data_of(log: RecordConsumer[bytes], count: int) -> list[bytes | None]:
+    records = [await log.next_record(timeout=15) for _ in range(count)]
+    return [None if record is None else record.data for record in records]
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize("batch", [1, 5])
+async def test_what_came_before_a_member_knew_comes_again(
+    bus: Bus, pulsar_server: PulsarServer, topic: str, batch: int
+) -> None:
+    """The member had the partition, lost it, and is given it once more: messages come before it has seen that."""
+    bodies = numbered(1 + 3 * batch)
+    async with (
+        broker.connect(f"{pulsar_server.url}{SLOW}") as slow,
+        slow.records(topic, group="billing") as log,
+    ):
+        await bus.topic(topic).publish(bodies[0])
+        first = await log.next_record(timeout=15)
+        assert first is not None
+        await first.commit()
+        async with bus.records(topic, group="billing"):
+            await eventually(lambda: not log.assignment(), 15, "the other one's turn")
+        before = await more_given(pulsar_server, topic, -1)
+        for start in range(1, len(bodies), batch):
+            await bus.topic(topic).publish_batch(bodies[start : start + batch])
+            before = await more_given(pulsar_server, topic, before)
+        assert await data_of(log, 3 * batch) == bodies[1:]

@@ -1,0 +1,83 @@
+"""What a partition takes of what the client hands over after a take-over, where deliveries follow on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from broker.spi import TopicPartition
+from broker_pulsar.client import pulsar
+from broker_pulsar.partition import GroupPartition
+from broker_pulsar.positions import pack
+
+LEDGER = 7
+
+
+class Delivered:
+    """As much of the client's message as a partition looks at."""
+
+    def __init__(self, entry: int, slot: int) -> None:
+        self._id: Any = pulsar.MessageId(0, LEDGER, entry, slot - 1)
+
+    def message_id(self) -> Any:
+        return self._id
+
+    def data(self) -> bytes:
+        return b"x"
+
+    def partition_key(self) -> str:
+        return ""
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+
+def taken_over(received: Sequence[tuple[int, int]], *, committed: int, first: int | None) -> GroupPartition:
+    """A partition that is ours anew, of which the client gave us something before; entries of the ledger."""
+    part = GroupPartition(TopicPartition("t", 0), "member", None)
+    part.arrived([Delivered(*place) for place in received])
+    part.begin(pack(LEDGER, committed, 0), expected=None if first is None else pack(LEDGER, first, 0))
+    part.owned = True
+    return part
+
+
+def came(part: GroupPartition, *places: tuple[int, int]) -> list[tuple[int, int]]:
+    """What is to be handed over after these came."""
+    part.arrived([Delivered(*place) for place in places])
+    return [(record.offset >> 12 & 0xFFFFF, record.offset & 0xFFF) for record in part.buffer]
+
+
+@pytest.mark.parametrize("slots", [(0,), (1, 2)])
+def test_the_rest_of_an_earlier_delivery_is_left_out(slots: tuple[int, ...]) -> None:
+    part = taken_over([(4, slots[-1])], committed=4, first=4)
+    assert came(part, *((5, slot) for slot in slots)) == []
+    assert part.astray
+    whole = [(entry, slot) for entry in (4, 5) for slot in slots]
+    assert came(part, *whole) == whole
+    assert not part.astray
+
+
+def test_a_batch_of_which_a_part_is_committed_begins_where_the_positions_fall() -> None:
+    part = taken_over([(4, 3)], committed=4, first=4)
+    assert came(part, (4, 4), (5, 0)) == []
+    assert came(part, (4, 3), (4, 4), (5, 0)) == [(4, 3), (4, 4), (5, 0)]
+
+
+def test_a_second_delivery_alone_tells_where_both_begin() -> None:
+    part = taken_over([(6, 0)], committed=4, first=4)
+    assert came(part, (6, 0)) == []
+    assert came(part, (6, 0), (7, 0)) == [(6, 0), (7, 0)]
+
+
+@pytest.mark.parametrize("first", [None, 5])
+def test_what_was_not_received_yet_lacks_nothing(first: int | None) -> None:
+    part = taken_over([(3, 0)], committed=4, first=first)
+    assert came(part, (3, 0), (6, 2), (6, 3)) == [(6, 2), (6, 3)]
+    assert not part.astray
+
+
+def test_a_new_member_waits_for_nothing() -> None:
+    part = taken_over([], committed=4, first=4)
+    assert came(part, (4, 3), (4, 4)) == [(4, 3), (4, 4)]
