@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 
 from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
-from broker_kafka.errors import translate
+from broker_kafka.errors import configuration_error, translate
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
@@ -59,7 +59,7 @@ class _AdminThread(OwnerThread[AdminClient]):
         try:
             client = AdminClient(dict(self._config))
         except (KafkaException, ValueError, TypeError) as error:
-            raise translate(error, "Making a client") from error
+            raise configuration_error(error, "Making a client", self._config) from error
         self._lifeline.hold(client)
         return client
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,12 +29,15 @@ from broker.errors import (
     Unsupported,
 )
 from broker.spi import TopicPartition
+from broker.urls import is_secret_name
 from broker_kafka.properties import did_you_mean
+from broker_kafka.property_names import KNOWN_PROPERTIES
 
 __all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "not_ours", "translate"]
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
-_PROPERTY: Final = re.compile(r"[Cc]onfiguration property [\"`]([^\"`]*)[\"`]")
+_QUOTED: Final = re.compile(r"[\"`]([a-z][a-z._]*)[\"`]")
+_DOTTED: Final = re.compile(r"\b[a-z]+(?:\.[a-z]+)+\b")
 
 FENCED: Final = frozenset(
     {
@@ -162,6 +165,21 @@ _CLASSES: Final[dict[int, _Make]] = {
     KafkaError.TOPIC_EXCEPTION: _invalid_topic,
 }
 
+_MENDS: Final = {
+    KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Give all members of a group the same partition_assignment_strategy",
+    KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to one that the brokers have: uniform or range",
+    KafkaError.FENCED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; of two with one, the "
+    "later goes on",
+    KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; one that ended "
+    "without leaving keeps it until its session is over",
+}
+"""What to do about what no setting can know by itself."""
+
+_ENDED: Final = (KafkaError.UNSUPPORTED_ASSIGNOR, KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID)
+"""For these a consumer ends for good; its error says so in words alone."""
+
 _RETRIABLE: Final = frozenset(
     {
         KafkaError._WAIT_COORD,
@@ -223,15 +241,24 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
         return configuration_error(found, what)
     make = _CLASSES.get(code)
     if make is not None:
-        return make(text, native=native)
+        return make(text, native=native, **({"advice": _MENDS[code]} if code in _MENDS else {}))
+    if code == KafkaError._FATAL:
+        for ended in _ENDED:
+            if KafkaError(ended).str() in said:
+                return InvalidSetting(text, native=native, advice=_MENDS[ended])
     if found.fatal():
         return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
     advice = "The broker failed within; its log says why, a full disk perhaps" if code == KafkaError.UNKNOWN else ""
     return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable(), advice=advice)
 
 
-def configuration_error(error: KafkaError | BaseException, what: str = "") -> BrokerError:
-    """What librdkafka says of a configuration that it does not take, naming the property and the mend."""
+def configuration_error(
+    error: KafkaError | BaseException, what: str = "", config: Mapping[str, Any] | None = None
+) -> BrokerError:
+    """What librdkafka says of a configuration that it does not take, naming the property and the mend.
+
+    :param config: the configuration, for the value; those of secrets are not told.
+    """
     found = kafka_error(error)
     text = str(error) if found is None else found.str()
     native = _exception(error)
@@ -246,9 +273,12 @@ def configuration_error(error: KafkaError | BaseException, what: str = "") -> Br
             advice="Install confluent-kafka from source against a librdkafka with libsasl2: "
             "pip install --no-binary confluent-kafka confluent-kafka",
         )
-    if _PROPERTY.search(text) or "ssl." in text or "sasl." in text:
+    named = [name for name in (*_QUOTED.findall(text), *_DOTTED.findall(text)) if name in KNOWN_PROPERTIES]
+    if named or "ssl." in text or "sasl." in text:
+        values = {name: (config or {}).get(name) for name in named if not is_secret_name(name)}
+        given = "".join(f"; {name} is {value!r}" for name, value in values.items() if value is not None)
         return InvalidSetting(
-            f"librdkafka refuses the settings: {text.strip()}",
+            f"librdkafka refuses the settings: {text.strip()}{given}",
             native=native,
             advice="Correct the setting of that name; a file must exist, be readable and hold what it should",
         )

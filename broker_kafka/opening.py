@@ -21,6 +21,6 @@ def open_consumer(config: Mapping[str, Any], lifeline: Lifeline) -> Consumer:
     try:
         consumer = Consumer(dict(config))
     except (KafkaException, ValueError, TypeError) as error:
-        raise configuration_error(error, "Making a consumer") from error
+        raise configuration_error(error, "Making a consumer", config) from error
     lifeline.hold(consumer)
     return consumer

@@ -129,7 +129,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         try:
             return Producer({**self._config, "error_cb": self._heard})
         except (KafkaException, TypeError, ValueError) as error:
-            raise configuration_error(error, "Opening a producer") from error
+            raise configuration_error(error, "Opening a producer", self._config) from error
 
     def _turn(self, client: ProducerClient) -> None:
         if self._backlog:

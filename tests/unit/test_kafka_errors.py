@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from broker import errors
-from broker_kafka.errors import kafka_error, translate
+from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.settings import KafkaSettings
 
 
@@ -46,6 +46,9 @@ def test_codes(code: int, expected: type[errors.BrokerError], retriable: bool) -
     [
         (KafkaSettings(properties={"client.racc": "a"}), errors.UnknownSetting, "Did you mean 'client.rack'?"),
         (KafkaSettings(properties={"broker.address.family": "v5"}), errors.InvalidSetting, "broker.address.family"),
+        (KafkaSettings(properties={"log.connection.close": "maybe"}), errors.InvalidSetting, "log.connection.close"),
+        (KafkaSettings(properties={"max.in.flight": "10"}), errors.InvalidSetting, "`max.in.flight` must be set <= 5"),
+        (KafkaSettings(properties={"retries": "0"}), errors.InvalidSetting, "`retries` must be set >= 1"),
         (
             KafkaSettings(
                 sasl_mechanism="GSSAPI", sasl_kerberos_service_name="kafka", security_protocol="SASL_PLAINTEXT"
@@ -70,3 +73,10 @@ def test_an_error_wrapped_by_a_callback_is_found() -> None:
     assert found is not None
     assert found.code() == KafkaError._FENCED
     assert type(translate(RuntimeError("odd"), "Polling")) is errors.BackendError
+
+
+def test_the_value_of_a_setting_is_told_but_for_secrets() -> None:
+    said = KafkaException(KafkaError(KafkaError._INVALID_ARG, '"ssl.key.password" does not fit "linger.ms"'))
+    told = str(configuration_error(said, "Making a client", {"ssl.key.password": "hunter2", "linger.ms": "7"}))
+    assert "linger.ms is '7'" in told
+    assert "hunter2" not in told

@@ -1,0 +1,63 @@
+"""What the brokers and librdkafka refuse of a member: an InvalidSetting, which names the setting and the mend."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker.errors import InvalidSetting
+from tests.kafka.group_members import both_protocols, fill, opened, options_of, take
+from tests.servers.kafka import KafkaServer
+
+
+async def refused(kafka: KafkaServer, topic: str, group: str, **options: Any) -> str:
+    with pytest.raises(InvalidSetting) as raised:
+        async with opened(kafka, topic, group, **options) as consumer, asyncio.timeout(20):
+            await take(consumer, 1)
+    return str(raised.value)
+
+
+@both_protocols
+async def test_of_two_members_of_one_instance_id_one_is_told(
+    kafka: KafkaServer, topic: str, group: str, protocol: str
+) -> None:
+    await fill(kafka, topic, 1, 3)
+    options = {**options_of(protocol), "group_instance_id": "pod"}
+    async with opened(kafka, topic, group, **options) as first:
+        await take(first, 3)
+        if protocol == "consumer":
+            told = await refused(kafka, topic, group, **options)
+        else:
+            async with opened(kafka, topic, group, **options) as second:
+                await take(second, 3)
+                with pytest.raises(InvalidSetting) as raised:
+                    async with asyncio.timeout(20):
+                        await take(first, 1)
+                told = str(raised.value)
+    assert "Give each member of a group a group_instance_id of its own" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "mend"),
+    [
+        ({"group_protocol": "consumer", "group_remote_assignor": "nearest"}, "Set group_remote_assignor to one"),
+        ({"session_timeout_ms": 500, "heartbeat_interval_ms": 100}, "Set session_timeout_ms within"),
+        ({"partition_assignment_strategy": ("range", "cooperative-sticky")}, "partition.assignment.strategy is 'range"),
+        ({"properties": {"check.crcs": "maybe"}}, "check.crcs is 'maybe'"),
+        ({"properties": {"fetch.error.backoff.ms": "-1"}}, "fetch.error.backoff.ms is '-1'"),
+    ],
+)
+async def test_a_setting_that_is_refused_is_named(
+    kafka: KafkaServer, topic: str, group: str, options: dict[str, Any], mend: str
+) -> None:
+    assert mend in await refused(kafka, topic, group, **options)
+
+
+async def test_members_must_agree_on_a_strategy(kafka: KafkaServer, topic: str, group: str) -> None:
+    await fill(kafka, topic, 1, 3)
+    async with opened(kafka, topic, group, partition_assignment_strategy=("range",)) as first:
+        await take(first, 3)
+        told = await refused(kafka, topic, group, partition_assignment_strategy=("cooperative-sticky",))
+    assert "Give all members of a group the same partition_assignment_strategy" in told
