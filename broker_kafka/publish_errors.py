@@ -20,6 +20,7 @@ from broker_kafka.errors import translate
 __all__ = ["TOO_LARGE", "batch_too_large", "not_sent", "not_taken", "publish_error", "unknown_fate"]
 
 
+_PARTITION: Final = "Give one of the topic's partitions, or None for the key to decide"
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 """The broker refused a batch: one of its messages is too large for the topic, or all together are."""
 
@@ -34,6 +35,12 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
     native = KafkaException(error)
     if code == KafkaError._DESTROY or (code == KafkaError._UNKNOWN_PARTITION and message.partition is None):
         return TopicNotFound(f"{what}: the topic was deleted meanwhile", native=native)
+    if code == KafkaError._UNKNOWN_PARTITION:
+        return InvalidMessage(
+            f"{what}: partition is {message.partition}, and the topic has none of that number",
+            native=native,
+            advice=_PARTITION,
+        )
     if code == KafkaError._MSG_TIMED_OUT and trouble is not None:
         return OperationTimeout(f"{what}: no answer in time; {trouble.str()}", native=native)
     if code == KafkaError._INVALID_DIFFERENT_RECORD:
@@ -56,7 +63,7 @@ def not_taken(error: BaseException, topic: str, message: OutboundMessage) -> Bro
         return InvalidMessage(
             f"Publishing to {topic!r}: partition is {message.partition}, and a topic has at most 2**31 of them",
             native=error,
-            advice="Give one of the topic's partitions, or None for the key to decide",
+            advice=_PARTITION,
         )
     return translate(error, f"Publishing to {topic!r}")
 
