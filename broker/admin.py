@@ -139,7 +139,7 @@ class AdminFacade:
             if not is_whole(to) or to < 0:
                 raise ConfigurationError(f"to is {to!r}", advice="An offset is an int of 0 or more; shift goes back")
         elif to is not None:
-            check_start(to)
+            check_start(to, "to", offsets=True)
         for number in partitions:
             if not is_whole(number) or number < 0:
                 raise ConfigurationError(f"partitions has {number!r}", advice="They are numbers from 0")

@@ -61,7 +61,7 @@ class GroupOptions:
 
     def __post_init__(self) -> None:
         check_name(self.group, "group")
-        _check_start(self.start)
+        self._check_topics_of(_check_start(self.start))
         check_codec(self.codec)
         if self.store is not None:
             check_store("store", self.store)
@@ -86,6 +86,16 @@ class GroupOptions:
                 f"max_poll_interval_ms, {self.settings.max_poll_interval_ms}",
                 advice=f"Give half of that, {longest:g}, or less",
             )
+
+    def _check_topics_of(self, start: Start | Mapping[TopicPartition, int]) -> None:
+        # Topics that patterns find may come later, as partitions may.
+        if isinstance(start, Mapping) and not self.subscription.patterns:
+            for topic, _ in start:
+                if topic not in self.subscription.names:
+                    raise ConfigurationError(
+                        f"start has topic {topic!r}, and this consumer reads {self.subscription}",
+                        advice="Name a topic that it reads",
+                    )
 
     @property
     def begin(self) -> Start | Mapping[TopicPartition, int]:
