@@ -59,6 +59,9 @@ __all__ = ["SqlOffsetStore"]
 R = TypeVar("R")
 
 _TABLE: Final = "anybroker_offsets"
+_SQLITE_ERROR: Final = 1
+"""SQLite's code for a statement that cannot work, on a table that is missing for instance; others tell that by the
+class of the error."""
 
 
 class SqlOffsetStore:
@@ -312,6 +315,8 @@ def _failed(error: Exception) -> SettleError:
     retriable = isinstance(error, (OperationalError, OSError)) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
+    if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorcode", None) == _SQLITE_ERROR:
+        retriable = False
     return SettleError(
         f"The database did not take the offsets: {' '.join(reason.split())}",
         native=error,

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.bus import connect
-from broker.errors import BackendError, ConfigurationError
+from broker.errors import BackendError, ConfigurationError, SettleError
 from broker.hooks import Event, Warned
 from broker.records import Record
 from broker.spi import TopicPartition
 from broker_kafka import consuming
 from broker_kafka.group import GroupConsumer
-from broker_kafka.offsets import GroupMember, MemoryOffsetStore, StoredOffset
+from broker_kafka.offsets import GroupMember, MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, fill, opened, options_of, take
@@ -170,3 +173,22 @@ async def test_a_claim_that_takes_too_long_is_given_up_and_made_again(
     async with opened(kafka, topic, group, store=store) as consumer:
         assert len(await take(consumer, 10)) == 10
     assert (store.claims, store.given_up) == (2, 1)
+
+
+@pytest.mark.parametrize("make", [create_engine, create_async_engine])
+async def test_a_database_without_the_table_ends_the_reading(
+    kafka: KafkaServer, topic: str, group: str, tmp_path: Path, make: Callable[[str], Any]
+):
+    await fill(kafka, topic, 1, 3)
+    driver = "sqlite" if make is create_engine else "sqlite+aiosqlite"
+    engine = make(f"{driver}:///{tmp_path / 'offsets.db'}")
+    store = SqlOffsetStore(engine)
+    with pytest.raises(SettleError, match=r"no such table.*create_table\(\)"):
+        async with opened(kafka, topic, group, store=store) as consumer, asyncio.timeout(20):
+            await take(consumer, 1)
+    await store.create_table()
+    async with opened(kafka, topic, group, store=store) as consumer:
+        assert len(await take(consumer, 3)) == 3
+    disposed = engine.dispose()
+    if disposed is not None:
+        await disposed
