@@ -39,6 +39,7 @@ R = TypeVar("R")
 
 _PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
+_FIRST_WAIT: Final = 0.25
 _OFFSETS: Final = "__consumer_offsets"
 _ready: Final[WeakSet[Connection]] = WeakSet()
 
@@ -146,8 +147,19 @@ async def committed(
 
     def look() -> list[TopicPartition]:
         consumer = Consumer(config)
+        deadline, wait = time.monotonic() + timeout, _FIRST_WAIT
         try:
-            return consumer.committed(list(partitions), timeout=timeout)
+            while True:
+                try:
+                    return consumer.committed(
+                        list(partitions), timeout=max(0.01, min(wait, deadline - time.monotonic()))
+                    )
+                except KafkaException as error:
+                    _raise_refusal(consumer)
+                    found = kafka_error(error)
+                    if found is None or found.code() != KafkaError._TIMED_OUT or time.monotonic() >= deadline:
+                        raise
+                    wait *= 2
         finally:
             consumer.close()
 
@@ -155,6 +167,14 @@ async def committed(
         return await asyncio.to_thread(look)
     except KafkaException as error:
         return translate(error, f"Reading the offsets of group {group!r}")
+
+
+def _raise_refusal(consumer: Consumer) -> None:
+    """Raise why there is no coordinator, if it is for want of permission: calls that need one wait in vain."""
+    said = consumer.poll(0)
+    error = None if said is None else said.error()
+    if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise KafkaException(error)
 
 
 def passing(result: object) -> bool:
