@@ -30,6 +30,7 @@ __all__ = [
     "drop_socket",
     "hang_up",
     "make_client",
+    "stands_alone",
     "supports_fast_path",
 ]
 
@@ -272,6 +273,13 @@ async def hang_up(client: Client) -> None:
         client._pending, client._pending_data_size = [], 0  # pyright: ignore[reportPrivateUsage]
     # Nothing is awaited in between, so the client does not take this for a broken connection.
     await client.close()
+
+
+def stands_alone(client: Client) -> bool:
+    """Whether the server has JetStream itself and no others beside it, so that it carries out what one connection sends
+    to a consumer in that order, and loses nothing of it on the way to another server."""
+    info: Any = getattr(client, "_server_info", None) or {}
+    return bool(info.get("jetstream")) and not (info.get("cluster") or info.get("domain"))
 
 
 def make_client(fast: bool) -> FastClient | PublicClient:

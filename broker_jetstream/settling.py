@@ -3,6 +3,9 @@
 Calls may run at once and during a fetch. While the connection is down they wait for it, at most `settle_timeout`
 seconds. The server answers the ack of a message alike whether it was still ours or not, so the lease is kept by our
 own clock: what was held for longer than the server grants is told as LeaseLost, and nothing is sent for it.
+
+To be confirmed, each is answered; of a server that stands alone only the last of those that are sent at once, because
+it carries them out in the order in which one connection sends them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from broker.messages import Message, Outcome
 from broker.spi import Settlement
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
-from broker_jetstream.fastpath import Outgoing
+from broker_jetstream.fastpath import Outgoing, stands_alone
 from broker_jetstream.headers import NativeMessage, status_of
 
 __all__ = ["Settler"]
@@ -39,6 +42,8 @@ class Settler:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         """Carry these out; an error each, or None."""
         if self._confirm:
+            if len(settlements) > 1 and not self._connection.settings.domain and stands_alone(self._connection.client):
+                return await self._settle_in_order(settlements)
             return await self._settle_confirmed(settlements)
         results: list[BrokerError | None] = [None] * len(settlements)
         deadline = monotonic() + self._connection.settings.settle_timeout
@@ -114,6 +119,45 @@ class Settler:
                 continue
             results[index] = self._refusal(answer, failure)
         return results
+
+    async def _settle_in_order(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        """One answer for all."""
+        connection = self._connection
+        results: list[BrokerError | None] = [None] * len(settlements)
+        deadline = monotonic() + connection.settings.settle_timeout
+        answer: tuple[bytes, bytes] | None = None
+        failure: BrokerError | None = None
+        while answer is None and (left := deadline - monotonic()) > 0:
+            epoch, now = connection.epoch, monotonic()
+            for index, settlement in enumerate(settlements):
+                if results[index] is None and settlement.message.raw.held_until < now:
+                    results[index] = _lost(settlement.message, "settled")
+            held = [settlement for settlement, lost in zip(settlements, results, strict=True) if lost is None]
+            if not held:
+                return results
+            last = held.pop()
+            reply = last.message.raw.reply
+            replies = connection.inbox.expect(1, frozenset((reply,)))
+            try:
+                await self._send(held)
+                await connection.send((Outgoing(reply, replies.subject(0), b"", _payload(last)),))
+                failure = None
+                while replies.missing and epoch == connection.epoch and connection.connected and left > 0:
+                    await replies.wait(left)
+                    left = deadline - monotonic()
+                # What came over a later connection says nothing of what an earlier one may have swallowed.
+                answer = replies.answers[0] if epoch == connection.epoch else None
+            except ConnectionFailed as error:
+                failure = error
+            except BrokerError as error:
+                failure = error
+                break
+            finally:
+                replies.close()
+            if answer is None and not await self._back(deadline):
+                break
+        refusal = self._refusal(answer, failure)
+        return [lost or refusal for lost in results] if refusal else results
 
     def _refusal(self, answer: tuple[bytes, bytes] | None, failure: BrokerError | None) -> BrokerError | None:
         """What an answer says that does not confirm; None if it does.

@@ -1,9 +1,11 @@
-"""Acks that the server answers: what its answers mean."""
+"""Acks that the server answers: what its answers mean, and when one of them stands for many."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import nats
 import pytest
 from pydantic import SecretStr
 
@@ -13,6 +15,7 @@ from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker.spi import RecordSubscription, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.fastpath import stands_alone
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe
 from tests.servers.nats import NatsServer
@@ -108,3 +111,21 @@ async def test_acks_of_calls_at_once_find_their_answers(backend: JetStreamBacken
     answers = await asyncio.gather(*(source.settle(settle_all(part, Outcome.ACK)) for part in parts))
     assert list(answers) == [[None] * 30] * 3
     assert await unsettled(backend, topic) == (0, 0)
+
+
+STORE = 'jetstream { store_dir: "STORE" }\n'
+CLUSTER = 'server_name: a\ncluster { name: c, listen: "127.0.0.1:-1", routes: ["nats://127.0.0.1:9"] }'
+
+
+@pytest.mark.parametrize(
+    ("config", "alone"),
+    [(STORE, True), ("", False), (STORE.replace("{", "{ domain: hub,"), False), (STORE + CLUSTER, False)],
+    ids=["alone", "without JetStream", "of a domain", "of a cluster"],
+)
+async def test_only_a_server_without_others_is_alone(config: str, alone: bool, tmp_path: Path) -> None:
+    with NatsServer(config.replace("STORE", str(tmp_path)), jetstream=False) as server:
+        client = await nats.connect(server.url)
+        try:
+            assert stands_alone(client) is alone
+        finally:
+            await client.close()
