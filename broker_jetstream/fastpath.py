@@ -28,6 +28,7 @@ __all__ = [
     "RawHandler",
     "Transport",
     "drop_socket",
+    "flush_all",
     "hang_up",
     "make_client",
     "stands_alone",
@@ -190,7 +191,7 @@ class FastClient:
         sid: int = listening._id
         await listening.unsubscribe()
         if self._raw.is_connected:
-            await self._raw.flush()
+            await flush_all(self._raw)
         self._raw.raw_handlers.pop(sid, None)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
@@ -255,6 +256,16 @@ class PublicClient:
 
     def forget_unwritten(self) -> None:
         """Nothing public does this: what nats-py kept is written after the reconnect."""
+
+
+async def flush_all(client: Client, timeout: int = 10) -> None:
+    """Return when the server has taken all that was sent.
+
+    :raises nats.errors.Error: it does not answer in time, or the connection broke.
+    """
+    # nats-py writes a PING at once, past what waits for its flusher; that is written by the time the first is answered.
+    for _ in range(2):
+        await client.flush(timeout)
 
 
 def drop_socket(client: Client) -> bool:

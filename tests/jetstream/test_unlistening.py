@@ -1,0 +1,38 @@
+"""The end of a subscription while messages flow: none of them may fall beside it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_jetstream.connection import Connection
+from broker_jetstream.fastpath import Outgoing
+from tests.jetstream.conftest import Open
+
+BURST = [Outgoing(b"flood", b"", b"", b"x" * 100)] * 1000
+
+
+def unexpected(connection: Connection) -> int:
+    """How many messages nats-py got itself: those of a handler that is there go past it."""
+    return connection.client.stats["in_msgs"]
+
+
+async def test_a_handler_gets_all_that_comes_until_it_is_gone(open_backend: Open) -> None:
+    sender, receiver = [(await open_backend())._connection for _ in range(2)]
+    flowing = asyncio.Event()
+
+    async def flood() -> None:
+        while True:
+            await sender.send(BURST)
+            await asyncio.sleep(0)
+
+    flooding = asyncio.create_task(flood())
+    try:
+        before = unexpected(receiver)
+        for _ in range(30):
+            flowing.clear()
+            listening = await receiver.listen("flood", lambda *_: flowing.set())
+            await flowing.wait()
+            await listening.close()
+        assert unexpected(receiver) == before
+    finally:
+        flooding.cancel()
