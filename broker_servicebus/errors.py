@@ -30,11 +30,14 @@ _NO_RIGHT = ("claim", "unauthorized access")
 _BUSY = "The namespace throttles: it is asked again later; fewer or larger batches, or a larger tier, avoid it"
 
 
-def classify(error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound) -> BrokerError:
+def classify(
+    error: BaseException, what: str, *, missing: type[NotFound] = TopicNotFound, trips: bool = False
+) -> BrokerError:
     """The error of `broker` for one of the client.
 
     :param what: what was being done, for the message: "Publishing to topic 'orders'".
     :param missing: what an entity that is not there is.
+    :param trips: an exception of Python's own, such as a ValueError, is of a link that broke, and no argument's fault.
     """
     if isinstance(error, BrokerError):
         return error
@@ -75,8 +78,8 @@ def classify(error: BaseException, what: str, *, missing: type[NotFound] = Topic
     if isinstance(error, client.ServiceBusError):
         # Whatever else a broken link or connection is told as: trying again finds out.
         return BackendError(f"{what}: {text}", native=error, retriable=True)
-    # The client looks for what it has closed meanwhile, where a connection breaks under its hands.
-    broke = isinstance(error, AttributeError)
+    # The client looks for what it has closed meanwhile, or for a part that the server's last words lack.
+    broke = trips or isinstance(error, AttributeError | IndexError)
     return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broke)
 
 

@@ -241,4 +241,5 @@ class Wire:
         return explained
 
     def _explained(self, receiver: ServiceBusReceiver, error: Exception) -> BrokerError:
-        return classify(privates.explained(receiver, error), self._what, missing=self._missing)
+        # Nothing that a user gave is in a call: what the client trips over is a link that ended under its hands.
+        return classify(privates.explained(receiver, error), self._what, missing=self._missing, trips=True)

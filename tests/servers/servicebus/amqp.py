@@ -22,6 +22,7 @@ from tests.servers.servicebus.links import (
     Consumer,
     accept_seconds,
     address_in,
+    drop,
     number_of,
     rejection_info,
     wanted_session,
@@ -80,12 +81,9 @@ class Amqp(Handler):
 
     def _apply_faults(self) -> None:
         for kind, address in self._faults.take_drops():
-            if kind == "connections":
+            if kind in ("connections", "closed"):
                 for connection in list(self._connections.values()):
-                    transport = connection.transport
-                    if transport is not None:
-                        transport.close_tail()
-                        transport.close_head()
+                    drop(connection, politely=kind == "closed")
             else:
                 for link, where in list(self._links.values()):
                     if where.lower() == address.lower() and link.state & Endpoint.LOCAL_ACTIVE:

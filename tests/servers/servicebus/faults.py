@@ -26,7 +26,8 @@ class Faults:
 
     def add(self, fault: dict[str, Any]) -> None:
         """One of `{"refuse": "send|open|settle|<operation>", "times", "condition", "text", "code"}`,
-        `{"drop": "connections"}`, `{"drop": "links", "address"}` and `{"swallow": operation, "times"}`."""
+        `{"drop": "connections"}`, `{"drop": "closed"}` with AMQP's own farewell, `{"drop": "links", "address"}` and
+        `{"swallow": operation, "times"}`."""
         with self._lock:
             if "refuse" in fault:
                 self._refusals.append({"times": 1, **fault})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any, Final
 
-from proton import Connection, Delivery, Link, symbol
+from proton import Condition, Connection, Delivery, Link, symbol
 
 from tests.servers.servicebus.entities import Entity
 
@@ -14,6 +14,7 @@ __all__ = [
     "Consumer",
     "accept_seconds",
     "address_in",
+    "drop",
     "number_of",
     "rejection_info",
     "wanted_session",
@@ -63,6 +64,16 @@ def accept_seconds(link: Link) -> float:
     properties = link.remote_properties or {}
     value = properties.get(symbol("com.microsoft:timeout"))
     return ACCEPT_SECONDS if value is None else int(value) / 1000
+
+
+def drop(connection: Connection, *, politely: bool) -> None:
+    """End it: with AMQP's own farewell, which says why as briefly as the service may, or without a word."""
+    if politely:
+        connection.condition = Condition("amqp:connection:forced", "The container is closing.")
+        connection.close()
+    elif (transport := connection.transport) is not None:
+        transport.close_tail()
+        transport.close_head()
 
 
 def number_of(connection: Connection) -> int:

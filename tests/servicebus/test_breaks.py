@@ -1,0 +1,54 @@
+"""Links and connections that end in the ways that trip the client: told as breaks, and made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from broker.hooks import Disconnected, Event
+from broker.outbound import OutboundMessage
+from broker.testing.waiting import eventually, take
+from tests.servers.servicebus import ServiceBusDouble
+from tests.servicebus.conftest import Open
+
+SECONDS = 30.0
+
+
+async def test_a_management_link_that_was_ended_costs_no_ack(open_bus: Open, topic: str, double: ServiceBusDouble):
+    """The service ends links that nobody has used for some minutes, and those for requests before the others."""
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing") as inbox:
+        # The second comes behind the end of the link, since it is due after that was asked for.
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        await bus.topic(topic).publish_batch([OutboundMessage(b"a"), OutboundMessage(b"b", deliver_at=soon)])
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+        double.fault(drop="links", address=f"{topic}/Subscriptions/billing/$management")
+        (message,) = await take(inbox, 1, SECONDS)
+        assert message.data == b"b"
+        await message.ack()
+        assert (await bus.admin.lag(topic, "billing")).waiting == 0
+
+
+@pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+async def test_a_server_that_says_farewell_is_waited_for(
+    open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
+):
+    bus = await open_bus()
+    events: list[Event] = []
+    bus.hooks.listen(events.append)
+    await bus.admin.ensure_topic(topic)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
+        await bus.topic(topic).publish(b"before", key="a")
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+        waiting = asyncio.ensure_future(inbox.next_message(timeout=SECONDS))
+        double.fault(drop="closed")
+        await eventually(lambda: any(isinstance(each, Disconnected) for each in events), SECONDS, "it")
+        await bus.topic(topic).publish(b"after", key="a")
+        message = await waiting
+        assert message is not None and message.data == b"after"
+        await message.ack()
