@@ -11,6 +11,7 @@ import contextlib
 import re
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -99,6 +100,7 @@ class Connection:
         """One honest try.
 
         :raises ConnectionFailed, AuthenticationFailed: it failed.
+        :raises InvalidSetting: `connection_string` or `tls_ca` cannot be used.
         """
         self._make()
         await self._reach()
@@ -131,6 +133,7 @@ class Connection:
         if settings.custom_endpoint is not None:
             options["custom_endpoint_address"] = f"sb://{settings.custom_endpoint}"
         if settings.tls_ca is not None:
+            _check_authorities(settings.tls_ca)
             options["connection_verify"] = admin["connection_verify"] = str(settings.tls_ca)
         where = self.host
         if settings.admin_endpoint is not None:
@@ -140,10 +143,17 @@ class Connection:
                 admin["transport"] = _PlainTransport(**admin)
         text = self._connection_string(self.host)
         if text is not None:
-            self._client = ServiceBusClient.from_connection_string(text, **options)
-            self._admin = ServiceBusAdministrationClient.from_connection_string(
-                self._connection_string(where) or "", **admin
-            )
+            try:
+                self._client = ServiceBusClient.from_connection_string(text, **options)
+                self._admin = ServiceBusAdministrationClient.from_connection_string(
+                    self._connection_string(where) or "", **admin
+                )
+            except ValueError as error:
+                raise InvalidSetting(
+                    f"Setting 'connection_string' cannot be used: {error}",
+                    native=error,
+                    advice="Copy the whole string: Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…",
+                ) from None
             return
         self._credential = _default_credential()
         self._client = ServiceBusClient(self.host, self._credential, **options)
@@ -268,6 +278,18 @@ class Connection:
             if each is not None:
                 with contextlib.suppress(Exception):
                     await each.close()
+
+
+def _check_authorities(path: Path) -> None:
+    """:raises InvalidSetting: it is no file of certificates."""
+    try:
+        ssl.create_default_context(cafile=str(path))
+    except OSError as error:
+        raise InvalidSetting(
+            f"Setting 'tls_ca' {str(path)!r} cannot be used: {error}",
+            native=error,
+            advice="Name a PEM file of certificates",
+        ) from None
 
 
 def _default_credential() -> Any:

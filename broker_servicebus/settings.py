@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -143,9 +144,27 @@ class ServiceBusSettings(BackendSettings):
             raise ValueError("emulator=true is plain AMQP; leave transport, proxy, custom_endpoint and tls_ca out")
         if self.proxy is not None and ":" not in self.proxy:
             raise ValueError(f"proxy {self.proxy!r} has no port; write host:port")
+        if self.sas_token is not None and not self.sas_token.get_secret_value():
+            raise ValueError("sas_token is empty; give a shared access signature, or leave it out")
+        for name, value in (("proxy", self.proxy), ("custom_endpoint", self.custom_endpoint)):
+            if value is not None and not _is_address(f"//{value}"):
+                raise ValueError(f"{name} {value!r} is no address; write host:port, with a port of 1 to 65535")
+        if self.admin_endpoint is not None and not _is_address(self.admin_endpoint):
+            raise ValueError(
+                f"admin_endpoint {self.admin_endpoint!r} has no port of 1 to 65535; write http://host:port"
+            )
         return self
 
     @property
     def lock_seconds(self) -> float:
         """Lock duration of new subscriptions."""
         return self.lease_seconds or 60.0
+
+
+def _is_address(url: str) -> bool:
+    """Whether it has a host, and a port that can be one if it has any."""
+    try:
+        split = urlsplit(url)
+        return bool(split.hostname) and " " not in url and split.port != 0
+    except ValueError:
+        return False

@@ -10,6 +10,7 @@ import pytest
 import trustme
 from azure.servicebus import ServiceBusMessageBatch, TransportType
 from azure.servicebus.exceptions import MessageSizeExceededError
+from pydantic import SecretStr
 
 import broker
 from broker.errors import ConfigurationError, InvalidSetting
@@ -51,6 +52,12 @@ def test_the_url_names_host_and_key():
         (f"servicebus://{HOST}?emulator=true", "takes a key"),
         ("servicebus://p:k@127.0.0.1?emulator=true&transport=websocket", "plain AMQP"),
         (f"servicebus://p:k@{HOST}?proxy=host", "has no port"),
+        (f"servicebus://p:k@{HOST}?proxy=host:http", "proxy 'host:http' is no address; write host:port"),
+        (f"servicebus://p:k@{HOST}?proxy=:8080", "proxy ':8080' is no address"),
+        (f"servicebus://p:k@{HOST}?custom_endpoint=host:99999", "custom_endpoint 'host:99999' is no address"),
+        (f"servicebus://p:k@{HOST}?custom_endpoint=", "custom_endpoint '' is no address"),
+        (f"servicebus://p:k@{HOST}?admin_endpoint=http://host:x", "admin_endpoint 'http://host:x' has no port"),
+        (f"servicebus://{HOST}?sas_token=", "sas_token is empty"),
         (f"servicebus://p:k@{HOST}?admin_endpoint=mine", "admin_endpoint"),
         (f"servicebus://p:k@{HOST}?lease_seconds=301", "lease_seconds"),
         (f"servicebus://p:k@{HOST}?max_delivery_count=2001", "max_delivery_count"),
@@ -65,6 +72,23 @@ def test_what_does_not_fit_is_refused(url: str, told: str):
 def test_a_namespace_is_needed(url: str):
     with pytest.raises(InvalidSetting, match="No namespace is given"):
         broker.connect(url)
+
+
+@pytest.mark.parametrize("text", [f"Endpoint=sb://{HOST}", f"Endpoint=sb://{HOST};SharedAccessKey=verysecret"])
+async def test_a_string_that_is_cut_short_is_named(text: str):
+    connection = Connection(ServiceBusSettings(connection_string=SecretStr(text)), Hooks())
+    with pytest.raises(InvalidSetting, match=r"'connection_string' cannot be used.*SharedAccessKeyName=") as raised:
+        await connection.open()
+    assert "verysecret" not in str(raised.value)
+
+
+async def test_a_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path):
+    other = tmp_path / "other.pem"
+    other.write_text("no certificate")
+    for path in (other, tmp_path / "none.pem"):
+        connection = Connection(ServiceBusSettings.from_url(f"servicebus://p:k@{HOST}?tls_ca={path}"), Hooks())
+        with pytest.raises(InvalidSetting, match=f"'tls_ca' .*{path.name}.*PEM file"):
+            await connection.open()
 
 
 def test_a_secret_is_not_in_an_error():
