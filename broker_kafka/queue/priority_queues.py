@@ -15,6 +15,10 @@ from broker_kafka.queue.lease import Lease, State
 
 __all__ = ["DeadlinesQueue", "OffsetsQueue"]
 
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_OPEN: Final = State.OPEN
+_CLOSED: Final = State.CLOSED
+
 _FEW: Final = 1024
 """So few entries are not worth sweeping."""
 
@@ -33,7 +37,7 @@ class OffsetsQueue:
         self._entries.append((lease.pin, lease))
         if len(self._entries) > self._sweep_at:
             self._entries = deque(
-                [entry for entry in self._entries if entry[0] == entry[1].pin and entry[1].state != State.CLOSED]
+                [entry for entry in self._entries if entry[0] == entry[1].pin and entry[1].state is not _CLOSED]
             )
             self._sweep_at = max(_FEW, 2 * len(self._entries))
 
@@ -42,14 +46,14 @@ class OffsetsQueue:
         entries = self._entries
         while entries:
             pin, lease = entries[0]
-            if pin == lease.pin and lease.state != State.CLOSED:
+            if pin == lease.pin and lease.state is not _CLOSED:
                 return lease
             entries.popleft()
         return None
 
     def __iter__(self) -> Iterator[Lease]:
         """By rising pin."""
-        return (lease for pin, lease in self._entries if pin == lease.pin and lease.state != State.CLOSED)
+        return (lease for pin, lease in self._entries if pin == lease.pin and lease.state is not _CLOSED)
 
 
 class DeadlinesQueue:
@@ -68,7 +72,9 @@ class DeadlinesQueue:
             return
         self._push(lease)
         if len(self._entries) > self._sweep_at:
-            self._entries = [entry for entry in self._entries if self._counts(entry)]
+            self._entries = [
+                entry for entry in self._entries if entry[0] == entry[2].queued and entry[2].state is _OPEN
+            ]
             heapq.heapify(self._entries)
             self._sweep_at = max(_FEW, 2 * len(self._entries))
 
@@ -78,7 +84,7 @@ class DeadlinesQueue:
         while entries:
             entry = entries[0]
             lease = entry[2]
-            if not self._counts(entry):
+            if entry[0] != lease.queued or lease.state is not _OPEN:
                 heapq.heappop(entries)
             elif lease.deadline > entry[0]:
                 heapq.heappop(entries)
@@ -96,6 +102,3 @@ class DeadlinesQueue:
         lease.queued = lease.deadline
         self._serial += 1
         heapq.heappush(self._entries, (lease.deadline, self._serial, lease))
-
-    def _counts(self, entry: tuple[int, int, Lease]) -> bool:
-        return entry[2].queued == entry[0] and entry[2].state == State.OPEN
