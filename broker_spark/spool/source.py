@@ -64,7 +64,11 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         spool, _ = self._begin()
         spool.check_columns(self._options.columns, spool.first)
-        if spool.first < spool.next:
+        with spool.changed:
+            held = sum(segment.rows for segment in spool.between(spool.first, spool.next))
+            of_others = held > spool.added
+        # Spark asks twice, and by then this query may have received something.
+        if of_others:
             logger.warning(
                 "The query begins without a checkpoint, and the spool %s holds messages: those of the last batches of "
                 "an earlier query come again",

@@ -86,6 +86,26 @@ def test_receiving_goes_on_while_a_batch_is_worked_on_but_not_for_ever(
     assert sorted(first + query.until(950)) == sorted(numbered(1000))
 
 
+def test_only_messages_of_an_earlier_query_are_warned_of(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic()
+    bus.admin.ensure_subscription(topic, "spark")
+    query = make_query(topic).begin()
+    publish(bus, topic, numbered(5))
+    spool = query.reader._spool
+    assert spool is not None
+    with spool.changed:
+        assert spool.changed.wait_for(lambda: spool.added == 5, SECONDS)
+    # Spark asks a second time before the first batch.
+    assert query.reader.initialOffset()["next"] == 0
+    assert caplog.messages == []
+    query.reader.stop()
+    assert make_query(topic, query.options.spool).begin().at["next"] == 0
+    (warning,) = caplog.messages
+    assert "come again" in warning
+
+
 def test_few_rows_wait_for_more(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
     topic = make_topic()
     query = make_query(topic, minRows=10, maxDelay=3600).begin()
