@@ -72,11 +72,11 @@ class PubSubAdmin:
                 )
         if retention is not None and not _LEAST_RETENTION <= retention <= _MOST_RETENTION:
             raise InvalidSetting(f"retention is {retention}", advice="Pub/Sub takes 10 minutes to 31 days")
-        made = Topic(name=path, kms_key_name=options.get("kms_key", ""), labels=options.get("labels", {}))
+        made = Topic(name=path, kms_key_name=subscriptions.text_of(options, "kms_key"), labels=_labels(options))
         keeps = timedelta(seconds=self._connection.settings.topic_retention) if retention is None else retention
         if keeps:
             made.message_retention_duration.FromTimedelta(keeps)
-        if schema := options.get("schema"):
+        if schema := subscriptions.text_of(options, "schema"):
             encoding = options.get("encoding", "json")
             if encoding not in _ENCODINGS:
                 raise InvalidSetting(f"encoding is {encoding!r}", advice="It takes 'json' or 'binary'")
@@ -161,7 +161,12 @@ class PubSubAdmin:
         """Put a subscription to a time, or to a snapshot that `snapshot` made: it gets what came since, again.
 
         What was acked before comes again only as far as the subscription or the topic retains it.
+
+        :raises InvalidSetting: it is no time, or one without a timezone.
         """
+        aware = isinstance(to, datetime) and to.tzinfo is not None
+        if not aware and not isinstance(to, str):
+            raise InvalidSetting(f"to is {to!r}", advice="It takes a datetime with a timezone, or a snapshot's name")
         target = self._names.snapshot(to) if isinstance(to, str) else to
         path = self._names.subscription(topic, subscription)
         await subscriptions.seek(self._connection, path, target, f"Subscription {subscription!r} of topic {topic!r}")
@@ -249,6 +254,14 @@ class PubSubAdmin:
         return await self._connection.call(
             method, request, what, kind, repeat=self._connection.settings.request_timeout
         )
+
+
+def _labels(options: Mapping[str, Any]) -> Any:
+    labels = options.get("labels", {})
+    texts: list[Any] = [*labels.keys(), *labels.values()] if isinstance(labels, Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidSetting(f"labels is {labels!r}", advice="It takes a mapping of str to str")
+    return options.get("labels", {})
 
 
 def _was(error: BrokerError, *codes: grpc.StatusCode) -> bool:

@@ -74,6 +74,8 @@ def classify(error: BaseException, what: str, kind: Kind = "other") -> BrokerErr
 def _missing(told: str, text: str, native: BaseException, kind: Kind) -> BrokerError:
     if kind == "topic" or (kind == "subscription" and "opic" in text and "ubscription" not in text):
         return TopicNotFound(told, native=native)
+    if "napshot" in text:
+        return BackendError(told, native=native, advice="It was never made, was deleted, or is older than seven days")
     if kind == "subscription":
         return SubscriptionNotFound(told, native=native)
     return BackendError(told, native=native)

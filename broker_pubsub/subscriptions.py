@@ -21,7 +21,7 @@ from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, Subscription, request_of
 
-__all__ = ["OPTIONS", "delete", "ensure", "find", "made_of", "seek", "seek_to_start"]
+__all__ = ["OPTIONS", "delete", "ensure", "find", "made_of", "seek", "seek_to_start", "text_of"]
 
 DELETED_TOPIC: Final = "_deleted-topic_"
 OPTIONS: Final = (
@@ -68,7 +68,7 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
         enable_message_ordering=_flag(options, "ordering", settings.orders_subscriptions),
         enable_exactly_once_delivery=_flag(options, "exactly_once", settings.exactly_once),
         retain_acked_messages=_flag(options, "retain_acked", False),
-        filter=_text(options, "filter"),
+        filter=text_of(options, "filter"),
     )
     retention = _seconds(options, "retention", 600, 31 * 86_400)
     made.message_retention_duration.FromTimedelta(
@@ -78,7 +78,7 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
     made.expiration_policy.SetInParent()
     if (ends := _seconds(options, "expires_after", 86_400, 365 * 86_400)) is not None:
         made.expiration_policy.ttl.FromTimedelta(timedelta(seconds=ends))
-    if target := _text(options, "dead_letter_topic"):
+    if target := text_of(options, "dead_letter_topic"):
         made.dead_letter_policy.dead_letter_topic = names.topic(target)
         most = options.get("max_delivery_attempts", 100)
         if not isinstance(most, int) or isinstance(most, bool) or not 5 <= most <= 100:
@@ -256,7 +256,8 @@ def _flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _text(options: Mapping[str, Any], name: str) -> str:
+def text_of(options: Mapping[str, Any], name: str) -> str:
+    """:raises InvalidSetting: it is no text."""
     value = options.get(name, "")
     if not isinstance(value, str):
         raise InvalidSetting(f"{name} is {value!r}", advice="It takes a str")

@@ -132,6 +132,7 @@ class ServiceBusBackend:
         """Drop messages that were published with `deliver_at` and are not due yet.
 
         :param numbers: the `offset` of each one's receipt.
+        :raises ConfigurationError: one is no such offset.
         :raises BrokerError: one is not there any more; then it may be that none was dropped.
         """
         target = ServiceBusTarget(topic, self._connection)

@@ -5,7 +5,7 @@ Each call is one or a few requests; all may be repeated and may run in several p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker.errors import BackendError, TopicNotFound, UnknownSetting
+from broker.errors import BackendError, InvalidSetting, TopicNotFound, UnknownSetting
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import topic_of
 
@@ -115,7 +115,41 @@ async def update(connection: Connection, topic: str, entity: Entity) -> None:
 
 
 def check_options(options: Mapping[str, Any], known: frozenset[str], what: str) -> None:
-    """:raises UnknownSetting: one of these is none that such an entity has."""
-    for name in options:
+    """Whether these may be asked of such an entity; None leaves one to the service.
+
+    :raises UnknownSetting: one of them is none that it has.
+    :raises InvalidSetting: one has a value that no entity can have.
+    """
+    for name, value in options.items():
         if name not in known:
             raise UnknownSetting(f"{what} has no option {name!r}", advice=f"It has {', '.join(sorted(known))}")
+        takes, fits = _KINDS.get(name, _TEXT)
+        if value is not None and not fits(value):
+            raise InvalidSetting(f"{name} is {value!r}", advice=f"It takes {takes}")
+
+
+def _is_duration(value: Any) -> bool:
+    return value > timedelta() if isinstance(value, timedelta) else isinstance(value, str) and value.startswith("P")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+_Kind = tuple[str, Callable[[Any], bool]]
+_TEXT: Final[_Kind] = ("a str", lambda value: isinstance(value, str))
+_FLAG: Final[_Kind] = ("True or False", lambda value: isinstance(value, bool))
+_NUMBER: Final[_Kind] = ("an int above 0", _is_number)
+_DURATION: Final[_Kind] = ("a timedelta above 0", _is_duration)
+_KINDS: Final[Mapping[str, _Kind]] = {
+    "auto_delete_on_idle": _DURATION,
+    "dead_lettering_on_message_expiration": _FLAG,
+    "default_message_time_to_live": _DURATION,
+    "enable_partitioning": _FLAG,
+    "lock_duration": _DURATION,
+    "max_delivery_count": _NUMBER,
+    "max_message_size_in_kilobytes": _NUMBER,
+    "max_size_in_megabytes": _NUMBER,
+    "requires_session": _FLAG,
+}
+"""Of the options that are no text."""

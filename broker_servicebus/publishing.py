@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, MessageTooLarge
+from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, InvalidMessage, MessageTooLarge
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_servicebus import privates
@@ -71,8 +71,14 @@ class ServiceBusTarget:
     async def cancel_scheduled(self, numbers: Sequence[int]) -> None:
         """Drop messages that are not due yet, by the offsets of their receipts.
 
+        :raises ConfigurationError: one is no such offset.
         :raises BrokerError: one is not there any more; then it may be that none was dropped.
         """
+        for number in numbers:
+            if not isinstance(number, int):
+                raise ConfigurationError(
+                    f"The number of a scheduled message is {number!r}", advice="Give the offset of its receipt"
+                )
         async with self._lock:
             error = await self._persist(lambda sender: sender.cancel_scheduled_messages(list(numbers)))
         if error is not None:

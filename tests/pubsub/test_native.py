@@ -12,6 +12,7 @@ import pytest
 
 import broker
 from broker.errors import (
+    BackendError,
     ConnectionFailed,
     InvalidName,
     InvalidSetting,
@@ -111,6 +112,12 @@ async def test_options_are_kept_and_checked(bus: broker.Bus, topic: str):
             await bus.admin.ensure_subscription(topic, "others", **{option: value})
     with pytest.raises(InvalidSetting, match="encoding"):
         await bus.admin.ensure_topic(f"{topic}.more", encoding="binary")
+    wrong = {"schema": 5, "kms_key": 3, "labels": {"a": 1}}
+    for option, value in wrong.items():
+        with pytest.raises(InvalidSetting, match=option):
+            await bus.admin.ensure_topic(f"{topic}.more", **{option: value})
+    with pytest.raises(InvalidSetting, match="labels"):
+        await bus.admin.ensure_topic(f"{topic}.more", labels="a")
     assert await bus.admin.subscriptions(topic) == ["readers"]
 
 
@@ -131,6 +138,16 @@ async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):
             await admin.seek(topic, "readers", target)  # pyright: ignore[reportAttributeAccessIssue]
             assert bodies(await until_seen(inbox, numbered(3, "new"), PATIENCE)) == once(numbered(3, "new"))
     await admin.delete_snapshot(f"{topic}.mark")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_seek_to_what_is_no_place_is_told(bus: broker.Bus, topic: str):
+    await bus.admin.ensure_subscription(topic, "readers")
+    admin: Any = bus.backend.admin()
+    for place in (datetime.now(UTC).replace(tzinfo=None), 5, None):
+        with pytest.raises(InvalidSetting, match="with a timezone, or a snapshot's name"):
+            await admin.seek(topic, "readers", place)
+    with pytest.raises(BackendError, match="older than seven days"):
+        await admin.seek(topic, "readers", "none-such")
 
 
 async def test_a_message_that_its_schema_refuses_takes_no_other_along(bus: broker.Bus, topic: str):

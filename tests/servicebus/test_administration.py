@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from broker.bus import Bus
-from broker.errors import AuthenticationFailed, BackendError, OperationTimeout, SubscriptionNotFound
+from broker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    ConfigurationError,
+    InvalidSetting,
+    OperationTimeout,
+    SubscriptionNotFound,
+)
 from broker.testing.waiting import take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble
@@ -92,3 +100,21 @@ async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, top
     with pytest.raises(SubscriptionNotFound):
         async with bus.messages(topic, subscription="shipping") as inbox:
             await inbox.next_message(timeout=SECONDS)
+
+
+async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    wrong: dict[str, Any] = {"requires_session": "yes", "lock_duration": 5, "max_delivery_count": 0, "forward_to": 5}
+    for option, value in wrong.items():
+        with pytest.raises(InvalidSetting, match=f"{option} is {value!r}. It takes"):
+            await bus.admin.ensure_subscription(topic, "billing", **{option: value})
+    with pytest.raises(InvalidSetting, match="enable_partitioning"):
+        await bus.admin.ensure_topic(f"{topic}.more", enable_partitioning=1)
+    assert await bus.admin.subscriptions(topic) == []
+
+
+async def test_a_number_of_no_schedule_is_told_at_once(open_bus: Open, topic: str):
+    bus = await open_bus()
+    with pytest.raises(ConfigurationError, match=r"'a'\. Give the offset of its receipt"):
+        await bus.backend.cancel_scheduled(topic, ["a"])
