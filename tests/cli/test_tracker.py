@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
@@ -38,15 +39,21 @@ def get(url: str, path: str) -> str:
     return body
 
 
-def test_a_tracker_alone(queue: Queue) -> None:
-    cli = ProcessCli(f"{shared_server().url}?session_timeout_ms=2000&heartbeat_interval_ms=300")
+def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
+    """By a URL it runs in the chaos of `tests/chaos`."""
+    server, file = shared_server(), tmp_path / "tracker.toml"
+    file.write_text(
+        f'[kafka]\nservers = ["{server.bootstrap}"]\nsession_timeout_ms = 2000\nheartbeat_interval_ms = 300\n'
+    )
+    cli = ProcessCli(server.url)
     first, second, third = queue.send(3)
     queue.take([first], period=100)
     queue.take([second], period=600_000)
     started = Marker(kind=Kind.START, id=third, after_ms=600_000, attempt=2)
     queue.write((started, Content(holder="worker 7")))
     queue.commit([third])
-    with cli.start("tracker", queue.subscription, "--topic", queue.topic, "--listen", "0") as process:
+    named = ("--config", str(file), "--url", "kafka:")
+    with cli.start(*named, "tracker", queue.subscription, "--topic", queue.topic, "--listen", "0") as process:
         try:
             line = process.stderr.readline().decode()
             url = line.split()[-1]
