@@ -310,6 +310,7 @@ class PulsarRecordSource:
                     part.connection = standing.connection
                     if part.astray and part.receiver is not None:
                         await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
+                        self._refill(part)
         if self._closed:
             return
         if changes[Change.LOST]:
