@@ -73,3 +73,19 @@ async def test_what_came_before_a_member_knew_comes_again(
             await bus.topic(topic).publish_batch(bodies[start : start + batch])
             before = await more_given(pulsar_server, topic, before)
         assert await data_of(log, 3 * batch) == bodies[1:]
+
+
+@pytest.mark.usefixtures("names")
+async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    """A part of the first batch is committed, so that its delivery does not begin where the log says."""
+    bodies = numbered(5)
+    async with (
+        broker.connect(f"{pulsar_server.url}&rebalance_interval=0.5") as first,
+        first.records(topic, group="billing") as log,
+    ):
+        await bus.topic(topic).publish_batch(bodies)
+        assert await data_of(log, 3) == bodies[:3]
+        await log.commit()
+        async with bus.records(topic, group="billing"):
+            await eventually(lambda: not log.assignment(), 15, "the other one's turn")
+        assert await data_of(log, 2) == bodies[3:]
