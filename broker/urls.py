@@ -105,7 +105,12 @@ def mask_url(url: str, secret: Iterable[str] = ()) -> str:
         parts = parse_url(url)
     except InvalidSetting:
         return _mask_malformed(url)
-    head = url.partition("?")[0]
+    head, _, written = url.partition("?")
+    scheme, slashes, authority = head.partition("//")
+    name, colon, _ = authority.partition(":")
+    if "@" in written if colon else any("@" in item and "://" not in item for item in written.split("&")):
+        # What looks like host, port and query may be a user and a password with a '?' of its own.
+        return f"{scheme}{slashes}{name}{colon and colon + MASK}?{MASK}"
     if "@" in head:
         before, _, after = head.rpartition("@")
         opening = before[: before.index("//") + 2]

@@ -77,6 +77,19 @@ def test_secrets_are_masked_and_the_rest_is_kept(url: str, masked: str):
     assert mask_url(url) == masked
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://user:1?s3cret=@host:4222/", "nats://user:***?***"),
+        ("nats://user:1?a=s3cret&b=@host", "nats://user:***?***"),
+        ("nats://to?k=en@host", "nats://to?***"),
+        ("pubsub:?user=me%40example.org", "pubsub:?user=me@example.org"),
+    ],
+)
+def test_a_query_that_may_be_the_rest_of_a_password_is_masked(url: str, shown: str):
+    assert mask_url(url) == shown
+
+
 def test_parameters_named_secret_by_the_caller_are_masked():
     assert mask_url("x://h?pin=1234&y=2", ["pin"]) == "x://h?pin=***&y=2"
 
