@@ -158,12 +158,16 @@ class Connection:
         """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
         return {**self.settings.client_config(role), "error_cb": self._hear}
 
-    def transactional_config(self, transactional_id: str) -> dict[str, Any]:
-        """The configuration of a producer of transactions. What the settings say of idle connections goes before."""
+    def transactional_config(self, transactional_id: str, timeout_ms: int | None = None) -> dict[str, Any]:
+        """The configuration of a producer of transactions. What the settings say of idle connections goes before.
+
+        :param timeout_ms: of a transaction, in milliseconds; None is that of the settings.
+        """
         config = self.client_config("producer")
         # librdkafka refuses settings under which a message or a request could outlive its transaction.
-        longest = self.settings.transaction_timeout_ms
+        longest = self.settings.transaction_timeout_ms if timeout_ms is None else timeout_ms
         config["transactional.id"] = transactional_id
+        config["transaction.timeout.ms"] = longest
         config["message.timeout.ms"] = min(self.settings.message_timeout_ms, longest)
         config["socket.timeout.ms"] = min(self.settings.socket_timeout_ms or 60_000, longest)
         config.setdefault("connections.max.idle.ms", _TRANSACTIONAL_IDLE_MS)

@@ -97,14 +97,12 @@ class Doubtful(BrokerError):
 
 class FencedWriter(OwnerThread[Producer]):
     """:param transactional_id: of which at most one writer is good at a time, over all processes.
-    :param properties: of librdkafka, above those that a tracker has.
+    :param timeout_ms: of a transaction, in milliseconds; None is that of the settings.
     """
 
-    def __init__(
-        self, connection: Connection, transactional_id: str, properties: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, connection: Connection, transactional_id: str, timeout_ms: int | None = None) -> None:
         self._id = transactional_id
-        self._config = _config(connection, transactional_id) | dict(properties or {})
+        self._config = _config(connection, transactional_id, timeout_ms)
         super().__init__(f"Kafka transactions of {transactional_id!r}", Lifeline(self._config))
         self._refused: dict[int, KafkaError] = {}
         self._missing = 0
@@ -268,10 +266,10 @@ class FencedWriter(OwnerThread[Producer]):
         return Doubtful(f"The writer of {self._id!r} {reason}", fenced=fenced, native=error)
 
 
-def _config(connection: Connection, transactional_id: str) -> dict[str, Any]:
+def _config(connection: Connection, transactional_id: str, timeout_ms: int | None) -> dict[str, Any]:
     return {
         "topic.metadata.propagation.max.ms": _NEW_TOPIC_MS,
-        **connection.transactional_config(transactional_id),
+        **connection.transactional_config(transactional_id, timeout_ms),
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": 0,

@@ -61,19 +61,13 @@ class StartTransactions:
     def __init__(
         self, connection: Connection, queue: str, marker: Entry, starting: Starting, *, lasts: float, together: int
     ) -> None:
-        settings = connection.settings
-        timeout = min(settings.transaction_timeout_ms, max(1_000, int(1000 * lasts)))
         self._connection = connection
         self._marker: Final = marker
         self._id: Final = f"{queue}.start-{uuid4().hex}"
         """Also stored with each position, to tell ours from those of who came after us."""
         self._starting: Final = starting
         self._together: Final = together
-        self._properties: Final = {
-            "transaction.timeout.ms": timeout,
-            "message.timeout.ms": min(settings.message_timeout_ms, timeout),
-            "socket.timeout.ms": min(settings.socket_timeout_ms or timeout, timeout),
-        }
+        self._timeout_ms: Final = min(connection.settings.transaction_timeout_ms, max(1_000, int(1000 * lasts)))
         self._loop = asyncio.get_running_loop()
         self._writer: FencedWriter | None = None
         self._doubted = _NOTHING
@@ -87,7 +81,7 @@ class StartTransactions:
 
         :raises BrokerError: no coordinator could be reached, or the id is not ours to use.
         """
-        writer = FencedWriter(self._connection, self._id, self._properties)
+        writer = FencedWriter(self._connection, self._id, self._timeout_ms)
         try:
             await writer.start()
         except BaseException:
