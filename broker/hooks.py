@@ -28,6 +28,7 @@ __all__ = [
     "HandlerFailed",
     "Hooks",
     "LeaseExpired",
+    "LeasesNotRenewed",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
@@ -118,6 +119,15 @@ class LeaseExpired(Event):
 
     message: Message[Any]
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesNotRenewed(Event):
+    """Leases of messages that are held could not be renewed, and may end; it is tried again in a third of a lease."""
+
+    messages: Sequence[Message[Any]]
+    error: BaseException
+    """What is told of the first of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,34 @@ that runs alone goes on while there are none.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["OpenLease", "PurgedQueue", "QueueTracker", "QueuedMessage", "TracksQueues"]
+__all__ = ["Histogram", "OpenLease", "PurgedQueue", "QueueTracker", "QueuedMessage", "TracksQueues"]
+
+
+_BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 10_000.0, 86_400.0)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """How often something took how many seconds.
+
+    :ivar bounds: of what is counted together, as "at most so many seconds"; ascending.
+    :ivar counts: one for each bound, and one for what took longer.
+    :ivar sum: of all seconds.
+    """
+
+    bounds: tuple[float, ...] = _BOUNDS
+    counts: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS) + 1))
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
 
 
 class QueueTracker(Protocol):
@@ -38,8 +61,8 @@ class QueueTracker(Protocol):
         """Why it does not track now, for people; empty if it does."""
         ...
 
-    def metrics(self) -> Mapping[str, float]:
-        """How it is doing, by name; names that end in `_total` only count up."""
+    def metrics(self) -> Mapping[str, float | Histogram]:
+        """How it is doing, by name; names that end in `_total`, and histograms, only count up."""
         ...
 
 
@@ -120,7 +143,7 @@ class TracksQueues(Protocol):
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
         """The messages that are handed out and not done, by age. It reads the state there is and disturbs nobody.
 
-        :raises TopicNotFound: the subscription has no such state.
+        :raises NotFound: the subscription has no such state.
         """
         ...
 
@@ -128,7 +151,7 @@ class TracksQueues(Protocol):
         """Messages that are not done, at most so many: those that are handed out, by age, then those that nobody has
         taken, by time. It reads what is there and disturbs nobody.
 
-        :raises TopicNotFound: the subscription has no such state.
+        :raises NotFound: the subscription has no such state.
         """
         ...
 
@@ -137,7 +160,7 @@ class TracksQueues(Protocol):
 
         What is interrupted is finished by another purge. Other subscriptions of the topics keep theirs.
 
-        :raises TopicNotFound: the subscription has no such state.
+        :raises NotFound: the subscription has no such state.
         :raises BackendError: consumers or trackers of it are open, or were opened meanwhile.
         """
         ...

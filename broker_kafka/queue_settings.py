@@ -23,6 +23,7 @@ _ENGINES: Final = {
             "queue_ids",
             "queue_waiting",
             "queue_transactions",
+            "redelivery_rate",
         ),
         "markers",
     ),
@@ -92,6 +93,13 @@ class QueueSettings(BackendSettings):
         default=False,
         description="Queue `markers`: write the STARTs of what is taken together and the group's positions in one "
         "transaction, so that a process that stood still in between doubles nothing",
+    )
+    redelivery_rate: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Queue `markers`: so many messages a second one tracker sends again at most, after as many at "
+        "once, so that new ones are not buried by many whose leases end together",
     )
     share_lock: float | None = Field(
         default=None,

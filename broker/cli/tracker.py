@@ -75,7 +75,7 @@ def queues_of(session: Session) -> TracksQueues:
 def _door(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise Failure(f"--listen is {text!r}", advice="Give a port, or HOST:PORT", code=Exit.USAGE)
+        raise Failure(f"--listen is {text!r}", advice="Give a port, at most 65535, or HOST:PORT", code=Exit.USAGE)
     return host or "127.0.0.1", int(port)
 
 

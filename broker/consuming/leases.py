@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from broker.capabilities import LeaseMode
 from broker.errors import BackendError, BrokerError, LeaseLost
-from broker.hooks import Hooks, Warned
+from broker.hooks import Event, Hooks, LeasesNotRenewed
 from broker.messages import Message
 from broker.spi import MessageSource
 
-__all__ = ["LeaseKeeper"]
+__all__ = ["LeaseKeeper", "tell_not_renewed"]
 
 _IDLE_TICK: Final = 30.0
 
@@ -78,13 +78,24 @@ class LeaseKeeper:
         try:
             results = await self._source.extend(messages)
         except BrokerError as error:
-            # The next tick tries again, before the lease ends.
-            self._hooks.emit(Warned(text=f"{len(messages)} leases were not renewed: {error}"))
-            return
+            results = [error] * len(messages)
         except Exception as error:
-            failure = BackendError(f"The backend failed to extend: {error}", native=error)
-            self._hooks.emit(Warned(text=str(failure)))
-            return
+            results = [BackendError(f"The backend failed to extend: {error}", native=error)] * len(messages)
+        # The next tick tries again, before the lease ends.
+        tell_not_renewed(self._hooks.emit, messages, results)
         lost = [message for message, result in zip(messages, results, strict=True) if isinstance(result, LeaseLost)]
         if lost:
             self._lost(lost)
+
+
+def tell_not_renewed(
+    emit: Callable[[Event], object], messages: Sequence[Message[Any]], results: Sequence[BrokerError | None]
+) -> None:
+    """Emit which of these were not renewed and are not lost; nothing if all were."""
+    failed = [
+        (message, error)
+        for message, error in zip(messages, results, strict=True)
+        if error is not None and not isinstance(error, LeaseLost)
+    ]
+    if failed:
+        emit(LeasesNotRenewed(messages=[message for message, _ in failed], error=failed[0][1]))

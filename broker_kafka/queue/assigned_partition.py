@@ -16,6 +16,9 @@ from broker_kafka.queue.wire import Kind, Marker, read_markers
 
 __all__ = ["AssignedPartition", "PartitionOptions"]
 
+_START: Final = Kind.START
+"""Attributes of an enum class cost a slow look-up each; this is read per message."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOptions:
@@ -62,12 +65,13 @@ class AssignedPartition:
     # -- what is read --------------------------------------------------------------------------------------
 
     def read(self, offset: int, timestamp: int, data: bytes | None, at: int) -> int:
-        """A record of the marker topic, in the order of the log; how many markers it has. One that was read before is
-        passed over."""
+        """A record of the marker topic, in the order of the log; how many markers it has, where the START of several
+        messages counts as one of each. One that was read before is passed over."""
         if offset < self.position:
             return 0
         self._heard(at)
         found = read_markers(data)
+        count = len(found)
         time: int | None = None
         for marker, part in found:
             if marker is None:
@@ -77,8 +81,10 @@ class AssignedPartition:
                 time = self.clock.read(timestamp, at)
                 self._timed = self._open
             self.markers.read(offset, time, marker, part)
+            if marker.kind is _START:
+                count += len(marker.more)
         self._moved(offset + 1)
-        return len(found)
+        return count
 
     def moved(self, position: int) -> None:
         """The position passed records that are not shown: those of transactions."""

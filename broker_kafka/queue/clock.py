@@ -74,6 +74,10 @@ class LogClock:
         """What the log's time is at this local time, at least; to know when to ask the brokers for it."""
         return self._lead + at
 
+    def lag(self, at: int) -> int:
+        """How far the time up to which all is known is behind the log's time of this local time."""
+        return 0 if self._now is None else max(0, self.estimate(at) - self._now)
+
     def lift_anchor(self) -> None:
         """Believe log times as they are until the log is caught up with again: much of it may be unread."""
         self._anchor = None

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from broker_kafka.queue.dispatch_table import DispatchTable, Policy
 from broker_kafka.queue.marker_format import MarkerFormat
-from broker_kafka.queue.marker_producer import Placed
 from broker_kafka.queue.own_records import OwnRecords
-from broker_kafka.queue.starting import Starting, Taken
+from broker_kafka.queue.starting import Started, Starting, Taken
 
 __all__ = ["DispatchStarting", "queue_of"]
 
@@ -62,32 +61,26 @@ class DispatchStarting(Starting):
         self._forsaken: Final = forsaken
         self._by_policy: dict[Policy, Starting] = {}
 
-    def starts(self, taken: Iterable[Taken], now: int) -> list[Placed]:
+    def starts(self, taken: Iterable[Taken], now: int) -> list[Started]:
         table, moment = self._table, self._clock()
         table.begin()
-        count = 0
-        parts: dict[Policy, list[tuple[int, Taken]]] = {}
+        parts: dict[Policy, list[Taken]] = {}
         due: list[tuple[Taken, int]] = []
         for each in taken:
             if each.hold is None:
                 continue
             queue = queue_of(each.raw)
-            parts.setdefault(table.policy(queue), []).append((count, each))
-            count += 1
+            parts.setdefault(table.policy(queue), []).append(each)
             if each.due <= now and (wait := table.plan(queue, len(each.raw), moment)) > 0:
                 due.append((each, each.due))
                 each.due = now + ceil(1000 * wait)
                 if queue not in table:
                     self._forsaken(queue)
-        placed: list[Placed | None] = [None] * count
-        for policy, part in parts.items():
-            found = self._of(policy).starts([each for _, each in part], now)
-            for (at, _), start in zip(part, found, strict=True):
-                placed[at] = start
+        started = [start for policy, part in parts.items() for start in self._of(policy).starts(part, now)]
         for each, when in due:
             # Tried again, if these cannot be written, it may find room.
             each.due = when
-        return [start for start in placed if start is not None]
+        return started
 
     def _of(self, policy: Policy) -> Starting:
         found = self._by_policy.get(policy)

@@ -22,6 +22,7 @@ from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any, Final
 
+from broker.consuming.leases import tell_not_renewed
 from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import Event, Warned, logger
 from broker.messages import Message, Outcome
@@ -245,11 +246,12 @@ class DispatchingReader:
             waiting = self._table.waiting()
             if not waiting:
                 continue
+            results: Sequence[BrokerError | None]
             try:
                 results = await client.extend(waiting)
             except BrokerError as error:
-                logger.info("%d leases of %r are renewed a moment later: %s", len(waiting), self._group, error)
-                continue
+                results = [error] * len(waiting)
+            tell_not_renewed(self.event, waiting, results)
             gone = [message for message, error in zip(waiting, results, strict=True) if isinstance(error, LeaseLost)]
             self._table.discard(gone)
             self._waker.wake()

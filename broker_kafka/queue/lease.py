@@ -1,14 +1,15 @@
-"""One message that was started and has not ended, as the tracker sees it."""
+"""One message that was started and has not ended, as the tracker sees it, and many that were started together."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import msgspec
 
-from broker_kafka.queue.wire import MessageId
+from broker_kafka.queue.wire import Marker, MessageId
 
-__all__ = ["Lease", "State"]
+__all__ = ["Lease", "LeaseBatch", "State"]
 
 
 class State(IntEnum):
@@ -17,6 +18,10 @@ class State(IntEnum):
     OPEN = 0
     SENDING = 1
     CLOSED = 2
+
+
+_CLOSED: Final = State.CLOSED
+"""Attributes of an enum class cost a slow look-up each; this is read per message."""
 
 
 class Lease(msgspec.Struct, gc=False):
@@ -47,3 +52,44 @@ class Lease(msgspec.Struct, gc=False):
     renewing: bool = False
     queued: int = -1
     reason: str = ""
+
+    def is_pinned(self, pin: int) -> bool:
+        """Whether the log is still needed from there for it."""
+        return pin == self.pin and self.state is not _CLOSED
+
+
+class LeaseBatch(msgspec.Struct, eq=False, gc=False):
+    """Leases of messages with one START, as long as nothing was said of any of them but ENDs.
+
+    :ivar marker: the START; None once none is left.
+    :ivar data: its bytes; empty once none is left.
+    :ivar count: how many have not ended.
+    :ivar apart: those that were open when it was taken apart.
+    """
+
+    marker: Marker | None
+    data: bytes
+    count: int
+    pin: int
+    pinned: int
+    deadline: int
+    started: int
+    state: State = State.OPEN
+    queued: int = -1
+    apart: list[Lease] = []
+
+    def is_pinned(self, pin: int) -> bool:
+        """Whether the log is still needed from there for any of them."""
+        apart = self.apart
+        while apart and not apart[-1].is_pinned(pin):
+            apart.pop()
+        return self.count > 0 or bool(apart)
+
+    def leave(self, count: int) -> int:
+        """So many have ended, or are leases of their own; how many bytes are not needed any more."""
+        self.count -= count
+        if self.count:
+            return 0
+        freed = len(self.data)
+        self.state, self.marker, self.data = _CLOSED, None, b""
+        return freed

@@ -21,17 +21,21 @@ from broker_kafka.queue.hold import Hold
 from broker_kafka.queue.marker_topic import LARGEST, MARKER_HEADROOM
 from broker_kafka.queue.wire import pack_markers
 
-__all__ = ["MarkerProducer", "Placed", "explained", "joined", "packed"]
+__all__ = ["PACKED_BYTES", "MarkerProducer", "Placed", "explained", "joined", "packed"]
 
-_PACKED_BYTES: Final = MARKER_HEADROOM // 2
+PACKED_BYTES: Final = MARKER_HEADROOM // 2
 """The most bytes of markers in one record of several: every marker topic takes that, whatever its messages may take."""
 
 
 class Placed(NamedTuple):
-    """A marker as bytes, and the partition it belongs to."""
+    """A marker as bytes, and the partition it belongs to.
+
+    :ivar whole: whether it is a record already, and is not packed with others.
+    """
 
     partition: int
     data: bytes
+    whole: bool = False
 
 
 class MarkerProducer:
@@ -92,7 +96,7 @@ class MarkerProducer:
 
     def _packed(self, markers: Sequence[Placed]) -> tuple[list[OutboundMessage], list[int]]:
         records, places = packed(markers, self._together)
-        return [OutboundMessage(data, self._key, partition=partition) for partition, data in records], places
+        return [OutboundMessage(data, self._key, partition=partition) for partition, data, _ in records], places
 
     async def close(self, timeout: float) -> None:
         """Write what is on the way, at most for so many seconds; may be called twice."""
@@ -102,9 +106,14 @@ class MarkerProducer:
 def joined(holds: Iterable[Hold], together: int) -> list[list[Hold]]:
     """Those of which one KEEPALIVE or END can tell together, at most so many each."""
     groups: dict[tuple[int, str, int], list[Hold]] = {}
+    last: tuple[int, str, int] | None = None
+    group: list[Hold] = []
     for hold in holds:
         topic, partition, _, _ = hold.id
-        groups.setdefault((hold.partition, topic, partition), []).append(hold)
+        place = (hold.partition, topic, partition)
+        if place != last:
+            last, group = place, groups.setdefault(place, [])
+        group.append(hold)
     return [group[at : at + together] for group in groups.values() for at in range(0, len(group), together)]
 
 
@@ -117,10 +126,15 @@ def packed(markers: Sequence[Placed], together: int) -> tuple[list[Placed], list
     places: list[int] = []
     filling: dict[int, tuple[int, int]] = {}
     """Of each partition the record that takes more, and its bytes."""
-    for partition, data in markers:
+    for partition, data, whole in markers:
+        if whole:
+            places.append(len(records))
+            records.append((partition, [data]))
+            filling.pop(partition, None)
+            continue
         place, size = filling.get(partition, (-1, 0))
         size += len(data)
-        if place < 0 or size > _PACKED_BYTES or len(records[place][1]) >= together:
+        if place < 0 or size > PACKED_BYTES or len(records[place][1]) >= together:
             place, size = len(records), len(data)
             records.append((partition, []))
         records[place][1].append(data)

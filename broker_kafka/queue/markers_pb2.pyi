@@ -11,6 +11,7 @@ class Version(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     V1: _ClassVar[Version]
     V2: _ClassVar[Version]
+    V3: _ClassVar[Version]
 
 class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -19,6 +20,7 @@ class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KEEPALIVE: _ClassVar[Type]
 V1: Version
 V2: Version
+V3: Version
 START: Type
 END: Type
 KEEPALIVE: Type
@@ -43,6 +45,12 @@ class Header(_message.Message):
     value: bytes
     def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
+class HeaderList(_message.Message):
+    __slots__ = ("headers",)
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    headers: _containers.RepeatedCompositeFieldContainer[Header]
+    def __init__(self, headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ...) -> None: ...
+
 class Origin(_message.Message):
     __slots__ = ("topic", "partition", "offset", "timestamp_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -64,7 +72,7 @@ class Renewal(_message.Message):
     def __init__(self, of: _Optional[int] = ..., as_of: _Optional[int] = ...) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "attempt", "headers", "origin", "released", "renewal", "holder", "reason", "max_attempts", "dead_letter", "packed", "more_offsets")
+    __slots__ = ("version", "type", "message_id", "redeliver_after_ms", "key", "value", "attempt", "headers", "origin", "released", "renewal", "holder", "reason", "max_attempts", "dead_letter", "packed", "more_offsets", "keys", "values", "times", "headers_of")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +90,10 @@ class Marker(_message.Message):
     DEAD_LETTER_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     MORE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_OF_FIELD_NUMBER: _ClassVar[int]
     version: Version
     type: Type
     message_id: MessageID
@@ -99,4 +111,8 @@ class Marker(_message.Message):
     dead_letter: str
     packed: _containers.RepeatedScalarFieldContainer[bytes]
     more_offsets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ..., packed: _Optional[_Iterable[bytes]] = ..., more_offsets: _Optional[_Iterable[int]] = ...) -> None: ...
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    times: _containers.RepeatedScalarFieldContainer[int]
+    headers_of: _containers.RepeatedCompositeFieldContainer[HeaderList]
+    def __init__(self, version: _Optional[_Union[Version, str]] = ..., type: _Optional[_Union[Type, str]] = ..., message_id: _Optional[_Union[MessageID, _Mapping]] = ..., redeliver_after_ms: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., attempt: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., released: bool = ..., renewal: _Optional[_Union[Renewal, _Mapping]] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ..., max_attempts: _Optional[int] = ..., dead_letter: _Optional[str] = ..., packed: _Optional[_Iterable[bytes]] = ..., more_offsets: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., times: _Optional[_Iterable[int]] = ..., headers_of: _Optional[_Iterable[_Union[HeaderList, _Mapping]]] = ...) -> None: ...

@@ -2,15 +2,17 @@
 
 Pure and synchronous. It is told of each marker once, in the order of the log, with the time of the partition's clock,
 and is asked what to do. Reading the log again from `pin` of some moment, which was committed, gives the same leases.
+Messages of one START are kept together until something is said of one but its END, or is to be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from broker_kafka.queue.lease import Lease, State
+from broker_kafka.queue.lease import Lease, LeaseBatch, State
 from broker_kafka.queue.priority_queues import DeadlinesQueue, OffsetsQueue
+from broker_kafka.queue.start_writer import read_each
 from broker_kafka.queue.wire import Kind, Marker, MessageId
 
 __all__ = ["MarkersQueue"]
@@ -19,6 +21,9 @@ __all__ = ["MarkersQueue"]
 _START: Final = Kind.START
 _END: Final = Kind.END
 _CLOSED: Final = State.CLOSED
+
+_ENOUGH: Final = 768
+"""Bytes that an open message of a batch may keep in memory, about what a lease of its own takes."""
 
 
 class MarkersQueue:
@@ -29,8 +34,8 @@ class MarkersQueue:
 
     def __init__(self, first: int = 0) -> None:
         self._first: Final = first
-        self._open: dict[tuple[str, int, int, str], Lease] = {}
-        """By the id; a plain tuple of the same finds it too, and costs less to make."""
+        self._open: dict[tuple[str, int, str], dict[int, Lease | LeaseBatch]] = {}
+        """By topic, partition and queue, and there by offset."""
         self._overtaken: dict[MessageId, int] = {}
         """Messages that ended before a renewal of theirs is in the log, and the pins that they keep until an END is
         behind it. Without that END, who reads from between the two would take the renewal for a START."""
@@ -42,15 +47,27 @@ class MarkersQueue:
         self.ignored = 0
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(map(len, self._open.values()))
 
     def __iter__(self) -> Iterator[Lease]:
         """The open leases, for people; not to be changed."""
-        return iter(self._open.values())
+        for batch in {each for each in self.entries() if isinstance(each, LeaseBatch)}:
+            self._take_apart(batch)
+        return (each for each in self.entries() if isinstance(each, Lease))
+
+    def entries(self) -> Iterator[Lease | LeaseBatch]:
+        """For each open message its lease, or what it is kept in with others; not to be changed."""
+        for present in self._open.values():
+            yield from present.values()
 
     def find(self, id: MessageId) -> Lease | None:
         """The open lease of a message."""
-        return self._open.get(id)
+        topic, partition, offset, queue = id
+        found = self._open.get((topic, partition, queue), {}).get(offset)
+        if isinstance(found, LeaseBatch):
+            self._take_apart(found)
+            return self.find(id)
+        return found
 
     @property
     def pin(self) -> int | None:
@@ -71,7 +88,10 @@ class MarkersQueue:
         """
         kind = marker.kind
         if kind is _START:
-            lease = self._open.get(marker.id)
+            if marker.more:
+                self._start_together(offset, time, marker, data)
+                return
+            lease = self.find(marker.id)
             if marker.renews is not None:
                 self._renewed(offset, time, marker, data, lease)
             elif lease is None:
@@ -83,6 +103,49 @@ class MarkersQueue:
         else:
             for message in marker.ids():
                 self._keep(message, offset, time, marker)
+
+    def _start_together(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
+        topic, partition, first, queue = marker.id
+        deadline = time + marker.after_ms
+        batch = LeaseBatch(marker, data, 1 + len(marker.more), offset, time, deadline, time)
+        started = dict.fromkeys((first, *marker.more), batch)
+        present = self._open.setdefault((topic, partition, queue), {})
+        if len(started) < batch.count or not started.keys().isdisjoint(present.keys()):
+            for start, part in read_each(marker, data, started):
+                self.read(offset, time, start, part)
+            return
+        present.update(started)
+        self.bytes += len(data)
+        self._offsets.add(batch)
+        self._deadlines.add(batch)
+
+    def _take_apart(self, batch: LeaseBatch) -> None:
+        """Have a lease for each message of it that is open."""
+        marker = batch.marker
+        assert marker is not None
+        topic, partition, _, queue = marker.id
+        present = self._open[topic, partition, queue]
+        left = {offset for offset in (marker.id.offset, *marker.more) if present.get(offset) is batch}
+        batch.apart = [
+            Lease(
+                start.id,
+                batch.pin,
+                batch.pinned,
+                start.after_ms,
+                batch.deadline,
+                1 if start.attempt is None else start.attempt,
+                part,
+                start.released,
+                batch.pin,
+                batch.started,
+            )
+            for start, part in read_each(marker, batch.data, left)
+        ]
+        for lease in batch.apart:
+            present[lease.id.offset] = lease
+            self.bytes += len(lease.data)
+            self._deadlines.add(lease)
+        self.bytes -= batch.leave(batch.count)
 
     def _start(self, offset: int, time: int, marker: Marker, data: bytes) -> None:
         lease = Lease(
@@ -98,7 +161,8 @@ class MarkersQueue:
             time,
             reason=marker.reason,
         )
-        self._open[marker.id] = lease
+        topic, partition, first, queue = marker.id
+        self._open.setdefault((topic, partition, queue), {})[first] = lease
         self.bytes += len(data)
         self._offsets.add(lease)
         self._deadlines.add(lease)
@@ -142,27 +206,52 @@ class MarkersQueue:
 
     def _end(self, marker: Marker) -> None:
         topic, partition, first, queue = marker.id
-        pop, freed = self._open.pop, 0
-        for offset in (first, *marker.more):
-            if self._to_end:
+        offsets = (first, *marker.more)
+        if self._to_end:
+            for offset in offsets:
                 self._end_renewal(MessageId(topic, partition, offset, queue))
-            lease = pop((topic, partition, offset, queue), None)
-            if lease is None:
-                self.ignored += 1
-                continue
-            freed += len(lease.data)
-            lease.data = b""
-            lease.state = _CLOSED
-            if lease.renewing:
-                self._overtaken[lease.id] = lease.pin
-        self.bytes -= freed
+        present = self._open.get((topic, partition, queue))
+        if present is None:
+            self.ignored += len(offsets)
+            return
+        pop = present.pop
+        ended = [pop(offset, None) for offset in offsets]
+        batch = ended[0]
+        if isinstance(batch, LeaseBatch) and ended.count(batch) == len(ended):
+            self._left(batch, len(ended))
+        else:
+            batches: dict[LeaseBatch, int] = {}
+            for each in ended:
+                if each is None:
+                    self.ignored += 1
+                elif isinstance(each, Lease):
+                    self._end_one(each)
+                else:
+                    batches[each] = batches.get(each, 0) + 1
+            for batch, count in batches.items():
+                self._left(batch, count)
+        if not present:
+            del self._open[topic, partition, queue]
+
+    def _left(self, batch: LeaseBatch, count: int) -> None:
+        self.bytes -= batch.leave(count)
+        if len(batch.data) > batch.count * _ENOUGH:
+            # A few that are left do not keep what the others took.
+            self._take_apart(batch)
+
+    def _end_one(self, lease: Lease) -> None:
+        self.bytes -= len(lease.data)
+        lease.data = b""
+        lease.state = _CLOSED
+        if lease.renewing:
+            self._overtaken[lease.id] = lease.pin
 
     def _end_renewal(self, id: MessageId) -> None:
         if id in self._to_end:
             del self._to_end[id], self._overtaken[id]
 
     def _keep(self, id: MessageId, offset: int, time: int, marker: Marker) -> None:
-        lease = self._open.get(id)
+        lease = self.find(id)
         if lease is None or lease.state == State.SENDING or (lease.released and not marker.released):
             self.ignored += 1
             return
@@ -191,6 +280,9 @@ class MarkersQueue:
             lease = self._deadlines.head()
             if lease is None or lease.deadline > now:
                 break
+            if isinstance(lease, LeaseBatch):
+                self._take_apart(lease)
+                continue
             self._deadlines.pop(lease)
             lease.state = State.SENDING
             found.append(lease)
@@ -212,13 +304,21 @@ class MarkersQueue:
         """Take open leases whose START lies far back, so that the log before can go. Each is being renewed until its
         renewal is read, or `renewal_failed`."""
         found: list[Lease] = []
-        for lease in self._offsets:
-            if len(found) == limit or (lease.pin >= pin_below and lease.pinned >= pinned_before):
+        for entry in self._offsets:
+            if len(found) == limit or (entry.pin >= pin_below and entry.pinned >= pinned_before):
                 break
-            if lease.state == State.OPEN and not lease.renewing:
-                lease.renewing = True
-                found.append(lease)
+            for lease in self._leases(entry):
+                if len(found) < limit and lease.state == State.OPEN and not lease.renewing and lease.pin == entry.pin:
+                    lease.renewing = True
+                    found.append(lease)
         return found
+
+    def _leases(self, entry: Lease | LeaseBatch) -> Sequence[Lease]:
+        if isinstance(entry, Lease):
+            return (entry,)
+        if entry.count:
+            self._take_apart(entry)
+        return entry.apart
 
     def renewal_failed(self, lease: Lease) -> None:
         """Its renewal is not on the brokers and never will be."""
@@ -228,4 +328,4 @@ class MarkersQueue:
 
     def to_end(self) -> list[MessageId]:
         """Messages whose renewal came behind their END, for another END behind that; pinned until it is read."""
-        return [message for message in self._to_end if message not in self._open]
+        return [message for message in self._to_end if self.find(message) is None]

@@ -13,13 +13,12 @@ from typing import Any
 from broker.queue_tracking import QueuedMessage
 from broker.records import Record
 from broker.spi import Bounds, LogReaderSpi, TopicPartition
-from broker_kafka.admin_requests import describe
 from broker_kafka.connection import Connection
 from broker_kafka.headers import RECORD_VIEW
 from broker_kafka.queue.inspecting import open_leases, state_of
 from broker_kafka.queue.lease import Lease
-from broker_kafka.queue.marker_topic import marker_topic_name
 from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.queue_names import require_markers
 from broker_kafka.queue.redelivery import attempts_of
 from broker_kafka.queue.untaken import read_untaken, untaken_ranges
 from broker_kafka.queue.wire import Headers, MessageId, read_content
@@ -32,7 +31,7 @@ async def queued_messages(
 ) -> list[QueuedMessage]:
     """As `TracksQueues.queued_messages`."""
     own = OwnRecords.of(subscription, connection.settings)
-    await describe(connection, marker_topic_name(own.queue, connection.settings.marker_topic))
+    await require_markers(connection, own.queue)
     # Before the leases: what is taken meanwhile is in both then, and never in neither.
     ready: list[Record[Any]] = []
     for place, bounds in (await untaken_ranges(connection, log, own.queue)).items():

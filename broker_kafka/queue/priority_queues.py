@@ -1,4 +1,5 @@
-"""The two priority queues of a marker partition: leases by the offset of their START, and by their deadline.
+"""The two priority queues of a marker partition: leases by the offset of their START, and by their deadline. Those of
+one START are one entry.
 
 Pure. Leases that have ended or moved are not looked for: they are dropped when they come to the head, and all at once
 when they are the greater part, so that each call is amortised O(1) for offsets and O(log n) for deadlines.
@@ -11,13 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from broker_kafka.queue.lease import Lease, State
+from broker_kafka.queue.lease import Lease, LeaseBatch, State
 
 __all__ = ["DeadlinesQueue", "OffsetsQueue"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _OPEN: Final = State.OPEN
-_CLOSED: Final = State.CLOSED
 
 _FEW: Final = 1024
 """So few entries are not worth sweeping."""
@@ -29,31 +29,29 @@ class OffsetsQueue:
     __slots__ = ("_entries", "_sweep_at")
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[int, Lease]] = deque()
+        self._entries: deque[tuple[int, Lease | LeaseBatch]] = deque()
         self._sweep_at = _FEW
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Lease | LeaseBatch) -> None:
         """Its pin is new, and the highest."""
         self._entries.append((lease.pin, lease))
         if len(self._entries) > self._sweep_at:
-            self._entries = deque(
-                [entry for entry in self._entries if entry[0] == entry[1].pin and entry[1].state is not _CLOSED]
-            )
+            self._entries = deque([entry for entry in self._entries if entry[1].is_pinned(entry[0])])
             self._sweep_at = max(_FEW, 2 * len(self._entries))
 
-    def head(self) -> Lease | None:
+    def head(self) -> Lease | LeaseBatch | None:
         """The lease with the lowest pin."""
         entries = self._entries
         while entries:
             pin, lease = entries[0]
-            if pin == lease.pin and lease.state is not _CLOSED:
+            if lease.is_pinned(pin):
                 return lease
             entries.popleft()
         return None
 
-    def __iter__(self) -> Iterator[Lease]:
+    def __iter__(self) -> Iterator[Lease | LeaseBatch]:
         """By rising pin."""
-        return (lease for pin, lease in self._entries if pin == lease.pin and lease.state is not _CLOSED)
+        return (lease for pin, lease in self._entries if lease.is_pinned(pin))
 
 
 class DeadlinesQueue:
@@ -62,11 +60,11 @@ class DeadlinesQueue:
     __slots__ = ("_entries", "_serial", "_sweep_at")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, int, Lease]] = []
+        self._entries: list[tuple[int, int, Lease | LeaseBatch]] = []
         self._serial = 0
         self._sweep_at = _FEW
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Lease | LeaseBatch) -> None:
         """It is new here, or its deadline moved."""
         if 0 <= lease.queued <= lease.deadline:
             return
@@ -78,7 +76,7 @@ class DeadlinesQueue:
             heapq.heapify(self._entries)
             self._sweep_at = max(_FEW, 2 * len(self._entries))
 
-    def head(self) -> Lease | None:
+    def head(self) -> Lease | LeaseBatch | None:
         """The lease with the earliest deadline."""
         entries = self._entries
         while entries:
@@ -93,12 +91,12 @@ class DeadlinesQueue:
                 return lease
         return None
 
-    def pop(self, lease: Lease) -> None:
+    def pop(self, lease: Lease | LeaseBatch) -> None:
         """Take the head out."""
         heapq.heappop(self._entries)
         lease.queued = -1
 
-    def _push(self, lease: Lease) -> None:
+    def _push(self, lease: Lease | LeaseBatch) -> None:
         lease.queued = lease.deadline
         self._serial += 1
         heapq.heappush(self._entries, (lease.deadline, self._serial, lease))

@@ -23,8 +23,9 @@ from broker_kafka.positions import partitions_of
 from broker_kafka.queue.fenced_writer import Doubtful, Entry
 from broker_kafka.queue.inspecting import open_in, open_leases
 from broker_kafka.queue.lease import Lease
-from broker_kafka.queue.marker_topic import marker_topic_name, tracker_group
+from broker_kafka.queue.marker_topic import tracker_group
 from broker_kafka.queue.own_records import OwnRecords, refuse_one_of_many
+from broker_kafka.queue.queue_names import require_markers
 from broker_kafka.queue.takeover import WRITER_CLOSE, Claim, claim
 from broker_kafka.queue.untaken import read_untaken, untaken_ranges
 from broker_kafka.queue.wire import Kind, Marker, write_marker
@@ -48,7 +49,7 @@ async def purge_queue(
     refuse_one_of_many(subscription, connection.settings, "purged")
     own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
     trackers = tracker_group(subscription, shared)
-    places = await partitions_of(connection, marker_topic_name(subscription, shared))
+    places = await partitions_of(connection, await require_markers(connection, subscription))
     ranges = await untaken_ranges(connection, log, subscription)
     if dry_run:
         leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]

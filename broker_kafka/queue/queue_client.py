@@ -284,13 +284,15 @@ class QueueClient:
         """Write the START of each; those that failed, or None if the fetch was interrupted meanwhile."""
         if not taken:
             return {}
-        placed = self._starting.starts(taken, int(1000 * time()))
+        started = self._starting.starts(taken, int(1000 * time()))
+        placed = [each.placed for each in started]
         outcomes = await self._under_way.unless_interrupted(
             self._producer.write(placed, by=self._known_at + 2 * self._trusted)
         )
         if outcomes is None:
             return None
-        return {each: error for each, error in zip(taken, outcomes, strict=True) if error is not None}
+        told = zip(started, outcomes, strict=True)
+        return {each: error for start, error in told if error is not None for each in start.taken}
 
     def _hand_over(self, committed: Mapping[TopicPartition, int], until: float) -> list[Message[Any]]:
         """What lies below the committed positions, as messages; what is left is kept."""
@@ -299,8 +301,13 @@ class QueueClient:
         kept: list[Taken] = []
         # All that was started together has one lease; if it is over, this process stood still.
         is_over = self._loop.time() >= until
+        place: TopicPartition | None = None
+        below = 0
         for taken in self._taken:
-            if taken.offset >= committed.get(taken.place, 0):
+            if taken.place is not place:
+                place = taken.place
+                below = committed.get(place, 0)
+            if taken.offset >= below:
                 kept.append(taken)
             elif (hold := taken.hold) is not None and not taken.waits:
                 hold.until = until

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from broker.errors import BrokerError, InvalidName, NotFound
+from broker.errors import BrokerError, InvalidName, NotFound, TopicNotFound
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription
+from broker_kafka.admin_requests import describe
 from broker_kafka.connection import Connection
 from broker_kafka.names import is_topic_name
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.positions import partitions_of
 from broker_kafka.queue.marker_topic import MARKERS, TRACKER, marker_topic_name, tracker_group
 
-__all__ = ["check_names"]
+__all__ = ["check_names", "check_subscription", "has_markers", "require_markers"]
 
 
 async def check_names(connection: Connection, subscription: MessageSubscription) -> None:
@@ -25,18 +26,7 @@ async def check_names(connection: Connection, subscription: MessageSubscription)
     name = subscription.subscription
     if isinstance(name, Ephemeral):
         return
-    if name.endswith(TRACKER):
-        raise InvalidName(
-            f"subscription is {name!r}, which is the group of the trackers of {name.removesuffix(TRACKER)!r}",
-            advice=f"Name a queue with markers so that it does not end with {TRACKER!r}",
-        )
-    markers = marker_topic_name(name, connection.settings.marker_topic)
-    if not is_topic_name(markers):
-        raise InvalidName(
-            f"subscription is {name!r}, and no topic on Kafka can be named {markers!r} for its markers",
-            advice="Name a topic for them with marker_topic, or the subscription with at most 241 of "
-            "ASCII letters, digits, '.', '_' and '-'",
-        )
+    markers = check_subscription(name, connection.settings.marker_topic)
     for field, topic in (("topic", subscription.topic), ("dead_letter", subscription.dead_letter)):
         if topic == markers:
             raise InvalidName(
@@ -49,6 +39,55 @@ async def check_names(connection: Connection, subscription: MessageSubscription)
                 f"{field} is {topic!r}, where the markers of subscription {queue!r} lie",
                 advice=f"Take another topic as {field}; broker queue inspect {queue} shows what these tell",
             )
+
+
+def check_subscription(name: str, shared: str | None) -> str:
+    """The marker topic of a subscription, or of a `queue_group`, by its name alone.
+
+    :param shared: the setting `marker_topic`.
+    :raises InvalidName: it is named as the trackers of another are, or cannot have a marker topic.
+    """
+    if not name:
+        raise InvalidName("subscription is ''", advice="Give the name that its consumers have")
+    if name.endswith(TRACKER):
+        raise InvalidName(
+            f"subscription is {name!r}, which is the group of the trackers of {name.removesuffix(TRACKER)!r}",
+            advice=f"Name a queue with markers so that it does not end with {TRACKER!r}",
+        )
+    markers = marker_topic_name(name, shared)
+    if not is_topic_name(markers):
+        raise InvalidName(
+            f"subscription is {name!r}, and no topic on Kafka can be named {markers!r} for its markers",
+            advice="Name a topic for them with marker_topic, or the subscription with at most 241 of "
+            "ASCII letters, digits, '.', '_' and '-'",
+        )
+    return markers
+
+
+async def require_markers(connection: Connection, queue: str) -> str:
+    """The marker topic of a subscription, or of a `queue_group`, that is there.
+
+    :raises InvalidName: as `check_subscription`.
+    :raises NotFound: there is none.
+    """
+    shared = connection.settings.marker_topic
+    markers = check_subscription(queue, shared)
+    if not await has_markers(connection, markers):
+        raise NotFound(
+            f"Subscription {queue!r} is no queue with markers: there is no topic {markers!r}",
+            advice="Check its name, and give queue_group and marker_topic as its consumers do; a new queue has its "
+            "marker topic once its first consumer with queue=markers was opened",
+        )
+    return markers
+
+
+async def has_markers(connection: Connection, topic: str) -> bool:
+    """Whether the topic is there. :raises BrokerError: the brokers do not tell."""
+    try:
+        await describe(connection, topic)
+    except TopicNotFound:
+        return False
+    return True
 
 
 async def _is_of_markers(connection: Connection, topic: str) -> bool:

@@ -24,6 +24,7 @@ from broker_kafka.queue.group_positions import EVER, GroupPositions
 from broker_kafka.queue.lease import Lease, State
 from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.redelivery import again, dead_letter, is_exhausted
+from broker_kafka.queue.redelivery_rate import RedeliveryRate
 from broker_kafka.queue.tracking import TrackerCounts, TrackerOptions
 from broker_kafka.queue.wire import TIME_MARKER, Content, Kind, Marker, MessageId, read_content, write_marker
 
@@ -78,6 +79,7 @@ class Redeliverer:
     """:param place: the marker partition.
     :param positions: of the groups that read the messages.
     :param topics: where the messages lie.
+    :param rate: of all partitions of the tracker.
     :ivar told: what has to be told to operators, of messages that were refused.
     """
 
@@ -88,12 +90,14 @@ class Redeliverer:
         topics: MessageTopics,
         options: TrackerOptions,
         counts: TrackerCounts,
+        rate: RedeliveryRate,
     ) -> None:
         self._place: Final = place
         self._positions: Final = positions
         self._topics: Final = topics
         self._options: Final = options
         self._counts: Final = counts
+        self._rate: Final = rate
         self._limit = options.batch
         self._refused: dict[MessageId, _Refused] = {}
         self._renews = False
@@ -132,8 +136,12 @@ class Redeliverer:
             self._judge(turn, error.refused)
             raise
         else:
-            self._written(turn)
+            self._written(partition, turn)
         return True
+
+    def pause(self) -> float:
+        """Seconds until more messages may be sent; 0 if some may now."""
+        return self._rate.pause(monotonic())
 
     def _prune(self, partition: AssignedPartition) -> None:
         """Forget refused messages that have ended by themselves, such as by a late ack.
@@ -148,7 +156,7 @@ class Redeliverer:
     # -- what goes into it ---------------------------------------------------------------------------------
 
     async def _take_due(self, partition: AssignedPartition, turn: _Turn) -> None:
-        due = partition.due(self._limit)
+        due = self._due(partition)
         if not due:
             return
         seen = {lease.id: lease.touched for lease in due}
@@ -173,15 +181,26 @@ class Redeliverer:
                 partition.failed(lease, min(_LONGEST_WAIT_MS, max(_LEAST_WAIT_MS, period)))
             elif behind.get(lease.id, EVER) >= partition.read_at:
                 # Another who took it meanwhile wrote a START before the position, which is to be read first.
-                partition.failed(lease, 0)
+                _put_back(partition, lease)
             elif refused is not None and refused.again_at > now:
                 partition.failed(lease, int(refused.again_at - now) + 1)
             elif topic in missing:
                 self._keep(partition, lease, missing[topic], topic)
-            elif turn.bytes and turn.bytes + len(lease.data) > self._options.batch_bytes:
-                partition.failed(lease, 0)
             else:
                 self._take(partition, lease, content, reason, turn)
+        self._rate.spend(len(turn.sent))
+
+    def _due(self, partition: AssignedPartition) -> list[Lease]:
+        """What fits into one transaction, the longest due first; all else keeps its place."""
+        due = partition.due(min(self._limit, self._rate.room(monotonic())))
+        size = 0
+        for count, lease in enumerate(due):
+            size += len(lease.data)
+            if count and size > self._options.batch_bytes:
+                for later in due[count:]:
+                    _put_back(partition, later)
+                return due[:count]
+        return due
 
     def _take(self, partition: AssignedPartition, lease: Lease, content: Content, reason: str, turn: _Turn) -> None:
         """:param reason: why it becomes a dead letter; empty if it is sent again."""
@@ -237,7 +256,11 @@ class Redeliverer:
 
     # -- what became of it ---------------------------------------------------------------------------------
 
-    def _written(self, turn: _Turn) -> None:
+    def _written(self, partition: AssignedPartition, turn: _Turn) -> None:
+        now = partition.clock.estimate(int(1000 * monotonic()))
+        for lease in turn.sent:
+            self._counts.lateness.add(max(0, now - lease.deadline) / 1000)
+            self._counts.delay.add(max(0, now - lease.started) / 1000)
         self._counts.dead_lettered += len(turn.dead)
         if turn.dead:
             self.told.append(_told_dead(turn.dead))
@@ -314,6 +337,11 @@ def _letter_reason(lease: Lease, content: Content, refused: _Refused | None, gon
     if refused is not None:
         return "" if refused.letter else f"it could not be sent again: {refused.reason}"
     return "" if gone is None else f"it could not be sent again: {gone.message}"
+
+
+def _put_back(partition: AssignedPartition, lease: Lease) -> None:
+    """Have it due as before, so that it keeps its place among those that are."""
+    partition.failed(lease, lease.deadline - (partition.clock.now or 0))
 
 
 def _may_be_ahead(lease: Lease) -> bool:

@@ -9,10 +9,10 @@ tell is asked again later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, ConfigurationError
 from broker.group_admin import GroupMember
 from broker.hooks import logger
 from broker_kafka.connection import Connection
@@ -22,7 +22,7 @@ from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.positions import partitions_of
 from broker_kafka.queue.commit_texts import keys_in, mark_in, mark_of
 
-__all__ = ["rivals_of", "warn_of_rivals"]
+__all__ = ["refuse_rivals", "rivals_of", "warn_of_rivals"]
 
 _BROKERS_SESSION: Final = 60.0
 """Seconds, and more than brokers keep a member of KIP-848 that was killed, unless they are told to."""
@@ -32,11 +32,15 @@ _OFFSETS: Final = (
     "delays, attempts and queue_id hold for a part of the messages only. Stop one of the two, or give it a "
     "subscription of its own"
 )
-_OTHER_KEYS: Final = (
+_SHARED: Final = (
     "The messages of {topic!r} are shared by the group {group!r} with {who}, whose queue_id or queue_ids differs: what "
-    "is read here and is not of a queue that is named here is passed over for good, and the same there. Stop one of "
-    "the two; give each queue_id a subscription of its own, and all processes of a queue_group the same queue_ids"
+    "is read here and is not of a queue that is named here is passed over for good, and the same there"
 )
+_MEND: Final = (
+    "Stop one of the two; give each queue_id a subscription of its own, and all processes of a queue_group the same "
+    "queue_ids"
+)
+_OTHER_KEYS: Final = f"{_SHARED}. {_MEND}"
 
 
 async def warn_of_rivals(
@@ -58,9 +62,29 @@ async def warn_of_rivals(
             logger.debug("Who else consumes group %r is asked again: %s", group, error)
             continue
         if rivals:
-            who = ", ".join(sorted({f"{member.client} at {member.host}" for member in rivals})[:3])
-            warn((_OFFSETS if keys is None else _OTHER_KEYS).format(group=group, topic=topic, who=who))
+            warn((_OFFSETS if keys is None else _OTHER_KEYS).format(group=group, topic=topic, who=_named(rivals)))
             return
+
+
+async def refuse_rivals(connection: Connection, topic: str, group: str, *, keys: str) -> None:
+    """To be asked before the group is joined. Those that have committed nothing yet are found by `warn_of_rivals`.
+
+    :raises ConfigurationError: present members read the topic for other keys.
+    """
+    try:
+        rivals = await rivals_of(connection, topic, group, keys=keys)
+    except BrokerError as error:
+        logger.debug("Who else consumes group %r is asked later: %s", group, error)
+        return
+    if rivals:
+        raise ConfigurationError(
+            _SHARED.format(group=group, topic=topic, who=_named(rivals)),
+            advice=f"{_MEND}. One that was killed is a member until its session is over (session_timeout_ms)",
+        )
+
+
+def _named(members: Iterable[GroupMember]) -> str:
+    return ", ".join(sorted({f"{member.client} at {member.host}" for member in members})[:3])
 
 
 async def rivals_of(connection: Connection, topic: str, group: str, *, keys: str | None = None) -> list[GroupMember]:
@@ -74,7 +98,7 @@ async def rivals_of(connection: Connection, topic: str, group: str, *, keys: str
         if isinstance(position, BrokerError):
             raise position
     texts = [position.metadata for position in stored.values() if isinstance(position, StoredOffset)]
-    marks = {mark_in(text) for text in texts if keys_in(text) != keys}
+    marks = {mark for text in texts if (mark := mark_in(text)) is not None and keys_in(text) != keys}
     if not marks:
         return []
     info = await KafkaGroups(connection).state(group)

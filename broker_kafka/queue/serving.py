@@ -7,14 +7,13 @@ from dataclasses import asdict
 from time import time
 
 from broker.hooks import Hooks
-from broker.queue_tracking import OpenLease
+from broker.queue_tracking import Histogram, OpenLease
 from broker.spi import LogReaderSpi
-from broker_kafka.admin_requests import describe
 from broker_kafka.connection import Connection
 from broker_kafka.queue.inspecting import open_leases, state_of
 from broker_kafka.queue.lease import Lease
-from broker_kafka.queue.marker_topic import marker_topic_name
 from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.queue.queue_names import check_subscription, has_markers, require_markers
 from broker_kafka.queue.tracker import Tracker
 from broker_kafka.queue.tracking import TrackerOptions
 from broker_kafka.queue.wire import read_content
@@ -37,12 +36,25 @@ class KafkaQueueTracker:
         on_close: Callable[[KafkaQueueTracker], object],
     ) -> None:
         self._connection = connection
+        self._topics = options.topics
         group = OwnRecords.of(subscription, connection.settings).queue
         self._tracker = Tracker(connection, group, hooks, options=options)
         self._on_close = on_close
 
     async def open(self) -> None:
-        await self._tracker.open()
+        tracker, settings = self._tracker, self._connection.settings
+        check_subscription(tracker.subscription, settings.marker_topic)
+        made = False
+        if not self._topics:
+            # Of a misspelt name a tracker would keep watch for ever, and say nothing.
+            made = not await has_markers(self._connection, tracker.topic)
+        await tracker.open()
+        if made:
+            tracker.warn(
+                f"Subscription {tracker.subscription!r} had no marker topic, and {tracker.topic!r} was made. If that "
+                "is not its name, delete the topic; else name the topics of its messages, which a marker topic is "
+                "measured by"
+            )
 
     async def wait(self) -> None:
         await self._tracker.wait()
@@ -58,8 +70,8 @@ class KafkaQueueTracker:
             return str(self._tracker.failure)
         return f"No broker at {self._connection.servers} can be reached" if self._connection.down else ""
 
-    def metrics(self) -> Mapping[str, float]:
-        state = self._tracker.state()
+    def metrics(self) -> Mapping[str, float | Histogram]:
+        state, counts = self._tracker.state(), self._tracker.counts
         return {
             "partitions": len(state.partitions),
             "partitions_catching_up": len(state.catching_up),
@@ -67,19 +79,22 @@ class KafkaQueueTracker:
             "open_lease_bytes": state.open_bytes,
             "due_leases": state.due,
             "oldest_lease_seconds": state.oldest or 0.0,
+            "clock_lag_seconds": state.clock_lag or 0.0,
             "markers_lag": state.lag,
             "markers_uncommitted": state.uncommitted,
-            **{f"{name}_total": count for name, count in asdict(self._tracker.counts).items()},
+            "redelivery_lateness_seconds": counts.lateness,
+            "redelivery_delay_seconds": counts.delay,
+            **{f"{name}_total": count for name, count in asdict(counts).items() if isinstance(count, int)},
         }
 
 
 async def shown_leases(connection: Connection, log: LogReaderSpi, subscription: str) -> list[OpenLease]:
     """The open leases of a subscription for people, the oldest first, by the clock of this machine.
 
-    :raises TopicNotFound: the subscription has no marker topic.
+    :raises NotFound: the subscription has no marker topic.
     """
     group = OwnRecords.of(subscription, connection.settings).queue
-    await describe(connection, marker_topic_name(group, connection.settings.marker_topic))
+    await require_markers(connection, group)
     leases = await open_leases(connection, log, subscription)
     now = int(1000 * time())
     return sorted([_shown(lease, now) for lease in leases], key=lambda lease: -lease.age)

@@ -127,9 +127,9 @@ class StartTransactions:
         if not taken or writer is None:
             return _NOTHING
         claimed = Claimed({each.place: each.offset + 1 for each in taken}, self._loop.time())
-        placed = self._starting.starts([each for each in taken if each.hold is not None], int(1000 * time()))
-        records, _ = packed(placed, self._together)
-        entries = [self._marker._replace(value=data, partition=partition) for partition, data in records]
+        started = self._starting.starts([each for each in taken if each.hold is not None], int(1000 * time()))
+        records, _ = packed([each.placed for each in started], self._together)
+        entries = [self._marker._replace(value=data, partition=partition) for partition, data, _ in records]
         text = commit_text(member_id, self._id, keys=self._starting.keys)
         offsets = [NativePartition(*place, at, metadata=text) for place, at in claimed.positions.items()]
         try:

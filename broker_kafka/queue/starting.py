@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, cast
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import add
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from confluent_kafka import TIMESTAMP_CREATE_TIME
@@ -14,22 +17,26 @@ from broker_kafka.headers import NativeRecord
 from broker_kafka.partitioning import partition_of
 from broker_kafka.queue.hold import Hold
 from broker_kafka.queue.marker_format import MarkerFormat
-from broker_kafka.queue.marker_producer import Placed
+from broker_kafka.queue.marker_producer import PACKED_BYTES, Placed
+from broker_kafka.queue.markers_pb2 import Header, HeaderList
 from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.placing import marker_partition
 from broker_kafka.queue.redelivery import attempts_of, origin_of
+from broker_kafka.queue.start_writer import StartWriter
 from broker_kafka.queue.views import QUEUE_VIEW, UNCOUNTED_VIEW
-from broker_kafka.queue.wire import Content, Headers, Kind, Marker, MessageId, Origin, StartWriter, write_marker
+from broker_kafka.queue.wire import Content, Headers, Kind, Marker, MessageId, Origin, write_marker
 from broker_kafka.runs import NativeRun
 from broker_kafka.scheduling import due_of
 
-__all__ = ["Starting", "Taken"]
+__all__ = ["Started", "Starting", "Taken"]
 
 _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
 _told_headers: Final = cast("Callable[[Any], Sequence[tuple[str, bytes | None]] | None]", NativeRecord.headers)
 
 _MOST: Final = 2**32 - 1
 """The largest count that a START can tell."""
+_FRAME: Final = 40
+"""The most bytes that a message takes in a START of several, beside its key, value and headers."""
 
 
 class Taken(msgspec.Struct, eq=False, gc=False):
@@ -38,7 +45,8 @@ class Taken(msgspec.Struct, eq=False, gc=False):
     :ivar headers: of the record.
     :ivar assignment: the number of the assignment that it came in.
     :ivar hold: None for one that is another queue's, and is passed over.
-    :ivar due: when it may be handed over, in milliseconds since 1970.
+    :ivar due: when it may be handed over, in milliseconds since 1970; 0 is at once.
+    :ivar is_first: whether it lies where it was sent first, and was never delivered.
     :ivar waits: whether its START says that it is not due, so that a tracker sends it again when it is.
     """
 
@@ -49,7 +57,15 @@ class Taken(msgspec.Struct, eq=False, gc=False):
     headers: Headers
     hold: Hold | None
     due: int = 0
+    is_first: bool = True
     waits: bool = False
+
+
+class Started(NamedTuple):
+    """A START, and what it starts."""
+
+    placed: Placed
+    taken: Sequence[Taken]
 
 
 class Starting:
@@ -79,6 +95,7 @@ class Starting:
         self._queue: Final = own.queue
         self._v1: Final = format.v1
         self._by_key: Final = format.by_key
+        self._together: Final = format.together
         self._partitions: Final = partitions
         self._lease_ms: Final = lease_ms
         self._holder: Final = holder
@@ -93,7 +110,7 @@ class Starting:
         found: list[Taken] = []
         messages = run.messages
         for raw, offset, told in zip(messages, map(_offset, messages), map(_told_headers, messages), strict=True):
-            hold, due = None, 0
+            hold, due, is_first = None, 0, True
             headers = tuple(told) if told else ()
             if by_key:
                 key = _bytes(raw.key())
@@ -103,36 +120,75 @@ class Starting:
             elif own.has(raw.key(), headers):
                 hold = Hold(MessageId(topic, number, offset, queue), partition, attempts_of(headers) + 1)
                 due = due_of(headers)
-            found.append(Taken(place, assignment, raw, offset, headers, hold, due))
+                is_first = hold.attempt == 1 and origin_of(headers) is None
+            found.append(Taken(place, assignment, raw, offset, headers, hold, due, is_first))
         return found
 
-    def starts(self, taken: Iterable[Taken], now: int) -> list[Placed]:
+    def starts(self, taken: Iterable[Taken], now: int) -> list[Started]:
         """The STARTs of these, but for those that are another queue's.
 
         :param now: milliseconds since 1970; what is not due by then is told to wait.
         """
-        found: list[Placed] = []
+        parts: dict[tuple[TopicPartition, int], tuple[list[Taken], list[Taken]]] = {}
         place: TopicPartition | None = None
-        writer: StartWriter | None = None
+        partition = -1
+        alike: list[Taken] = []
+        others: list[Taken] = []
+        joins = self._together > 1
         for each in taken:
             hold = each.hold
             if hold is None:
                 continue
-            if writer is None or each.place is not place:
-                place = each.place
-                writer = StartWriter(
-                    *place,
-                    self._queue,
-                    lease_ms=self._lease_ms,
-                    holder=self._holder,
-                    max_attempts=self._most,
-                    dead_letter=self._dead_letter,
-                )
-            wait_ms = max(0, each.due - now)
-            each.waits = wait_ms > 0
-            data = self._v1_start(each, hold, wait_ms) if self._v1 else _start(writer, each, hold, wait_ms)
-            found.append(Placed(hold.partition, data))
+            if each.place is not place or hold.partition != partition:
+                place, partition = each.place, hold.partition
+                alike, others = parts.setdefault((place, partition), ([], []))
+            each.waits = each.due > now
+            (alike if joins and each.is_first and not each.waits else others).append(each)
+        found: list[Started] = []
+        for (place, partition), (alike, others) in parts.items():
+            writer = StartWriter(
+                *place,
+                self._queue,
+                lease_ms=self._lease_ms,
+                holder=self._holder,
+                max_attempts=self._most,
+                dead_letter=self._dead_letter,
+            )
+            found += [self._alone(writer, partition, each, max(0, each.due - now)) for each in others]
+            found += self._starts_together(writer, partition, alike)
         return found
+
+    def _alone(self, writer: StartWriter, partition: int, taken: Taken, wait_ms: int) -> Started:
+        hold = taken.hold
+        assert hold is not None
+        data = self._v1_start(taken, hold, wait_ms) if self._v1 else _start(writer, taken, hold, wait_ms)
+        return Started(Placed(partition, data), (taken,))
+
+    def _starts_together(self, writer: StartWriter, partition: int, taken: Sequence[Taken]) -> Iterator[Started]:
+        """STARTs of messages on their first delivery, of several where that can be."""
+        raws: list[Any] = [each.raw for each in taken]
+        keys: list[bytes] = [key for raw in raws if (key := raw.key()) is not None]
+        values: list[bytes] = [value for raw in raws if (value := raw.value()) is not None]
+        if len(values) < len(raws) or 0 < len(keys) < len(raws):
+            # Columns do not tell which message has none.
+            for each in taken:
+                yield self._alone(writer, partition, each, 0)
+            return
+        times = [_time(*raw.timestamp()) for raw in raws]
+        headers = [_header_list(each.headers) for each in taken] if any(each.headers for each in taken) else []
+        sizes = [_FRAME + len(value) for value in values]
+        if keys:
+            sizes = list(map(add, sizes, map(len, keys)))
+        if headers:
+            sizes = list(map(add, sizes, map(HeaderList.ByteSize, headers)))
+        for begin, end in _parts(sizes, self._together):
+            part = slice(begin, end)
+            if end - begin == 1:
+                yield self._alone(writer, partition, taken[begin], 0)
+                continue
+            offsets = [each.offset for each in taken[part]]
+            data = writer.together(offsets, keys[part], values[part], times[part], headers[part])
+            yield Started(Placed(partition, data, whole=True), taken[part])
 
     def _v1_start(self, taken: Taken, hold: Hold, wait_ms: int) -> bytes:
         marker = Marker(kind=Kind.START, id=hold.id, after_ms=wait_ms or self._lease_ms)
@@ -148,9 +204,7 @@ class Starting:
 def _start(writer: StartWriter, taken: Taken, hold: Hold, wait_ms: int) -> bytes:
     raw = taken.raw
     key, value, headers = raw.key(), raw.value(), taken.headers
-    kind, time = raw.timestamp()
-    if kind != TIMESTAMP_CREATE_TIME or time < 0:
-        time = 0
+    time = _time(*raw.timestamp())
     if not headers and not wait_ms and type(key) is bytes and type(value) is bytes:
         return writer.plain(taken.offset, hold.attempt, key, value, time)
     origin = origin_of(headers) or Origin(taken.place.topic, taken.place.partition, taken.offset, time)
@@ -159,5 +213,24 @@ def _start(writer: StartWriter, taken: Taken, hold: Hold, wait_ms: int) -> bytes
     return writer.write(taken.offset, attempt, _bytes(key), _bytes(value), headers, origin, wait_ms=wait_ms)
 
 
+def _time(kind: int, time: int) -> int:
+    """When a record was sent, in milliseconds since 1970; 0 if it does not tell."""
+    return time if kind == TIMESTAMP_CREATE_TIME and time > 0 else 0
+
+
 def _bytes(data: str | bytes | None) -> bytes | None:
     return data.encode() if isinstance(data, str) else data
+
+
+def _header_list(headers: Headers) -> HeaderList:
+    return HeaderList(headers=[Header(name=name, value=value) for name, value in headers])
+
+
+def _parts(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Where to cut, so that a part has so many at most, and a record takes it unless it is one alone."""
+    totals = list(accumulate(sizes))
+    begin = taken = 0
+    while begin < len(sizes):
+        end = min(begin + most, max(begin + 1, bisect_right(totals, taken + PACKED_BYTES)))
+        yield begin, end
+        begin, taken = end, totals[end - 1]

@@ -21,7 +21,7 @@ from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_na
 from broker_kafka.queue.one_topic import other_topics
 from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.queue_client import QueueClient
-from broker_kafka.queue.rivals import warn_of_rivals
+from broker_kafka.queue.rivals import refuse_rivals, warn_of_rivals
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting
 from broker_kafka.queue.trackers import Trackers
@@ -53,7 +53,8 @@ async def open_queue(
 
     :param starting: makes what writes its STARTs; takes what `Starting` does.
 
-    :raises ConfigurationError: its marker topic is not fit for markers, or holds V1 markers of another topic.
+    :raises ConfigurationError: its marker topic is not fit for markers, or holds V1 markers of another topic; or
+        present members of its group read the topic for other keys.
     :raises BrokerError: one of its clients cannot be opened.
     """
     queue = subscription.subscription
@@ -63,6 +64,8 @@ async def open_queue(
         )
     partitions = await ensure_marker_topic(connection, queue, topics=(subscription.topic,))
     settings = connection.settings
+    own = OwnRecords.of(queue, settings)
+    await refuse_rivals(connection, subscription.topic, queue, keys=own.mark)
     written = FORMATS[settings.marker_format]
 
     def warn(text: str) -> None:
@@ -84,7 +87,7 @@ async def open_queue(
     producer = MarkerProducer(connection, markers, settings.queue_id or queue, lasts=lasts, together=written.together)
     book = LeaseBook(producer, lease_seconds=settings.lease_seconds, format=written)
     starts = starting(
-        OwnRecords.of(queue, settings),
+        own,
         partitions,
         lease_ms=book.lease_ms,
         holder=f"{settings.client_id}@{_HOST}:{os.getpid()}",

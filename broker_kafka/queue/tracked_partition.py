@@ -176,7 +176,11 @@ class TrackedPartition:
     async def _rest(self, partition: AssignedPartition) -> None:
         """Until something was read, or is due."""
         wait, at = _LONGEST_WAIT, now_ms()
-        deadline = partition.markers.next_deadline()
+        deadline, now = partition.markers.next_deadline(), partition.clock.now
+        due = partition.is_open and deadline is not None and now is not None and deadline <= now
+        if due and (pause := self._redeliverer.pause()):
+            await self._sleep(pause)
+            return
         late = deadline is not None and partition.is_open and partition.clock.estimate(at) >= deadline
         if late or partition.needs_end:
             self._host.ask_end(self.place)

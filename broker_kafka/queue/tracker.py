@@ -31,6 +31,7 @@ from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_na
 from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.offset_committer import OffsetCommitter
 from broker_kafka.queue.redeliverer import Redeliverer
+from broker_kafka.queue.redelivery_rate import RedeliveryRate
 from broker_kafka.queue.takeover import WRITER_CLOSE, Claim, claim
 from broker_kafka.queue.tracked_partition import NotMoved, TrackedPartition, now_ms
 from broker_kafka.queue.tracking import QueueTracked, TrackerCounts, TrackerOptions, TrackerState
@@ -70,6 +71,7 @@ class Tracker:
         self._committer: OffsetCommitter
         self._positions = GroupPositions(connection, subscription, self.warn)
         self._topics = MessageTopics(connection)
+        self._rate = RedeliveryRate(connection.settings.redelivery_rate)
         self._tracked: dict[TopicPartition, TrackedPartition] = {}
         self._claims: dict[TopicPartition, Claim] = {}
         """Of partitions that are being assigned."""
@@ -147,14 +149,16 @@ class Tracker:
         """How it is doing now."""
         read = {place.partition: (each, each.partition) for place, each in sorted(self._tracked.items())}
         known = [(each, partition) for each, partition in read.values() if partition is not None]
-        leases = [(partition.clock.now or 0, lease) for _, partition in known for lease in partition.markers]
+        at, clocks = now_ms(), [partition.clock for _, partition in known]
+        leases = [(partition.clock.now or 0, each) for _, partition in known for each in partition.markers.entries()]
         return TrackerState(
             partitions=list(read),
             catching_up=[number for number, (_, found) in read.items() if found is None or not found.is_open],
             open=len(leases),
             open_bytes=sum(partition.markers.bytes for _, partition in known),
-            due=sum(lease.state == State.SENDING for _, lease in leases),
-            oldest=max(((now - lease.started) / 1000 for now, lease in leases), default=None),
+            due=sum(each.state == State.SENDING or each.deadline <= now for now, each in leases),
+            oldest=max(((now - each.started) / 1000 for now, each in leases), default=None),
+            clock_lag=max((clock.lag(at) / 1000 for clock in clocks if clock.now is not None), default=None),
             lag=sum(max(0, each.end - partition.position) for each, partition in known),
             uncommitted=sum(partition.position - partition.committed_position for _, partition in known),
         )
@@ -227,7 +231,7 @@ class Tracker:
         if self._closed:
             return
         for place in partitions:
-            redeliverer = Redeliverer(place, self._positions, self._topics, self._options, self.counts)
+            redeliverer = Redeliverer(place, self._positions, self._topics, self._options, self.counts, self._rate)
             tracked = TrackedPartition(place, self, redeliverer, self._options.partition, self.counts)
             self._tracked[place] = tracked
             tracked.begin(self._claims.pop(place))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from broker.errors import BrokerError
 from broker.hooks import Event
+from broker.queue_tracking import Histogram
 from broker_kafka.queue.assigned_partition import PartitionOptions
 
 __all__ = ["QueueTracked", "TrackerCounts", "TrackerOptions", "TrackerState", "Tracking"]
@@ -55,6 +56,9 @@ class TrackerCounts:
     :ivar refused: times at which the brokers refused a message.
     :ivar doubts: times at which it was not known what had been written, so that a partition was read anew.
     :ivar commits: of positions.
+    :ivar lateness: seconds from when a message was due until it was sent again, or its dead letter written. What was
+        refused, or left to its readers, is due when it is to be tried again.
+    :ivar delay: the same since the START of its delivery.
     """
 
     markers: int = 0
@@ -66,6 +70,8 @@ class TrackerCounts:
     refused: int = 0
     doubts: int = 0
     commits: int = 0
+    lateness: Histogram = field(default_factory=Histogram)
+    delay: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +82,10 @@ class TrackerState:
     :ivar catching_up: those of them of which not all is read that was written before: nothing is sent for them yet.
     :ivar open: messages that were started and have not ended.
     :ivar open_bytes: what these take in memory.
-    :ivar due: those of them that are being sent again.
+    :ivar due: those of them that are being sent again, or wait for that.
     :ivar oldest: seconds since the first START of the oldest of them, by the clock of the log; None if there is none.
+    :ivar clock_lag: seconds by which the time up to which all is read is behind the brokers' time, as far as it is
+        known, of the partition where that is most; None if none has a time. No lease ends in them. Some 3 s are usual.
     :ivar lag: records of markers that are not read yet, as far as it is known.
     :ivar uncommitted: records of markers behind the committed positions.
     """
@@ -88,6 +96,7 @@ class TrackerState:
     open_bytes: int
     due: int
     oldest: float | None
+    clock_lag: float | None
     lag: int
     uncommitted: int
 

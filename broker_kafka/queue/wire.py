@@ -1,4 +1,5 @@
-"""Markers as bytes: V1, the format of kafka-mq-go, and V2, which adds fields that a V1 tracker skips. Pure functions.
+"""Markers as bytes: V1, the format of kafka-mq-go, V2, which adds fields that a V1 tracker skips, and V3, a START of
+several messages. Pure functions.
 
 `markers.proto` is the format. A record has one marker, or carries many. A marker that this version does not know is
 read as None, never raised: a newer tracker, or somebody else, may share the topic.
@@ -13,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from google.protobuf.message import DecodeError
 
-from broker_kafka.queue.markers_pb2 import END, KEEPALIVE, START, V1, V2
+from broker_kafka.queue.markers_pb2 import END, KEEPALIVE, START, V1, V2, V3
 from broker_kafka.queue.markers_pb2 import Marker as _Marker
 from broker_kafka.queue.markers_pb2 import MessageID as _MessageID
 
@@ -25,7 +26,6 @@ __all__ = [
     "Marker",
     "MessageId",
     "Origin",
-    "StartWriter",
     "pack_markers",
     "read_content",
     "read_markers",
@@ -94,7 +94,8 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     :ivar released: nobody holds the message; a KEEPALIVE that says so is a release, and may say when it comes again.
     :ivar renews: of a START that a tracker repeats, the offset of the START that it repeats.
     :ivar as_of: of such a START, the offset below which it knows all markers.
-    :ivar more: KEEPALIVE and END: the offsets of more messages of which it is said, of the same place and queue.
+    :ivar more: the offsets of more messages of which it is said, of the same place and queue. A START with more is one
+        of each of them, as `read_each` tells.
     :ivar reason: a release: why.
     """
 
@@ -121,7 +122,7 @@ _KINDS: Final = {START: Kind.START, END: Kind.END, KEEPALIVE: Kind.KEEPALIVE}
 _TYPES: Final = {kind: number for number, kind in _KINDS.items()}
 _START: Final = Kind.START
 """Attributes of an enum class cost a slow look-up each; this is read per message."""
-_VERSIONS: Final = frozenset({V1, V2})
+_VERSIONS: Final = frozenset({V1, V2, V3})
 
 
 def read_markers(data: bytes | None) -> Sequence[tuple[Marker | None, bytes]]:
@@ -158,6 +159,8 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
         after_ms = _LONGEST
     if version == V1:
         return Marker(kind=kind, id=message, after_ms=after_ms)
+    if version == V3:
+        return _read_starts(raw, kind, message, after_ms)
     starts = kind is _START
     renewal = raw.renewal if starts and raw.HasField("renewal") else None
     return Marker(
@@ -173,8 +176,19 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
     )
 
 
+def _read_starts(raw: _Marker, kind: Kind, first: MessageId, after_ms: int) -> Marker | None:
+    """A START of several messages; None if it is not, or does not have everything of each."""
+    more = tuple(raw.more_offsets)
+    count = 1 + len(more)
+    complete = len(raw.values) == len(raw.times) == count and {len(raw.keys), len(raw.headers_of)} <= {0, count}
+    if kind is not _START or not more or not complete:
+        return None
+    attempt = raw.attempt if raw.HasField("attempt") else None
+    return Marker(kind=kind, id=first, after_ms=after_ms, attempt=attempt, more=more)
+
+
 def read_content(data: bytes) -> Content:
-    """What a START carries, of bytes that `read_markers` gives.
+    """What a START carries, of bytes that `read_markers` gives; of a START of several, what they share.
 
     :raises google.protobuf.message.DecodeError: they are no marker.
     """
@@ -229,92 +243,6 @@ def write_marker(marker: Marker, content: Content | None = None, *, v1: bool = F
     if content is not None:
         _write_content(raw, content)
     return raw.SerializeToString()
-
-
-class StartWriter:
-    """Writes the STARTs of messages of one partition, as `write_marker` does; many of them for little.
-
-    What they share is set once, in one message of protobuf that is written again and again.
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        queue: str,
-        *,
-        lease_ms: int,
-        holder: str,
-        max_attempts: int = 0,
-        dead_letter: str = "",
-    ) -> None:
-        self._place: Final = (topic, partition)
-        self._raw: Final = _Marker(
-            version=V2,
-            type=START,
-            message_id=_MessageID(topic=topic, partition=partition, queue=queue),
-            redeliver_after_ms=lease_ms,
-            holder=holder,
-            max_attempts=max_attempts,
-            dead_letter=dead_letter,
-        )
-        self._id: Final = self._raw.message_id
-        self._origin: Final = self._raw.origin
-        self._origin.topic, self._origin.partition = self._place
-        self._lease_ms: Final = lease_ms
-        self._is_plain = True
-        """Whether the last START had a key, a value, no headers, its origin in this partition, and a holder."""
-
-    def plain(self, offset: int, attempt: int, key: bytes, value: bytes, timestamp_ms: int) -> bytes:
-        """The START of a message that has no headers, and is where it was sent first."""
-        raw, origin = self._raw, self._origin
-        if not self._is_plain:
-            self._is_plain = True
-            raw.ClearField("headers")
-            origin.topic, origin.partition = self._place
-            self._wait(0)
-        self._id.offset = origin.offset = offset
-        origin.timestamp_ms = timestamp_ms
-        raw.attempt, raw.key, raw.value = attempt, key, value
-        return raw.SerializeToString()
-
-    def write(
-        self,
-        offset: int,
-        attempt: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        origin: Origin,
-        *,
-        wait_ms: int = 0,
-    ) -> bytes:
-        """The START of any message.
-
-        :param wait_ms: above 0 nobody holds it: it is to come again after so long, and `attempt` deliveries count.
-        """
-        raw = self._raw
-        self._is_plain = False
-        self._id.offset, raw.attempt = offset, attempt
-        if key is None:
-            raw.ClearField("key")
-        else:
-            raw.key = key
-        if value is None:
-            raw.ClearField("value")
-        else:
-            raw.value = value
-        raw.ClearField("headers")
-        for name, data in headers:
-            raw.headers.add(name=name, value=data)
-        first = self._origin
-        first.topic, first.partition, first.offset, first.timestamp_ms = origin
-        self._wait(wait_ms)
-        return raw.SerializeToString()
-
-    def _wait(self, wait_ms: int) -> None:
-        self._raw.released = wait_ms > 0
-        self._raw.redeliver_after_ms = wait_ms or self._lease_ms
 
 
 def _write_content(raw: _Marker, content: Content) -> None:

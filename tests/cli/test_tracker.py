@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+import uuid
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from broker.cli.health import HealthServer
+from broker.hooks import Hooks, Warned
+from broker.queue_tracking import Histogram
+from broker_kafka.backend import KafkaBackend
 from broker_kafka.queue.wire import Content, Kind, Marker
+from broker_kafka.settings import KafkaSettings
 from tests.cli.conftest import InnerCli, ProcessCli
 from tests.kafka.queue_markers import Queue, prepared_queue
 from tests.servers.kafka import shared_server
@@ -69,6 +73,9 @@ def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
                 in metrics
             )
             assert f"anybroker_queue_up{labels} 1\n" in metrics
+            assert f"anybroker_queue_clock_lag_seconds{labels} " in metrics
+            for name in ("lateness", "delay"):
+                assert f"anybroker_queue_redelivery_{name}_seconds_count{labels} 1\n" in metrics
             shown = cli.inner("queue", "inspect", queue.subscription, "--json").json
             assert {lease["offset"]: (lease["state"], lease["attempt"], lease["holder"]) for lease in shown} == {
                 1: ("held", 1, ""),
@@ -92,13 +99,46 @@ def test_what_it_is_given_wrong(memory: InnerCli) -> None:
     assert "has no queues that need a tracker" in memory("queue", "inspect", "billing", code=2).err
     kafka = InnerCli(shared_server().url)
     assert "--listen is 'somewhere'" in kafka("tracker", "billing", "--listen", "somewhere", code=2).err
-    kafka("queue", "inspect", "nobodys", code=3)
     kafka("tracker", "billing", "--topic", "no-such-topic", code=3)
+    for name, told in (("", "subscription is ''"), ("b.tracker", "not end with '.tracker'"), ("a/b", "marker_topic")):
+        assert told in kafka("tracker", name, code=2).err
+        assert told in kafka("queue", "inspect", name, code=2).err
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["peek"], ["purge", "--yes"]], ids=lambda command: command[0])
+def test_what_is_no_queue_is_told_with_no_topic_to_be_made(command: list[str]) -> None:
+    told = InnerCli(shared_server().url)("queue", *command, "nobodys", code=3).err
+    assert (
+        "Subscription 'nobodys' is no queue with markers: there is no topic 'nobodys.markers'. Check its name" in told
+    )
+    # One made by hand would not be fit for markers.
+    assert "create" not in told
+
+
+async def test_a_tracker_of_a_name_that_nobody_consumes_by_says_so() -> None:
+    name, hooks, told = f"misspelt-{uuid.uuid4().hex[:12]}", Hooks(), list[str]()
+    hooks.listen(lambda event: told.append(event.text) if isinstance(event, Warned) else None)
+    backend = KafkaBackend(KafkaSettings(servers=(shared_server().bootstrap,)), hooks)
+    await backend.open()
+    try:
+        for _ in range(2):
+            tracker = backend.queue_tracker(name)
+            await tracker.open()
+            await tracker.close()
+    finally:
+        await backend.close()
+    assert len(told) == 1
+    assert (
+        f"Subscription '{name}' had no marker topic, and '{name}.markers' was made. If that is not its name" in told[0]
+    )
 
 
 async def test_health() -> None:
     said = ""
-    metrics: Mapping[str, float] = {"open": 3, "sent_total": 10_000_001}
+    took = Histogram(bounds=(0.5, 2.0), counts=[0, 0, 0])
+    for seconds in (0.25, 0.5, 1.5, 60.0):
+        took.add(seconds)
+    metrics = {"open": 3, "sent_total": 10_000_001, "took_seconds": took}
 
     async with HealthServer("127.0.0.1", 0, 'a "b"', lambda: said, lambda: metrics) as server:
         assert await asyncio.to_thread(get, server.url, "/health?verbose") == "ok\n"
@@ -106,6 +146,12 @@ async def test_health() -> None:
         assert '# TYPE anybroker_queue_open gauge\nanybroker_queue_open{subscription="a \\"b\\""} 3\n' in text
         assert "sent_total" in text
         assert " 10000001\n" in text
+        name, of = "anybroker_queue_took_seconds", 'subscription="a \\"b\\""'
+        assert (
+            f"# TYPE {name} histogram\n"
+            f'{name}_bucket{{{of},le="0.5"}} 2\n{name}_bucket{{{of},le="2"}} 3\n{name}_bucket{{{of},le="+Inf"}} 4\n'
+            f"{name}_sum{{{of}}} 62.25\n{name}_count{{{of}}} 4\n"
+        ) in text
         said = "no broker"
         assert await asyncio.to_thread(ask, server.url, "/health") == (503, "no broker\n")
         assert (await asyncio.to_thread(ask, server.url, "/"))[0] == 404

@@ -47,7 +47,7 @@ async def test_what_comes_again_is_the_message_as_it_was(kafka: KafkaServer, bus
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "random"])
-async def test_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_queue_in_many(
+async def test_i7_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_queue_in_many(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, partitioner: str
 ) -> None:
     topic = make_topic(partitions=3)

@@ -14,7 +14,7 @@ import pytest
 
 from broker.bus import Bus, connect
 from broker.errors import BrokerError, ConfigurationError, ConnectionFailed, LeaseLost
-from broker.hooks import Warned
+from broker.hooks import LeasesNotRenewed, Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed
@@ -53,20 +53,24 @@ def url_of(proxy: Proxy) -> str:
 
 
 def kinds_of(kafka: KafkaServer, queue: str) -> list[Kind]:
-    """The kinds of all markers of a queue, but for those that a tracker writes to hear the time."""
+    """The kinds of all markers of a queue, but for those that a tracker writes to hear the time; of a START of several
+    messages for each."""
     records = read_all(kafka.bootstrap, marker_topic_name(queue))
-    found = [marker for record in records for marker, _ in read_markers(record.value())]
-    return [marker.kind for marker in found if marker is not None and marker != TIME_MARKER]
+    read = [marker for record in records for marker, _ in read_markers(record.value())]
+    found = [marker for marker in read if marker is not None and marker != TIME_MARKER]
+    return [marker.kind for marker in found for _ in (marker.ids() if marker.kind is Kind.START else [marker.id])]
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, kind: Kind, which: int) -> None:
-    """Have one marker of this kind not written, the first time that so many are, with what its producer would tell."""
+    """Have the marker of this kind of one message, and of those it tells of with it, not written, the first time that
+    so many are, with what its producer would tell."""
     write: Write = MarkerProducer.write
     left = [which]
 
     async def failing(self: MarkerProducer, markers: Sequence[Placed], **how: Any) -> list[BrokerError | None]:
         found = [marker for placed in markers for marker, _ in read_markers(placed.data)]
-        mine = [place for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
+        told = [(place, marker) for place, marker in enumerate(found) if marker is not None and marker.kind == kind]
+        mine = [place for place, marker in told for _ in marker.ids()]
         if not left or len(mine) < left[0] + 1:
             return await write(self, markers, **how)
         place = mine[left.pop()]
@@ -80,10 +84,12 @@ async def test_b_a_message_whose_start_failed_is_not_lost_and_not_doubled(
     bus: Bus, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_once(monkeypatch, Kind.START, 3)
-    await bus.topic(topic).publish_batch(numbered(10))
+    # Of that size two have one START.
+    sent = [body + bytes(12_000) for body in numbered(10)]
+    await bus.topic(topic).publish_batch(sent)
     async with bus.messages(topic, subscription=group, prefetch=10) as inbox:
         messages = await take(inbox, 10, PATIENCE)
-        assert bodies(messages) == once(numbered(10))
+        assert bodies(messages) == once(sent)
         for message in messages:
             await message.ack()
         await nothing_more(inbox, 0.3)
@@ -205,6 +211,35 @@ async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, 
     kinds = kinds_of(server, group)
     assert kinds.count(Kind.START) == 20
     assert kinds.count(Kind.END) <= 20
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["its own reader", "queue_group"])
+async def test_keepalives_that_are_not_written_are_told(
+    wired: tuple[KafkaServer, Proxy], group: str, shared: bool
+) -> None:
+    """Also of what waits for its consumer in the reader of many queues."""
+    server, proxy = wired
+    topic = RawAdmin(server.bootstrap).make_topic()
+    queue = f"&queue_group={group}&queue_ids=mail" if shared else ""
+    async with connect(f"{url_of(proxy)}?{QUICK}&lease_seconds=9{queue}") as bus:
+        told: list[LeasesNotRenewed] = []
+        bus.hooks.listen(lambda event: told.append(event) if isinstance(event, LeasesNotRenewed) else None)
+        async with bus.messages(
+            topic, subscription="mail" if shared else group, prefetch=1, close_timeout=1.0
+        ) as inbox:
+            produce(server.bootstrap, topic, numbered(9), key=b"mail")
+            (held,) = await take(inbox, 1, PATIENCE)
+
+            def is_told() -> bool:
+                seen = {message.id for event in told for message in event.messages}
+                # One more may have been fetched.
+                return held.id in seen and (not shared or len(seen) > 2)
+
+            proxy.hold()
+            try:
+                await eventually(is_told, PATIENCE, "the event")
+            finally:
+                proxy.hold(False)
 
 
 @pytest.mark.parametrize("bus", ["", "&queue_transactions=true"], ids=["apart", "together"], indirect=True)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from broker.bus import Bus, connect
+from broker.errors import ConfigurationError
 from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
@@ -108,9 +109,8 @@ async def test_who_passes_over_what_is_anothers_tells_it(
     shared = how == "queue_group"
     setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
     async with AsyncExitStack() as stack:
+        # Who begins while the other has committed nothing yet is not refused.
         first = await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
-        await send(first, topic, "mail", "reports")
-        await eventually(first.work, PATIENCE, "the first message")
         other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
         second = await joined(stack, kafka, other, topic, "reports" if shared else group)
 
@@ -126,6 +126,29 @@ async def test_who_passes_over_what_is_anothers_tells_it(
         assert "anybroker at 127.0.0.1" in warning
         assert "a subscription of its own" in warning
         assert not second.warned if how == "one takes all" else set(second.warned) <= {warning}
+
+
+@pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
+@pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
+async def test_who_comes_to_others_with_other_keys_is_refused(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
+) -> None:
+    topic = make_topic(partitions=2)
+    shared = how == "queue_group"
+    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
+    other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
+    who = "reports" if shared else group
+    async with AsyncExitStack() as stack:
+        first = await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
+        await send(first, topic, "mail", "reports")
+        await eventually(first.work, PATIENCE, "the first message")
+        with pytest.raises(ConfigurationError, match=r"whose queue_id or queue_ids differs: .* Stop one of the two"):
+            await joined(stack, kafka, other, topic, who)
+        # The same again disturbs nobody.
+        await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
+    # Those that have left are no rivals.
+    async with AsyncExitStack() as stack:
+        await joined(stack, kafka, other, topic, who)
 
 
 async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:

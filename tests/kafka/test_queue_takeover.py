@@ -65,7 +65,9 @@ async def started(queue: Queue, where: str) -> AsyncGenerator[TrackerProcess]:
 
 
 @pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
-async def test_who_was_paused_while_another_took_over_writes_nothing(kafka: KafkaServer, where: str, then: str) -> None:
+async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
+    kafka: KafkaServer, where: str, then: str
+) -> None:
     queue = await asyncio.to_thread(Queue, kafka)
     async with connected(kafka) as connection:
         await queue.prepare(connection)

@@ -34,6 +34,10 @@ async def test_a_message_whose_lease_ends_comes_again_once(connection: Connectio
         assert headers["anybroker-id"] == f"{queue.topic}:0:0".encode()
         await eventually(lambda: tracker.state().open == 0)
         assert (tracker.counts.redelivered, tracker.counts.dead_lettered, tracker.counts.unknown) == (2, 0, 0)
+        lateness, delay = tracker.counts.lateness, tracker.counts.delay
+        assert (sum(lateness.counts), sum(delay.counts)) == (2, 2)
+        # Each was due 0.3 s after its START; later, where its tracker did not know its readers' position yet.
+        assert delay.sum - lateness.sum > 0.599
     # Three STARTs, an END, two more of the tracker; nothing is read again.
     assert await asyncio.to_thread(queue.committed) >= 6
 

@@ -32,7 +32,8 @@ def starts_of(kafka: KafkaServer, group: str) -> Counter[MessageId]:
     RawAdmin(kafka.bootstrap).wait_for_markers(marker_topic_name(group), 0)
     records = read_all(kafka.bootstrap, marker_topic_name(group))
     found = [marker for record in records for marker, _ in read_markers(record.value())]
-    return Counter(marker.id for marker in found if marker is not None and marker.kind is Kind.START)
+    starts = [marker for marker in found if marker is not None and marker.kind is Kind.START]
+    return Counter(message for marker in starts for message in marker.ids())
 
 
 async def done(bus: Bus, topic: str, group: str, messages: Sequence[Message[bytes]]) -> None:

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from broker_kafka.queue.assigned_partition import AssignedPartition, PartitionOptions
 from broker_kafka.queue.lease import Lease
+from broker_kafka.queue.markers_pb2 import Header, HeaderList
 from broker_kafka.queue.redelivery import Sending, again, attempts_of, dead_letter, is_exhausted, origin_of
+from broker_kafka.queue.start_writer import StartWriter
 from broker_kafka.queue.wire import (
     TIME_MARKER,
     Content,
@@ -113,6 +115,52 @@ class Simulation:
             self.held.append(held)
         return held
 
+    def take_together(self, count: int, *, commits: bool = True) -> list[Held]:
+        """The same of several; those that were not sent again have one START."""
+        first, together = self.taken, list[tuple[int, Sending]]()
+        found: list[Held] = []
+        for offset, sending in enumerate(self.messages[first : first + count], first):
+            if attempts_of(sending.headers) or origin_of(sending.headers) is not None:
+                self.taken = offset
+                found += [held for held in [self.take(commits=False)] if held is not None]
+            else:
+                together.append((offset, sending))
+        self.taken = first
+        if len(together) > 1:
+            self.append(self._started(together))
+        for offset, sending in together:
+            if len(together) == 1:
+                self.taken = offset
+                found += [held for held in [self.take(commits=False)] if held is not None]
+                self.taken = first
+            else:
+                held = Held(MessageId(TOPIC, 0, offset, "q"), 1, sending)
+                self.redelivered.pop(held.id, None)
+                self.held.append(held)
+                found.append(held)
+        if commits:
+            self.taken += len(found)
+        return found
+
+    def _started(self, messages: list[tuple[int, Sending]]) -> bytes:
+        writer = StartWriter(
+            TOPIC,
+            0,
+            "q",
+            lease_ms=self.period,
+            holder="",
+            max_attempts=self.max_attempts,
+            dead_letter="dead" if self.max_attempts else "",
+        )
+        sendings = [sending for _, sending in messages]
+        return writer.together(
+            [offset for offset, _ in messages],
+            [each.key or b"" for each in sendings],
+            [each.value or b"" for each in sendings],
+            [0] * len(messages),
+            [HeaderList(headers=[Header(name=name, value=value) for name, value in each.headers]) for each in sendings],
+        )
+
     def ack(self, held: Held, *, lost: bool = False, twice: bool = False) -> None:
         """:param lost: the END does not reach the brokers, and the worker dies."""
         self.held.remove(held)
@@ -120,8 +168,15 @@ class Simulation:
         for _ in range(0 if lost else 2 if twice else 1):
             self.write(Marker(kind=Kind.END, id=held.id))
 
-    def keep(self, held: Held) -> None:
-        self.write(Marker(kind=Kind.KEEPALIVE, id=held.id, after_ms=self.period))
+    def ack_together(self, helds: list[Held]) -> None:
+        for held in helds:
+            self.held.remove(held)
+            self.acked.append((held.sending.value or b"").decode())
+        self.write(Marker(kind=Kind.END, id=helds[0].id, more=tuple(held.id.offset for held in helds[1:])))
+
+    def keep(self, held: Held, *others: Held) -> None:
+        more = tuple(each.id.offset for each in others)
+        self.write(Marker(kind=Kind.KEEPALIVE, id=held.id, after_ms=self.period, more=more))
 
     def release(self, held: Held, delay: int, *, counts: bool = True) -> None:
         self.held.remove(held)
@@ -234,19 +289,19 @@ def naive_open(log: list[Record]) -> dict[MessageId, int]:
     """The open messages of a whole log, and how many deliveries of each count."""
     found: dict[MessageId, int] = {}
     released: set[MessageId] = set()
-    for _, marker in markers_of(log):
+    for marker, message in ((said, each) for _, said in markers_of(log) for each in said.ids()):
         if marker.renews is not None:
             continue
         if marker.kind == Kind.START:
-            found[marker.id] = marker.attempt or 0
-            (released.add if marker.released else released.discard)(marker.id)
+            found[message] = marker.attempt or 0
+            (released.add if marker.released else released.discard)(message)
         elif marker.kind == Kind.END:
-            found.pop(marker.id, None)
-            released.discard(marker.id)
-        elif marker.released and marker.id in found and marker.id not in released:
-            released.add(marker.id)
+            found.pop(message, None)
+            released.discard(message)
+        elif marker.released and message in found and message not in released:
+            released.add(message)
             if marker.attempt is not None:
-                found[marker.id] = min(found[marker.id], max(marker.attempt, found[marker.id] - 1))
+                found[message] = min(found[message], max(marker.attempt, found[message] - 1))
     return found
 
 

@@ -84,6 +84,15 @@ def test_f_silence_of_which_nobody_knows_is_not_counted() -> None:
     assert clock.now == 11_000
 
 
+def test_f_how_far_the_clock_is_behind_the_brokers_is_told() -> None:
+    clock = LogClock(at=0)
+    assert clock.lag(at=5_000) == 0
+    clock.read(1_000, at=0)
+    assert (clock.lag(at=0), clock.lag(at=5_000)) == (0, 5_000)
+    clock.caught_up(at=6_000)
+    assert clock.lag(at=6_000) == 0
+
+
 def test_f_a_quiet_topic_does_not_hold_redelivery_up() -> None:
     queue = taken()
     for _ in range(4):

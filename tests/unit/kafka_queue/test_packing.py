@@ -34,3 +34,11 @@ def test_a_record_of_several_is_small_and_a_large_marker_has_one_of_its_own() ->
     assert records[1] == large
     assert all(len(record.data) < 34_000 for record in records if record != large)
     assert places == sorted(places)
+
+
+def test_what_is_a_record_already_stays_one_in_its_place() -> None:
+    whole = Placed(0, b"whole", whole=True)
+    records, places = packed([end(0), end(1), end(2, 1), whole, end(3), end(4), end(5, 1)], 200)
+    assert places == [0, 0, 1, 2, 3, 3, 1]
+    assert records[2].data == b"whole"
+    assert [offsets_of(record) for record in (records[0], records[1], records[3])] == [[0, 1], [2, 5], [3, 4]]

@@ -17,6 +17,7 @@ def lease(number: int, *, deadline: int = 0) -> Lease:
 def drained(queue: DeadlinesQueue) -> list[Lease]:
     found: list[Lease] = []
     while (head := queue.head()) is not None:
+        assert isinstance(head, Lease)
         queue.pop(head)
         head.state = State.SENDING
         found.append(head)

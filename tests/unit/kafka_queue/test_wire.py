@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker_kafka.queue import markers_pb2
+from broker_kafka.queue.start_writer import StartWriter, read_each
 from broker_kafka.queue.wire import (
     Content,
     Kind,
     Marker,
     MessageId,
     Origin,
-    StartWriter,
     pack_markers,
     read_content,
     read_markers,
@@ -85,11 +85,12 @@ markers = starts | st.builds(
     reason=texts,
 )
 payloads = st.none() | st.binary(max_size=8)
+headers = st.lists(st.tuples(texts, payloads), max_size=3).map(tuple)
 contents = st.builds(
     Content,
     key=payloads,
     value=payloads,
-    headers=st.lists(st.tuples(texts, payloads), max_size=3).map(tuple),
+    headers=headers,
     origin=st.none() | st.builds(Origin, texts, st.integers(0, 2**31 - 1), times, times),
     max_attempts=st.integers(0, 2**32 - 1),
     dead_letter=texts,
@@ -166,7 +167,7 @@ def test_the_fields_of_v1_are_where_they_were() -> None:
     v1 = ["version", "type", "message_id", "redeliver_after_ms", "key", "value"]
     assert [fields.pop(name) for name in v1] == [1, 2, 3, 4, 5, 6]
     assert min(fields.values()) == 7
-    assert markers_pb2.Version.items() == [("V1", 0), ("V2", 1)]
+    assert markers_pb2.Version.items() == [("V1", 0), ("V2", 1), ("V3", 2)]
     assert markers_pb2.Type.items() == [("START", 0), ("END", 1), ("KEEPALIVE", 2)]
 
 
@@ -250,3 +251,66 @@ def test_starts_of_one_partition_are_written_as_any_other(starts: list[tuple[Any
             marker = replace(marker, after_ms=wait or 30_000, released=wait > 0)
             data = writer.write(offset, attempt, key, value, headers, first, wait_ms=wait)
         assert data == write_marker(marker, content)
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 2**63 - 1),
+        st.tuples(st.binary(max_size=4), st.binary(max_size=4), st.integers(0, 2**63 - 1), headers),
+        min_size=2,
+        max_size=5,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_starts_that_are_written_together_say_what_each_would_alone(
+    messages: dict[int, tuple[bytes, bytes, int, Any]], keyed: bool, headed: bool
+) -> None:
+    writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me", max_attempts=5, dead_letter="d")
+    keys, values, times, lists = zip(*messages.values(), strict=True)
+    told = [
+        markers_pb2.HeaderList(headers=[markers_pb2.Header(name=name, value=value) for name, value in each])
+        for each in lists
+    ]
+    record = writer.together(list(messages), keys if keyed else (), values, times, told if headed else ())
+    ((marker, data),) = read_markers(record)
+    assert marker is not None
+    assert [each.offset for each in marker.ids()] == list(messages)
+    assert read_content(data).holder == "me"
+    found = list(read_each(marker, data, messages))
+    assert len(found) == len(messages)
+    for (start, part), (offset, (key, value, time, its_headers)) in zip(found, messages.items(), strict=True):
+        assert read_marker(part) == start
+        assert start == Marker(kind=Kind.START, id=MessageId("t", 3, offset, "q"), after_ms=30_000, attempt=1)
+        origin = Origin("t", 3, offset, time)
+        assert part == writer.write(offset, 1, key if keyed else None, value, its_headers if headed else (), origin)
+    assert [start.id.offset for start, _ in read_each(marker, data, {min(messages)})] == [min(messages)]
+
+
+def three_starts() -> markers_pb2.Marker:
+    """STARTs of three messages, with all that they can have."""
+    writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me")
+    lists = [markers_pb2.HeaderList()] * 3
+    ((marker, data),) = read_markers(writer.together([1, 2, 3], (b"k",) * 3, (b"v",) * 3, (1, 2, 3), lists))
+    assert marker is not None
+    return markers_pb2.Marker.FromString(data)
+
+
+@pytest.mark.parametrize("column", ["more_offsets", "values", "times", "keys", "headers_of"])
+def test_starts_that_lack_something_of_a_message_are_no_marker(column: str) -> None:
+    raw = three_starts()
+    del getattr(raw, column)[1:]
+    assert read_marker(raw.SerializeToString()) is None
+
+
+@pytest.mark.parametrize(("field", "value"), [("type", Kind.END), ("type", Kind.KEEPALIVE), ("version", 3)])
+def test_starts_of_another_kind_or_version_are_no_marker(field: str, value: int) -> None:
+    raw = three_starts()
+    setattr(raw, field, int(value))
+    assert read_marker(raw.SerializeToString()) is None
+
+
+def test_a_v1_tracker_passes_over_starts_that_are_written_together() -> None:
+    writer = StartWriter("t", 3, "q", lease_ms=30_000, holder="me")
+    raw = markers_pb2.Marker.FromString(writer.together([1, 2], (), (b"a", b"b"), (0, 0), ()))
+    assert (raw.type, raw.message_id.partition, raw.message_id.offset) == (markers_pb2.END, 0, -1)

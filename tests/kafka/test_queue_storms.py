@@ -1,0 +1,51 @@
+"""Many leases that end at once: their messages come in portions, by a rate and in order, and bury nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from tests.kafka.queue_markers import Queue, connected, tracking
+from tests.servers.kafka import KafkaServer
+
+
+async def expired(queue: Queue, count: int, size: int = 10) -> list[MessageId]:
+    """So many messages that were given back and are due, one after the other."""
+    ids = await asyncio.to_thread(queue.send, count)
+    starts = [
+        (
+            Marker(kind=Kind.START, id=each, after_ms=1 + 5 * number, attempt=1, released=True),
+            Content(value=(b"%d " % number).ljust(size, b".")),
+        )
+        for number, each in enumerate(ids)
+    ]
+    await asyncio.to_thread(queue.write, *starts)
+    await asyncio.to_thread(queue.commit, ids)
+    return ids
+
+
+def numbers_of(again: list[bytes | None]) -> list[int]:
+    return [int((value or b"").split()[0]) for value in again]
+
+
+async def test_a_storm_is_sent_by_the_rate_whatever_the_partitions(kafka: KafkaServer) -> None:
+    async with connected(kafka, queue="markers", redelivery_rate=40) as connection:
+        queue = await asyncio.to_thread(Queue, kafka, 2)
+        await queue.prepare(connection)
+        await expired(queue, 160)
+        async with tracking(connection, queue) as tracker:
+            again = await asyncio.to_thread(queue.wait_for_again, 160, 160)
+            assert tracker.counts.redelivered == 160
+    times = sorted(each.timestamp()[1] for each in again)
+    # 40 are sent at once, and the other 120 take 3 s.
+    assert times[-1] - times[0] >= 2_800
+
+
+async def test_what_is_too_much_for_one_transaction_keeps_its_place(kafka: KafkaServer) -> None:
+    async with connected(kafka) as connection:
+        queue = await asyncio.to_thread(Queue, kafka)
+        await queue.prepare(connection)
+        await expired(queue, 24, size=10_000)
+        async with tracking(connection, queue, batch=6, batch_bytes=30_000):
+            again = await asyncio.to_thread(queue.wait_for_again, 24, 24)
+    assert numbers_of([each.value() for each in again]) == list(range(24))
