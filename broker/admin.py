@@ -6,14 +6,15 @@ are the classes of `broker.errors`, as the backend reports them. A redrive is de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from broker.checks import check_callable, check_count, is_whole
+from broker.checks import check_callable, check_count, is_whole, refused
 from broker.errors import ConfigurationError, Unsupported
 from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
-from broker.names import check_name
+from broker.names import check_name, known_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
 from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
 from broker.starts import check_start
@@ -50,8 +51,8 @@ class AdminFacade:
         await self._spi.delete_topic(check_name(name, "topic"))
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
-        return sorted(await self._spi.list_topics())
+        """The names of all topics, sorted; one that is not portable is a native name, which the other calls take."""
+        return sorted(map(known_name, await self._spi.list_topics()))
 
     async def describe_topic(self, name: str) -> TopicInfo:
         """What the broker says of it. :raises TopicNotFound: there is none."""
@@ -77,8 +78,11 @@ class AdminFacade:
         await self._spi.delete_subscription(check_name(topic, "topic"), check_name(name, "subscription"))
 
     async def subscriptions(self, topic: str) -> list[str]:
-        """The names of a topic's subscriptions and groups, sorted. :raises TopicNotFound: there is no such topic."""
-        return sorted(await self._spi.list_subscriptions(check_name(topic, "topic")))
+        """The names of a topic's subscriptions and groups, sorted; native names as in `topics`.
+
+        :raises TopicNotFound: there is no such topic.
+        """
+        return sorted(map(known_name, await self._spi.list_subscriptions(check_name(topic, "topic"))))
 
     async def describe_subscription(self, topic: str, name: str) -> SubscriptionInfo:
         """What the broker says of it. :raises NotFound: there is no such topic or subscription."""
@@ -93,8 +97,12 @@ class AdminFacade:
         return await self._spi.lag(check_name(topic, "topic"), check_name(subscription, "subscription"))
 
     async def groups(self) -> list[GroupInfo]:
-        """All groups of record consumers and their state, by name. :raises Unsupported: the backend cannot tell."""
-        return sorted(await self._group_spi.list_groups(), key=lambda group: group.name)
+        """All groups of record consumers and their state, by name, which is native as in `topics`.
+
+        :raises Unsupported: the backend cannot tell.
+        """
+        groups = await self._group_spi.list_groups()
+        return sorted((replace(group, name=known_name(group.name)) for group in groups), key=lambda group: group.name)
 
     async def describe_group(self, name: str) -> GroupInfo:
         """Members, positions and lag of a group, over all topics.
@@ -129,6 +137,9 @@ class AdminFacade:
         :raises Unsupported: the backend cannot do it.
         """
         check_name(name, "group")
+        for what, several in (("topics", topics), ("partitions", partitions)):
+            if isinstance(several, str) or not _is_iterable(several):
+                raise refused(what, several, f"a list of {what}")
         for topic in topics:
             check_name(topic, "topic")
         if (to is None) == (shift is None):
@@ -204,3 +215,7 @@ class AdminFacade:
                 raise Unsupported(
                     f"{capabilities.backend} cannot begin at a time", advice='Use start="earliest" or start="latest"'
                 )
+
+
+def _is_iterable(value: object) -> bool:
+    return isinstance(value, Iterable)

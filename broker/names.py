@@ -7,9 +7,12 @@ from typing import Final
 
 from broker.errors import InvalidName
 
-__all__ = ["EPHEMERAL", "Ephemeral", "NativeName", "check_name", "ephemeral", "native_name"]
+__all__ = ["EPHEMERAL", "Ephemeral", "NativeName", "check_name", "ephemeral", "known_name", "native_name"]
 
 _PORTABLE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{2,199}")
+
+_UNSENDABLE: Final = re.compile(r"[\0\ud800-\udfff]")
+"""A client in C would take a name for one that ends before the NUL, and act on that."""
 
 
 class NativeName(str):
@@ -41,12 +44,24 @@ def ephemeral() -> Ephemeral:
 def native_name(name: str) -> NativeName:
     """Mark a name as the broker's own, so that no portable rule is applied to it.
 
-    :raises InvalidName: the name is empty or no str.
+    :raises InvalidName: the name is empty or no str, or no broker can have it.
     """
     _check_type(name, "native")
     if not name:
         raise InvalidName("A native name is empty", advice="Give the name the broker uses")
+    if _UNSENDABLE.search(name):
+        raise InvalidName(
+            f"The native name {name!r} has a NUL or a lone surrogate", advice="Give the name the broker uses"
+        )
     return NativeName(name)
+
+
+def known_name(name: str) -> str:
+    """The name of something that exists already: one that is not portable is the broker's own.
+
+    :raises InvalidName: no broker can have it.
+    """
+    return name if isinstance(name, NativeName) or _PORTABLE.fullmatch(name) else native_name(name)
 
 
 def check_name(name: str, what: str) -> str:

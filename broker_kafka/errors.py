@@ -165,10 +165,17 @@ _CLASSES: Final[dict[int, _Make]] = {
     KafkaError.TOPIC_EXCEPTION: _invalid_topic,
 }
 
+_SHARE_GROUP: Final = "a share group has this name, as queue=share makes them, take another"
+_TAKEN_AWAY: Final = "Its new owner reads from the last commit on; make the work repeatable"
+
 _MENDS: Final = {
+    **dict.fromkeys(GENERATION_LOST, _TAKEN_AWAY),
     KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
     "group.max.session.timeout.ms",
-    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Give all members of a group the same partition_assignment_strategy",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "Set transaction_timeout_ms to the brokers' "
+    "transaction.max.timeout.ms or less",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Give all members of a group the same partition_assignment_strategy; or if "
+    + _SHARE_GROUP,
     KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to one that the brokers have: uniform or range",
     KafkaError.FENCED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; of two with one, the "
     "later goes on",
@@ -246,6 +253,8 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
         for ended in _ENDED:
             if KafkaError(ended).str() in said:
                 return InvalidSetting(text, native=native, advice=_MENDS[ended])
+        if KafkaError(KafkaError.GROUP_ID_NOT_FOUND).str() in said:
+            return BackendError(text, native=native, advice=f"The group was deleted meanwhile; or if {_SHARE_GROUP}")
     if found.fatal():
         return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
     advice = "The broker failed within; its log says why, a full disk perhaps" if code == KafkaError.UNKNOWN else ""
@@ -289,8 +298,8 @@ def _exception(error: KafkaError | BaseException) -> BaseException:
     return error if isinstance(error, BaseException) else KafkaException(error)
 
 
-def not_ours(partition: TopicPartition, group: str, *, advice: str | None = None) -> LeaseLost:
+def not_ours(partition: TopicPartition, group: str) -> LeaseLost:
     """The error of whatever is asked of a partition that is somebody else's."""
     topic, number = partition
     text = f"Partition {number} of topic {topic!r} is not assigned to this member of group {group!r}"
-    return LeaseLost(text, advice=advice)
+    return LeaseLost(text, advice=_TAKEN_AWAY)

@@ -73,7 +73,10 @@ class KafkaGroups:
         info = await self.state(name)
         positions = await self._positions(name)
         if info is None and not positions:
-            raise SubscriptionNotFound(f"There is no group {name!r}")
+            raise SubscriptionNotFound(
+                f"There is no group {name!r}",
+                advice="See `await bus.admin.groups()`, or `broker groups list`",
+            )
         lag = {place: max(0, at.next - positions[place]) for place, at in (await self._present(positions)).items()}
         return replace(info or GroupInfo(name=name, state="empty"), positions=positions, lag=lag)
 

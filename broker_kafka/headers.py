@@ -210,6 +210,9 @@ def _told_time(headers: Headers) -> datetime | None:
     """What a header of ours says, if there is one that can be read."""
     for name, value in headers:
         if name == _TIME and value is not None:
+            if b"_" in value:
+                # A number to Python's `int` alone.
+                return None
             try:
                 return _EPOCH + timedelta(microseconds=int(value))
             except (ValueError, OverflowError):

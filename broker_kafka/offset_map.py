@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 __all__ = ["LIMIT", "Encoded", "decode", "encode"]
 
-LIMIT: Final = 4096
-"""The longest text that a broker takes by default (`offset.metadata.max.bytes`)."""
+LIMIT: Final = 4095
+"""The longest text that a broker takes by default: one of `offset.metadata.max.bytes`, 4096, is refused."""
 _MAGIC: Final = "abm1"
 _LARGEST: Final = 2**63 - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal
@@ -12,7 +13,9 @@ from broker.errors import InvalidSetting
 from broker.urls import is_secret_name
 from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
 
-__all__ = ["ALIASES", "OWNED", "Role", "check_property", "did_you_mean", "for_role"]
+__all__ = ["ALIASES", "OWNED", "Role", "check_property", "check_servers", "did_you_mean", "for_role"]
+
+_SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
 
 Role = Literal["producer", "consumer", "admin"]
 """What a client is for; an admin client is a producer to librdkafka."""
@@ -70,6 +73,15 @@ ALIASES: Final[Mapping[str, str]] = {
 """librdkafka's second names, with the one that is used here."""
 
 
+def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """:raises ValueError: librdkafka would not take one for a broker to ask, or for another than it says."""
+    for server in servers:
+        found = _SERVER.fullmatch(server)
+        if found is None or not 0 < int(found.group(1) or 1) < 65536:
+            raise ValueError(f"{server!r} is no host, host:port or [IPv6]:port")
+    return servers
+
+
 def check_property(name: str, value: object) -> str | SecretStr:
     """The value of a property that has no setting of its own, as librdkafka takes it.
 
@@ -87,6 +99,8 @@ def check_property(name: str, value: object) -> str | SecretStr:
             f"Property {name!r} is {value!r} of type {type(value).__name__}",
             advice="It takes text, a number, true or false",
         )
+    if "\0" in str(value):
+        raise InvalidSetting(f"Property {name!r} has a NUL", advice="Leave it out: clients in C end a text there")
     return SecretStr(str(value)) if is_secret_name(name) else str(value)
 
 

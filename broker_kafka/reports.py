@@ -185,16 +185,16 @@ class Page:
 
         def report(place: int, error: KafkaError | None, message: Any) -> None:
             nonlocal left, known, prefix
+            index = first + place
             if error is not None:
-                call.fail(first + place, error)
+                call.fail(index, error)
             elif receipts:
-                partition = message.partition()
+                partition, offset = message.partition(), message.offset()
                 if partition != known:
                     # Reports come by partition, and most of an id is the same for all of one.
                     known, prefix = partition, f"{call.topic}:{partition}:"
-                offset = message.offset()
-                identity = messages[first + place].id or f"{prefix}{offset}"
-                outcomes[first + place] = Receipt(identity, partition, offset, False, message.timestamp()[1])
+                identity = messages[index].id or f"{prefix}{offset}"
+                outcomes[index] = Receipt(identity, partition, offset, False, message.timestamp()[1])
             left -= 1
             if not left:
                 full(self, call, accepted)

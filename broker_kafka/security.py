@@ -20,6 +20,13 @@ _TLS: Final = (
     "ssl_keystore_location",
 )
 """Whoever gives one of these wants TLS."""
+_TLS_MORE: Final = (
+    "ssl_key_password",
+    "ssl_keystore_password",
+    "ssl_endpoint_identification_algorithm",
+    "enable_ssl_certificate_verification",
+)
+"""What says how TLS is done, and not that it is."""
 MECHANISMS: Final = {
     "oauth_cb": "OAUTHBEARER",
     "enable_sasl_oauthbearer_unsecure_jwt": "OAUTHBEARER",
@@ -85,15 +92,9 @@ def protocol_of(settings: SecuritySettings) -> str:
 
 def check_security(settings: SecuritySettings) -> None:
     """:raises InvalidSetting: one would do nothing, so that a connection is less secure than it looks, or none."""
-    protocol, mechanism = settings.security_protocol, settings.sasl_mechanism
-    if protocol in {"PLAINTEXT", "SASL_PLAINTEXT"}:
-        for name in _TLS:
-            if settings.is_given(name) and not settings.is_outdone(name, "security_protocol"):
-                raise InvalidSetting(
-                    f"Setting {name!r} (from {settings.origin(name)}) is given, and security_protocol={protocol} "
-                    f"(from {settings.origin('security_protocol')}) has no use for it",
-                    advice=f"Say security_protocol={protocol.replace('PLAINTEXT', 'SSL')}, or leave {name} out",
-                )
+    mechanism = settings.sasl_mechanism
+    if not protocol_of(settings).endswith("SSL"):
+        _check_no_tls(settings)
     for name, needed in MECHANISMS.items():
         if mechanism != needed and settings.is_given(name) and not settings.is_outdone(name, "sasl_mechanism"):
             raise InvalidSetting(
@@ -103,6 +104,24 @@ def check_security(settings: SecuritySettings) -> None:
             )
     if mechanism == "OAUTHBEARER":
         _check_tokens(settings)
+
+
+def _check_no_tls(settings: SecuritySettings) -> None:
+    protocol = protocol_of(settings)
+    # That a check is off is nothing to miss.
+    given = [
+        (name, name)
+        for name in (*_TLS, *_TLS_MORE)
+        if settings.is_given(name) and getattr(settings, name) not in (False, "none")
+    ]
+    given += [(name, "properties") for name in settings.properties if name.startswith("ssl.")]
+    for name, setting in given:
+        if not settings.is_outdone(setting, "security_protocol"):
+            raise InvalidSetting(
+                f"Setting {name!r} (from {settings.origin(setting)}) is given, and security_protocol={protocol} "
+                f"(from {settings.origin('security_protocol')}) has no use for it",
+                advice=f"Say security_protocol={protocol.replace('PLAINTEXT', 'SSL')}, or leave {name} out",
+            )
 
 
 def _check_tokens(settings: SecuritySettings) -> None:

@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from broker.errors import InvalidSetting
 from broker.urls import UrlParts
 from broker_kafka.client_log import CLIENT_LOG
-from broker_kafka.properties import ALIASES, OWNED, Role, check_property, for_role
+from broker_kafka.properties import ALIASES, OWNED, Role, check_property, check_servers, for_role
 from broker_kafka.property_names import KNOWN_PROPERTIES
 from broker_kafka.queue_settings import QueueSettings
 from broker_kafka.security import check_security, protocol_of
@@ -292,6 +292,8 @@ class KafkaSettings(QueueSettings):
             values["properties"] = properties
         return values
 
+    _check_servers = field_validator("servers")(check_servers)
+
     @field_validator("properties", mode="before")
     @classmethod
     def _read_properties(cls, value: object) -> object:
@@ -301,7 +303,9 @@ class KafkaSettings(QueueSettings):
         if not isinstance(value, Mapping):
             raise ValueError("it takes a mapping of property names to values")  # noqa: TRY004 - pydantic's way
         checked: dict[str, str | SecretStr] = {}
-        for name, text in cast("Mapping[str, object]", value).items():
+        for name, text in cast("Mapping[object, object]", value).items():
+            if not isinstance(name, str):
+                raise ValueError(f"{name!r} is no name of a property")  # noqa: TRY004 - pydantic's way
             setting = _setting_of(name)
             if setting in cls.model_fields:
                 raise InvalidSetting(f"Property {name!r} has a setting of its own", advice=f"Give it as {setting}")

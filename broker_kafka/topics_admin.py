@@ -21,6 +21,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from broker.checks import refused
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound, Unsupported
 from broker.spi import TopicInfo, TopicPartition
 from broker_kafka.admin_requests import ask, ask_one, describe, plain, settled
@@ -33,6 +34,8 @@ from broker_kafka.topics_config import TopicOptions, explain
 __all__ = ["KafkaTopics"]
 
 _COMPACTED: Final = "compact"
+_MOST_PARTITIONS: Final = 100_000
+"""That the client takes."""
 
 
 class KafkaTopics:
@@ -44,6 +47,8 @@ class KafkaTopics:
         self._timeout = connection.settings.request_timeout
 
     async def ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
+        if partitions is not None and partitions > _MOST_PARTITIONS:
+            raise refused("partitions", partitions, f"1 to {_MOST_PARTITIONS} on Kafka, or None")
         try:
             found = await describe(self._connection, name)
         except TopicNotFound:

@@ -178,11 +178,14 @@ class RecordConsumer(Generic[T]):
         self._portal.call(self.asynchronous.seek, positions)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""
+        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost.
+
+        :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
+        """
         self._portal.run(self.asynchronous.pause, partitions)
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Undo `pause`."""
+        """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
         self._portal.run(self.asynchronous.resume, partitions)
 
     def assignment(self) -> list[TopicPartition]:

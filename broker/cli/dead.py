@@ -14,8 +14,7 @@ from broker.cli.exits import Exit, describe
 from broker.cli.progress import counter
 from broker.cli.rendering import bytes_field, cut, escaped, json_line, json_text, printable, show_table, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.errors import InvalidName
-from broker.names import check_name, native_name
+from broker.names import known_name
 from broker.redrive import DeadLetter
 
 __all__ = ["app"]
@@ -26,19 +25,11 @@ CUT = 60
 """Characters of an error or body that a table shows."""
 
 
-def _topic(name: str) -> str:
-    """The broker's own dead letters have names of its own, such as a sub-queue's path."""
-    try:
-        return check_name(name, "topic")
-    except InvalidName:
-        return native_name(name)
-
-
 DeadTopic = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        parser=_topic,
+        parser=known_name,
         help="The dead-letter topic, such as orders.dead, or the broker's own name of one.",
         show_default=False,
     ),

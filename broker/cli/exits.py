@@ -73,7 +73,7 @@ _COMMANDS = {
     "TopicNotFound": "Create it with `broker topics create NAME`, or see `broker topics list`",
     "SubscriptionNotFound": "Create it with `broker subscriptions create TOPIC NAME`",
 }
-"""Advice in terms of the command line, where the library's own speaks of Python."""
+"""Advice in terms of the command line for what a class of errors says by itself, which speaks of Python."""
 
 
 def exit_code(error: BaseException) -> Exit:
@@ -95,7 +95,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         return {
             "type": kind,
             "message": error.message,
-            "advice": _COMMANDS.get(kind, error.advice),
+            "advice": _COMMANDS.get(kind, error.advice) if error.advice == error.default_advice else error.advice,
             "retriable": error.retriable,
         }
     text = str(error) or "no further detail"

@@ -12,13 +12,19 @@ from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
 from broker.cli.topics import Yes
 from broker.group_admin import GroupInfo, PositionChange
+from broker.names import known_name
 from broker.spi import Start
 
 __all__ = ["app"]
 
 app = new_app("groups", "List, describe, reset and delete groups of record consumers.")
 
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.", show_default=False)]
+GroupName = Annotated[
+    str,
+    typer.Argument(
+        metavar="GROUP", parser=known_name, help="The group's name, or the broker's own.", show_default=False
+    ),
+]
 
 
 @command(app, "list")
@@ -71,7 +77,11 @@ async def reset(
     topic: Annotated[
         list[str] | None,
         typer.Option(
-            "--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated. Else all of the group's."
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            parser=known_name,
+            help="Only this topic; may be repeated. Else all of the group's.",
         ),
     ] = None,
     partition: Annotated[

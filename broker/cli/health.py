@@ -7,10 +7,13 @@ HTTP/1.1 with one answer per connection, on asyncio; a request that is slow or l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from math import inf
 from typing import Final, Self
 
 from broker.cli.exits import Exit, Failure
+from broker.queue_tracking import Histogram
 
 __all__ = ["HealthServer"]
 
@@ -23,7 +26,7 @@ _PREFIX: Final = "anybroker_queue_"
 class HealthServer:
     """:param port: 0 is any that is free.
     :param trouble: why it is not well; empty if it is.
-    :param metrics: by name; those that end in `_total` are counters.
+    :param metrics: by name; those that end in `_total` are counters, and other numbers gauges.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class HealthServer:
         port: int,
         subscription: str,
         trouble: Callable[[], str],
-        metrics: Callable[[], Mapping[str, float]],
+        metrics: Callable[[], Mapping[str, float | Histogram]],
     ) -> None:
         self._host, self._port = host, port
         self._label = subscription.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -95,8 +98,23 @@ class HealthServer:
 
     def _text(self) -> str:
         lines: list[str] = []
-        for name, value in {**self._metrics(), "up": 0 if self._trouble() else 1}.items():
+        metrics: dict[str, float | Histogram] = {**self._metrics(), "up": 0 if self._trouble() else 1}
+        for name, value in metrics.items():
+            if isinstance(value, Histogram):
+                lines += self._histogram(name, value)
+                continue
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# TYPE {_PREFIX}{name} {kind}")
-            lines.append(f'{_PREFIX}{name}{{subscription="{self._label}"}} {value:.17g}')
+            lines.append(self._sample(name, value))
         return "\n".join(lines) + "\n"
+
+    def _histogram(self, name: str, value: Histogram) -> Iterator[str]:
+        yield f"# TYPE {_PREFIX}{name} histogram"
+        at_most = list(accumulate(value.counts))
+        for bound, count in zip([*value.bounds, inf], at_most, strict=True):
+            yield self._sample(f"{name}_bucket", count, f',le="{"+Inf" if bound == inf else f"{bound:g}"}"')
+        yield self._sample(f"{name}_sum", value.sum)
+        yield self._sample(f"{name}_count", at_most[-1])
+
+    def _sample(self, name: str, value: float, label: str = "") -> str:
+        return f'{_PREFIX}{name}{{subscription="{self._label}"{label}}} {value:.17g}'

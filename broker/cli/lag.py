@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.topics import TopicName
+from broker.cli.topics import KnownTopic
+from broker.names import known_name
 from broker.spi import Lag
 
 __all__ = ["app"]
@@ -18,11 +19,12 @@ app = new_app("lag")
 @command(app, "lag")
 async def lag(
     session: Session,
-    topic: TopicName,
+    topic: KnownTopic,
     subscription: Annotated[
         str | None,
         typer.Argument(
             metavar="SUBSCRIPTION",
+            parser=known_name,
             help="One subscription or group; all of the topic's without it.",
             show_default=False,
         ),

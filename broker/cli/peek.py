@@ -16,8 +16,9 @@ from broker.cli.log_view import read_from, read_last
 from broker.cli.rendering import envelope_json, envelope_row, json_line, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
-from broker.cli.topics import TopicName
+from broker.cli.topics import KnownTopic
 from broker.messages import Message
+from broker.names import known_name
 from broker.records import Record
 
 __all__ = ["app", "next_of", "show"]
@@ -31,7 +32,7 @@ CUT = 80
 @command(app, "peek")
 async def peek(
     session: Session,
-    topic: TopicName,
+    topic: KnownTopic,
     *,
     count: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show.")] = 10,
     offset: Annotated[
@@ -48,7 +49,11 @@ async def peek(
     subscription: Annotated[
         str | None,
         typer.Option(
-            "--subscription", "-s", help="Show what this subscription gets next, and give it back.", show_default=False
+            "--subscription",
+            "-s",
+            parser=known_name,
+            help="Show what this subscription gets next, and give it back.",
+            show_default=False,
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not cut bodies and attributes.")] = False,

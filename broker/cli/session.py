@@ -26,7 +26,7 @@ from typing_extensions import ParamSpec
 from broker.cli.exits import Exit, Failure, exit_code, sentence
 from broker.cli.rendering import json_text, show_table
 from broker.cli.streams import Sink, Source
-from broker.hooks import Connected, Disconnected, Event, FetchFailed, Warned
+from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotRenewed, Warned
 
 if TYPE_CHECKING:
     from broker.bus import Bus
@@ -93,10 +93,16 @@ def _only_table(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise Failure(f"--config {str(path)!r} cannot be read: {error}", code=Exit.USAGE) from None
     tables = [name for name, value in content.items() if isinstance(value, dict)]
-    if len(tables) != 1:
+    if not tables:
+        raise Failure(
+            f"--config {str(path)!r} has no table",
+            advice="Put its settings into one with the scheme of a URL, such as [kafka]",
+            code=Exit.USAGE,
+        )
+    if len(tables) > 1:
         raise Failure(
             f"--config {str(path)!r} has {len(tables)} tables",
-            advice="Choose one with its scheme: --url nats:",
+            advice=f"Choose one with its scheme: --url {tables[0]}:",
             code=Exit.USAGE,
         )
     return tables[0]
@@ -239,6 +245,8 @@ class Session:
                 text = "connected again"
             case FetchFailed(error=error):
                 text = f"{error}; trying again"
+            case LeasesNotRenewed(messages=messages, error=error):
+                text = f"{len(messages)} leases were not renewed: {error}"
             case Warned(text=warning):
                 text = warning
             case _:

@@ -10,6 +10,7 @@ import typer
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_duration
+from broker.names import known_name
 from broker.spi import TopicInfo
 
 __all__ = ["app"]
@@ -17,6 +18,13 @@ __all__ = ["app"]
 app = new_app("topics", "List, create, describe, delete and purge topics.")
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)]
+KnownTopic = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC", parser=known_name, help="The topic's name, or the broker's own.", show_default=False
+    ),
+]
+"""For what makes nothing: a broker has topics of others, too."""
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -54,7 +62,7 @@ async def create(
 
 
 @command(app, "describe")
-async def describe(session: Session, topic: TopicName, *, as_json: AsJson = False) -> None:
+async def describe(session: Session, topic: KnownTopic, *, as_json: AsJson = False) -> None:
     """Show what the broker says of a topic and its subscriptions."""
     admin = session.bus.admin
     info = await admin.describe_topic(topic)
@@ -72,7 +80,7 @@ async def describe(session: Session, topic: TopicName, *, as_json: AsJson = Fals
 
 
 @command(app, "delete")
-async def delete(session: Session, topic: TopicName, *, yes: Yes = False, as_json: AsJson = False) -> None:
+async def delete(session: Session, topic: KnownTopic, *, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete a topic with its messages and subscriptions."""
     admin = session.bus.admin
     info = await admin.describe_topic(topic)
@@ -83,7 +91,7 @@ async def delete(session: Session, topic: TopicName, *, yes: Yes = False, as_jso
 
 
 @command(app, "purge")
-async def purge(session: Session, topic: TopicName, *, yes: Yes = False, as_json: AsJson = False) -> None:
+async def purge(session: Session, topic: KnownTopic, *, yes: Yes = False, as_json: AsJson = False) -> None:
     """Remove all messages of a topic; its subscriptions stay."""
     await session.confirm(f"Remove all messages of topic {topic!r}?", yes)
     count = await session.bus.admin.purge(topic)

@@ -276,8 +276,10 @@ class PublishingPipeline:
         if set(map(type, outcomes)) != _RECEIPTS:
             return False
         for future, outcome in zip(batch.futures, outcomes, strict=True):
-            if not future.done():
+            try:
                 future.set_result(cast("Receipt", outcome))
+            except asyncio.InvalidStateError:
+                continue  # its caller has cancelled it
         batch.end()
         self._departures.free_whole(number, batch)
         self._gone(len(batch.messages), batch.size)

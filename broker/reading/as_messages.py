@@ -220,15 +220,17 @@ class RecordsAsMessages:
     def _mind_the_gap(self, part: MessagePartition) -> None:
         if part.revoking:
             return
-        full = 0.0 if self._keeper is None else self._keeper.fullness(part.partition)
-        if not part.crowded and (part.gap > self._max_gap or full > _FULL):
+        if part.tracker.first_unfinished is None:
+            # Nothing is in hand whose end would make room.
+            part.full = 0.0
+        if not part.crowded and (part.gap > self._max_gap or part.full > _FULL):
             part.crowded = True
             topic, number = part.partition
             self._warn(
                 f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
                 f"above offset {part.tracker.first_unfinished}, which is not settled"
             )
-        elif part.crowded and 2 * part.gap <= self._max_gap and 2 * full <= _FULL:
+        elif part.crowded and 2 * part.gap <= self._max_gap and 2 * part.full <= _FULL:
             part.crowded = False
         paused = part.crowded or part.undue > 0
         if paused and not part.paused:
@@ -283,6 +285,8 @@ class RecordsAsMessages:
             for part, _ in positions.values():
                 part.tracker.committed(part.committed)
                 if self._keeper is not None:
+                    # What is full of what an earlier owner had finished gets emptier by reading on.
+                    part.full = 0.0 if part.restored else self._keeper.fullness(part.partition)
                     self._mind_the_gap(part)
 
     def _position(self, part: MessagePartition) -> int | None:

@@ -14,10 +14,12 @@ from broker.errors import LeaseLost
 from broker.records import Record, RecordRun, RecordsOfRuns
 from broker.spi import TopicPartition
 
-__all__ = ["Assignments", "Held", "as_partitions", "as_positions"]
+__all__ = ["Assignments", "Held", "as_partitions", "as_positions", "not_assigned"]
 
 _FOREIGN: Final = -1
 """No assignment has this generation."""
+_TOLD: Final = 10
+"""An error names so many partitions, and counts the others."""
 
 
 class Held:
@@ -115,6 +117,12 @@ class Assignments:
         :raises ConfigurationError: they are no partitions.
         """
         return self.current() if partitions is None else as_partitions(partitions)
+
+    def own(self, partitions: Iterable[TopicPartition], group: str) -> None:
+        """:raises LeaseLost: one of these is not ours."""
+        for partition in partitions:
+            if partition not in self._held:
+                raise not_assigned(partition, group, self.current())
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """These are ours from now on; one that is already keeps its generation."""
@@ -260,6 +268,18 @@ def taken_away(partition: TopicPartition) -> LeaseLost:
     return LeaseLost(
         f"Partition {partition.partition} of topic {partition.topic!r} was taken away before the commit",
         advice="Its new owner reads from the last commit on; make the work repeatable",
+    )
+
+
+def not_assigned(partition: TopicPartition, group: str, held: Iterable[TopicPartition]) -> LeaseLost:
+    """The error of whatever is asked of a partition that this member, which holds these, has not."""
+    names = [f"{topic!r}[{number}]" for topic, number in sorted(held)]
+    more = len(names) - _TOLD
+    has = ", ".join(names[:_TOLD]) + (f" and {more} more" if more > 0 else "")
+    return LeaseLost(
+        f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member of group "
+        f"{group!r}, which has {has or 'none'}",
+        advice="Name partitions of assignment()",
     )
 
 

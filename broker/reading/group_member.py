@@ -46,6 +46,7 @@ class GroupMember:
     async def join(self, backend: Backend, subscription: RecordSubscription) -> None:
         """Join the group and begin to fetch."""
         self._records = backend.capabilities.records
+        self._group = str(subscription.group)
         self._source: RecordSource = await backend.join(subscription, self)
         self._committer = Committer(self._source, self._hooks)
         if not self._assignments.current() and (held := self._source.assignment()):
@@ -109,14 +110,14 @@ class GroupMember:
         """
         if self._records is not None and not self._records.seek:
             raise Unsupported("This backend cannot seek within a group", advice="Use bus.log to read from a position")
+        self._assignments.own(positions, self._group)
         for partition, position in positions.items():
-            if self._assignments.get(partition) is None:
-                raise LeaseLost(
-                    f"Partition {partition.partition} of topic {partition.topic!r} is not assigned to this member",
-                    advice="Seek within assignment()",
-                )
             if position is not None and position < 0:
-                raise OffsetOutOfRange(f"Position {position} lies before the first")
+                topic, number = partition
+                raise OffsetOutOfRange(
+                    f"Position {position} of {topic!r}[{number}] lies before the first",
+                    advice="An offset is 0 or more; None is the committed position",
+                )
         if positions:
             await self._seek(positions)
 
@@ -151,12 +152,20 @@ class GroupMember:
                     held.sought(position)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Hand over nothing of these."""
+        """Hand over nothing of these.
+
+        :raises LeaseLost: one is not assigned to this member; nothing is paused.
+        """
+        self._assignments.own(partitions, self._group)
         self._source.pause(partitions)
         self._pump.hold_back(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
-        """Undo `pause`."""
+        """Undo `pause`.
+
+        :raises LeaseLost: one is not assigned to this member; nothing is resumed.
+        """
+        self._assignments.own(partitions, self._group)
         self._pump.let_go(partitions)
         self._source.resume(partitions)
 

@@ -15,7 +15,7 @@ __all__ = ["MessagePartition", "done"]
 class MessagePartition(Held):
     """One assignment of one partition, and the work on it."""
 
-    __slots__ = ("crowded", "delay", "out", "paused", "restored", "topic", "tracker", "undue", "waiting")
+    __slots__ = ("crowded", "delay", "full", "out", "paused", "restored", "topic", "tracker", "undue", "waiting")
 
     def __init__(self, partition: TopicPartition, generation: int, retry_topic: RetryTopic | None = None) -> None:
         super().__init__(partition, generation)
@@ -30,6 +30,8 @@ class MessagePartition(Held):
         """How many records wait to be delivered, again or when they are due."""
         self.undue = 0
         """How many of these are not due yet."""
+        self.full = 0.0
+        """How full the room for what is finished was at the last commit; 0 where the end of no work would make more."""
         self.crowded = False
         """Whether too much is finished, or waits, above something unfinished."""
         self.paused = False

@@ -372,11 +372,11 @@ class RecordConsumer(Generic[T]):
         await self.member.seek(as_positions(positions))
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Hand over nothing of these partitions, or of all that are assigned, until `resume`; nothing is lost."""
+        """Hand over nothing of these, or of all partitions, until `resume`. :raises LeaseLost: one is not assigned."""
         self.member.pause(self._assignments.named(partitions))
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Undo `pause`."""
+        """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
         self.member.resume(self._assignments.named(partitions))
 
     def assignment(self) -> list[TopicPartition]:

@@ -212,11 +212,14 @@ class GroupConsumer(Marking, Generic[T]):
         """Commit what is marked and was not committed, of these partitions or of all.
 
         :returns: an entry for each partition that had something to commit: None, or why it was not stored. That is
-            tried again with the next commit, as long as the partition is assigned.
+            tried again with the next commit, as long as the partition is assigned. One that was named and is not
+            assigned has a LeaseLost.
         :raises ConfigurationError: they are no partitions.
         """
-        parts = self._open_parts()
-        return await parts.commits.commit(self._chosen(partitions))
+        member = self._open_parts().member
+        wanted = list(member.held) if partitions is None else as_partitions(partitions)
+        strange = {place: member.not_ours(place) for place in wanted if place not in member.held}
+        return {**await self._commit(wanted), **strange}
 
     async def commit_records(self, records: Sequence[Record[Any]]) -> None:
         """Mark these records and every lower offset of their partitions, and commit; `record.commit()` calls it.
@@ -229,7 +232,7 @@ class GroupConsumer(Marking, Generic[T]):
         several = read_records(records)
         ours = self.mark_all(several)
         places = {TopicPartition(record.topic, record.partition) for record in several}
-        for error in (await self.commit(places)).values():
+        for error in (await self._commit(places)).values():
             if error is not None:
                 raise error
         if not ours:
@@ -295,13 +298,15 @@ class GroupConsumer(Marking, Generic[T]):
         """Hand over nothing of these partitions, or of all, until `resume`; it ends with their assignment.
 
         Nothing is lost, and the member stays in its group.
+
+        :raises LeaseLost: a partition is not assigned to this member; nothing is paused.
         """
         parts = self._open_parts()
         for held in self._chosen(partitions):
             parts.intake.pause(held)
 
     def resume(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
-        """Undo `pause`."""
+        """Undo `pause`. :raises LeaseLost: a partition is not assigned to this member; nothing is resumed."""
         parts = self._open_parts()
         for held in self._chosen(partitions):
             parts.intake.resume(held)
@@ -352,11 +357,20 @@ class GroupConsumer(Marking, Generic[T]):
         committed = self._options.isolation == "read_committed"
         return await bounds_of(self._backend.connection, places, committed=committed)
 
+    async def _commit(self, places: Iterable[TopicPartition]) -> CommitResults:
+        parts = self._open_parts()
+        held = parts.member.held
+        return await parts.commits.commit([held[place] for place in places if place in held])
+
     def _chosen(self, partitions: Iterable[tuple[str, int]] | None) -> list[Held]:
-        held = self._open_parts().member.held
+        member = self._open_parts().member
         if partitions is None:
-            return list(held.values())
-        return [held[each] for each in as_partitions(partitions) if each in held]
+            return list(member.held.values())
+        wanted = as_partitions(partitions)
+        for place in wanted:
+            if place not in member.held:
+                raise member.not_ours(place)
+        return [member.held[place] for place in wanted]
 
     def _read_as(self, mode: str) -> Membership:
         parts = self._open_parts()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import (
     FetchFailed,
     Hooks,
@@ -26,11 +26,12 @@ from broker.hooks import (
     Warned,
     logger,
 )
+from broker.reading.assignments import not_assigned
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import until_told
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
-from broker_kafka.errors import not_ours, translate
+from broker_kafka.errors import translate
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
@@ -307,9 +308,13 @@ class Member:
         for partition in partitions:
             held = self.held.get(partition)
             if held is None or held.revoking:
-                raise not_ours(partition, self._group, advice="Seek within assignment()")
+                raise self.not_ours(partition)
             found.append(held)
         return found
+
+    def not_ours(self, partition: TopicPartition) -> LeaseLost:
+        """The error of what is asked of a partition that this member has not."""
+        return not_assigned(partition, self._group, self.current())
 
     def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
         """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""

@@ -171,7 +171,8 @@ class GroupOffsetStore:
             forget_moved(self._connection, results.values())
             return results
 
-        return await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
+        results = await settled(self._timeout, attempt, lambda results: any(map(passing, results.values())))
+        return {partition: _while_it_runs(group, error) for partition, error in results.items()}
 
     async def stored(self, group: str) -> FetchResults:
         check_group(group)
@@ -193,6 +194,14 @@ class GroupOffsetStore:
         timeout = self._timeout
         found = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
+
+
+def _while_it_runs(group: str, error: BrokerError | None) -> BrokerError | None:
+    """What refuses positions that are stored from outside is that the group has members."""
+    if not isinstance(error, LeaseLost):
+        return error
+    advice = f"Group {group!r} has members: stop its consumers, and do it again"
+    return LeaseLost(error.message, native=error.native, advice=advice)
 
 
 def is_of_one(error: BrokerError | None) -> bool:

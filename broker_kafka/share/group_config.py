@@ -21,11 +21,12 @@ from confluent_kafka.admin import (
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from broker.errors import BrokerError, InvalidSetting, NotAuthorized, SubscriptionNotFound, Unsupported
+from broker.errors import BrokerError, InvalidName, InvalidSetting, NotAuthorized, SubscriptionNotFound, Unsupported
 from broker.spi import Start
 from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready, plain, settled
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import kafka_error
+from broker_kafka.groups_admin import KafkaGroups
 from broker_kafka.share.capabilities import DELIVERIES
 
 __all__ = ["ShareGroupConfig", "delete_group", "no_share_groups", "prepare", "read_config", "require"]
@@ -88,13 +89,13 @@ async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
 
 
 async def require(connection: Connection, topic: str, group: str) -> ShareGroupConfig:
-    """:raises SubscriptionNotFound: nobody has made the group."""
+    """:raises SubscriptionNotFound: nobody has made the group.
+    :raises InvalidName: a consumer group has its name.
+    """
+    await _refuse_consumer_group(connection, group)
     config = await read_config(connection, group)
     if not config.exists:
-        raise SubscriptionNotFound(
-            f"There is no share group {group!r} for topic {topic!r}",
-            advice="Make it with bus.admin.ensure_subscription, or open it with create=True",
-        )
+        raise SubscriptionNotFound(f"There is no share group {group!r} for topic {topic!r}")
     return config
 
 
@@ -105,6 +106,7 @@ async def prepare(connection: Connection, group: str, start: Start) -> tuple[Sha
 
     :raises Unsupported: the brokers know no share groups, or the start is another than the earliest.
     :raises NotAuthorized: the group may not be configured from here.
+    :raises InvalidName: a consumer group has its name.
     """
     if start != "earliest":
         raise Unsupported(
@@ -112,6 +114,7 @@ async def prepare(connection: Connection, group: str, start: Start) -> tuple[Sha
             advice="Begin at the earliest, or set the group's position with Kafka's own tool: kafka-share-groups "
             "--reset-offsets",
         )
+    await _refuse_consumer_group(connection, group)
     before = await read_config(connection, group)
     # Brokers of 4.2 have no such limit of a group, and their own holds.
     ours = {_ISOLATION: "read_committed", _DELIVERIES: str(DELIVERIES)}
@@ -150,6 +153,26 @@ def no_share_groups(connection: Connection, native: BaseException | None) -> Uns
         native=native,
         advice="Use Kafka 4.2 or newer, and switch them on with `kafka-features upgrade --feature share.version=1`; "
         "or leave out queue=share",
+    )
+
+
+async def _refuse_consumer_group(connection: Connection, group: str) -> None:
+    """Brokers would take the configuration, and then say of the share group that it does not exist.
+
+    :raises InvalidName: a consumer group has this name.
+    """
+    try:
+        info = await KafkaGroups(connection).state(group)
+    except NotAuthorized:
+        return  # who may not read the group is told so when it is joined
+    if info is None:
+        return
+    members = f", of {len(info.members)} members" if info.members else " without members"
+    raise InvalidName(
+        f"Share group {group!r} has the name of a consumer group{members}, as queue=offsets, queue=markers and "
+        "bus.records make them, and Kafka has one kind of group under each name",
+        advice="Take another subscription; or stop its consumers and delete it with its positions: "
+        f"bus.admin.delete_group({group!r})",
     )
 
 

@@ -32,6 +32,7 @@ async def subscribe(
 
     :raises TopicNotFound: there is no such topic.
     :raises SubscriptionNotFound: nobody has made the group, and it is not to be made.
+    :raises InvalidName: a consumer group has the name of the group.
     :raises Unsupported: the brokers have no share groups, or retry topics are asked for.
     """
     if subscription.retry_topics:

@@ -45,6 +45,10 @@ def test_settings_from_a_file(memory, tmp_path):
     assert "only the scheme" in memory("--config", str(path), "--url", "nats://x", "topics", "list", code=2).err
     path.write_text(f'[nats]\n[inmem]\nname = "{tmp_path.name}"\n')
     assert "2 tables" in memory("--config", str(path), "topics", "list", code=2).err
+    assert "--url nats:" in memory("--config", str(path), "topics", "list", code=2).err
+    bare = tmp_path / "bare.toml"
+    bare.write_text('name = "x"\n')
+    assert "has no table. Put its settings into one" in memory("--config", str(bare), "topics", "list", code=2).err
     assert memory("--config", str(path), "--url", "inmem:", "topics", "list", "--json").json == []
     assert "cannot be read" in memory("--config", str(tmp_path / "none"), "topics", "list", code=2).err
 

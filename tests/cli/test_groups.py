@@ -10,6 +10,7 @@ from confluent_kafka import Consumer
 
 from tests.cli.conftest import InnerCli
 from tests.servers.kafka import shared_server
+from tests.servers.kafka_client import RawAdmin
 
 
 @pytest.fixture
@@ -105,8 +106,27 @@ def test_a_reset_that_cannot_be(kafka: InnerCli, group: str, arguments: tuple[st
 
 def test_a_group_that_is_not_there(kafka: InnerCli, topic: str):
     for command in (("describe",), ("delete", "--yes"), ("reset", "--to", "latest")):
-        assert "nobody" in kafka("groups", command[0], "nobody", *command[1:], code=3).err
+        told = kafka("groups", command[0], "nobody", *command[1:], code=3).err
+        assert "nobody" in told
+        assert "subscriptions create" not in told, "which makes no group over all topics"
+    assert "groups list" in kafka("groups", "delete", "nobody", code=3).err
+    assert "Name the topic" in kafka("groups", "reset", "nobody", "--to", "latest", code=3).err
     assert moved(kafka, f"new-{topic}", "--to", "latest", "-t", topic, "--yes").keys() == {0, 1}
+
+
+def test_names_of_others_that_are_not_portable(kafka: InnerCli):
+    """What another application has named in Kafka's own way is listed, and each command takes it as it was told."""
+    topic, group = RawAdmin(shared_server().bootstrap).make_topic(f"_{uuid4().hex[:8]}"), f"team/{uuid4().hex[:8]} 1"
+    assert topic in [each["name"] for each in kafka("topics", "list", "--json").json]
+    assert moved(kafka, group, "--to", "latest", "-t", topic, "--yes") == {0: (None, 0)}
+    assert group in [each["group"] for each in kafka("groups", "list", "--json").json]
+    for arguments in ((topic,), (topic, group)):
+        assert [each["subscription"] for each in kafka("lag", *arguments, "--json").json] == [group]
+    assert kafka("topics", "describe", topic, "--json").json["subscriptions"] == [group]
+    assert kafka("groups", "describe", group, "--json").json["positions"][0]["topic"] == topic
+    assert kafka("peek", topic, "--json").text == ""
+    assert kafka("groups", "delete", group, "--yes", "--json").json == {"deleted": group}
+    assert kafka("topics", "delete", topic, "--yes", "--json").json == {"deleted": topic}
 
 
 def test_a_group_that_runs_is_left_alone(kafka: InnerCli, topic: str, group: str):

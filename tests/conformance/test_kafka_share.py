@@ -6,23 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.testing.conformance import (
-    Administration,
-    Blocking,
-    Cancelling,
-    Closing,
-    DeadLetters,
-    Delivery,
-    Errors,
-    Flow,
-    Leases,
-    Observing,
-    Outcomes,
-    Reconnecting,
-    Retrying,
-    Settling,
-    Shapes,
-)
+from tests.conformance.kafka_queue_areas import ShareAreas
 from tests.conformance.kafka_share_harness import KafkaShareHarness, end_share_wired
 
 # In one process, which then starts one broker, and ends it when they are over.
@@ -35,21 +19,5 @@ def broker_of_the_module() -> Iterator[None]:
     end_share_wired()
 
 
-class TestKafkaShare(
-    Delivery,
-    Settling,
-    Shapes,
-    Outcomes,
-    Flow,
-    Leases,
-    Retrying,
-    DeadLetters,
-    Closing,
-    Cancelling,
-    Administration,
-    Reconnecting,
-    Errors,
-    Observing,
-    Blocking,
-):
+class TestKafkaShare(ShareAreas):
     harness_class = KafkaShareHarness

@@ -10,6 +10,7 @@ import pytest
 
 from broker.bus import connect
 from broker.errors import (
+    ConfigurationError,
     InvalidSetting,
     TopicNotFound,
     UnknownSetting,
@@ -149,6 +150,13 @@ async def test_an_option_that_cannot_be_used_is_named(
     for text in texts:
         assert text in str(caught.value)
     assert (name in await spi.list_topics()) is existing
+
+
+async def test_more_partitions_than_the_client_takes_are_refused(spi: KafkaAdmin, topic: str, name: str):
+    for each in (name, topic):
+        with pytest.raises(ConfigurationError, match=r"partitions is 100001\. It takes 1 to 100000 on Kafka"):
+            await ensure(spi, each, partitions=100_001)
+    assert name not in await spi.list_topics()
 
 
 async def test_more_copies_than_brokers_are_refused(spi: KafkaAdmin, name: str):

@@ -83,12 +83,26 @@ async def test_what_no_call_takes_is_named(kafka: KafkaServer, topic: str, group
         assert await consumer.commit() == {}
 
 
-async def test_a_seek_elsewhere_is_a_lost_lease_whether_there_is_such_a_partition_or_not(
+async def test_what_is_asked_of_a_partition_elsewhere_is_a_lost_lease_whether_there_is_such_a_partition_or_not(
     kafka: KafkaServer, topic: str, group: str
 ):
     await fill(kafka, topic, 1, 3)
-    async with opened(kafka, topic, group) as consumer:
-        await take(consumer, 3)
-        for place in (TopicPartition(topic, 9), TopicPartition("no-such-topic", 0)):
-            with pytest.raises(LeaseLost, match=f"is not assigned to this member of group {group!r}"):
-                await consumer.seek({TopicPartition(topic, 0): 1, place: 0})
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = await take(consumer, 3)
+        mine = TopicPartition(topic, 0)
+        told = f"is not assigned to this member of group {group!r}, which has '{topic}'.0."
+        places = (TopicPartition(topic, 9), TopicPartition("no-such-topic", 0))
+        for place, record in zip(places, records, strict=False):
+            with pytest.raises(LeaseLost, match=told):
+                await consumer.seek({mine: 1, place: 0})
+            for call in (consumer.pause, consumer.resume):
+                with pytest.raises(LeaseLost, match=told):
+                    call([mine, place])
+            assert not consumer.mark_position(*place, 1)
+            consumer.mark(record)
+            answers = await consumer.commit([place, mine])
+            assert answers[mine] is None
+            assert isinstance(answers[place], LeaseLost)
+        # Nothing was paused along with what could not be.
+        await consumer.seek({mine: 0})
+        assert len(await take(consumer, 3)) == 3

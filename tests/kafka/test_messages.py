@@ -13,7 +13,7 @@ import pytest
 from broker.bus import Bus, connect
 from broker.errors import SubscriptionNotFound
 from broker.testing.waiting import eventually, take
-from broker_kafka.offset_map import decode
+from broker_kafka.offset_map import LIMIT, decode, encode
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.raw_positions import store, stored
@@ -128,6 +128,27 @@ async def test_metadata_of_somebody_else_is_no_map(
     store(admin, group, topic, 1, "AgAAAZk=")
     assert await rest_of(bus, topic, group) == [1, 2, 3, 4]
     assert stored(admin, group, topic).offset == 5
+
+
+async def test_a_member_whose_map_is_nearly_full_from_the_start_reads_on(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str
+) -> None:
+    """Nothing that it has in hand would make room, so that waiting for room would never end."""
+    produce(kafka.bootstrap, topic, numbers(20_000))
+    async with bus.messages(topic, subscription=group, max_outstanding=20_000) as inbox:
+        taken = await take(inbox, 20_000, PATIENCE)
+        for message in taken[1::2]:
+            await message.ack()
+    assert await rest_of(bus, topic, group) == list(range(0, 20_000, 2))
+
+
+async def test_the_longest_map_is_one_that_the_broker_takes(admin: RawAdmin, topic: str, group: str) -> None:
+    """Else each that is full would be refused, and the member's maps half as long from then on."""
+    text = encode(1, [(number, number + 1) for number in range(2, 60_000, 2)]).text
+    assert LIMIT - 4 < len(text) <= LIMIT
+    for longest in (text, "x" * LIMIT):
+        store(admin, group, topic, 1, longest)
+        assert stored(admin, group, topic).metadata == longest
 
 
 async def test_a_broker_that_takes_less_text_gets_less(topic: str, group: str) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 from broker.bus import connect
-from broker.errors import BrokerError, ConfigurationError, TopicNotFound, Unsupported
+from broker.errors import BrokerError, ConfigurationError, LeaseLost, TopicNotFound, Unsupported
 from broker.spi import TopicPartition
+from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import (
     FileOffsetStore,
     GroupMember,
@@ -26,6 +27,7 @@ from broker_kafka.offsets import (
     StoredOffset,
     migrate_offsets,
 )
+from tests.kafka.group_members import fill, take
 from tests.kafka.offset_shelves import Shelf, committed, every_store
 from tests.kafka.raw_positions import store as raw_store
 from tests.servers.kafka import KafkaServer
@@ -50,6 +52,22 @@ async def test_positions_move_between_stores(shelf: Shelf):
     assert [move.action for move in moved] == ["copy", "same", "overwrite"]
     assert await shelf.store.stored(group) == positions
     assert {move.action for move in await migrate_offsets(source, shelf.store, group)} == {"same"}
+
+
+async def test_a_group_that_runs_keeps_its_positions_in_kafka_and_the_mend_is_told(
+    kafka: KafkaServer, topic: str, group: str
+):
+    place, source = TopicPartition(topic, 0), MemoryOffsetStore()
+    await fill(kafka, topic, 1, 3)
+    await source.reset(group, {place: StoredOffset(1)})
+    async with connect(kafka.url) as bus, GroupConsumer(bus, topic, group=group, commit_interval=None) as consumer:
+        consumer.mark_all(await take(consumer, 3))
+        assert await consumer.commit() == {place: None}
+        (move,) = await migrate_offsets(source, GroupOffsetStore.of(bus), group, existing="overwrite")
+        assert move.action == "fail"
+        assert isinstance(move.error, LeaseLost)
+        assert move.error.advice == f"Group {group!r} has members: stop its consumers, and do it again"
+        assert await consumer.committed() == {place: StoredOffset(3)}
 
 
 @pytest.mark.parametrize("shelf", ["kafka-group"], indirect=True)

@@ -14,7 +14,9 @@ import pytest
 from broker.bus import Bus, connect
 from broker.consuming.retry import Retry
 from broker.errors import (
+    BrokerError,
     ConfigurationError,
+    InvalidName,
     InvalidSetting,
     LeaseLost,
     OperationTimeout,
@@ -50,6 +52,44 @@ async def quick(kafka: KafkaServer) -> AsyncIterator[Bus]:
     """A connection whose messages are locked for a second."""
     async with connect(share(kafka, LOCK)) as bus:
         yield bus
+
+
+@pytest.mark.parametrize("queue", ["offsets", "markers"])
+async def test_the_name_of_a_consumer_group_is_told_with_the_mend(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str, queue: str
+) -> None:
+    async with connect(f"{kafka.url}?queue={queue}") as other:
+        await other.admin.ensure_subscription(topic, group)
+    for _ in range(2):
+        # Also the second time: the first leaves nothing behind that looks like a share group.
+        with pytest.raises(
+            InvalidName, match=rf"{group}' has the name of a consumer group .*delete_group\('{group}'\)"
+        ):
+            async with bus.messages(topic, subscription=group):
+                pass
+        with pytest.raises(InvalidName):
+            await bus.admin.describe_subscription(topic, group)
+    await bus.admin.delete_group(group)
+    async with bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish_batch(numbered(1))
+        assert len(await take(inbox, 1, PATIENCE)) == 1
+
+
+@pytest.mark.parametrize("settings", ["queue=markers", "group_protocol=classic", "group_protocol=consumer"])
+async def test_the_name_of_a_share_group_is_told_with_the_mend(
+    kafka: KafkaServer, bus: Bus, topic: str, group: str, settings: str
+) -> None:
+    async with (
+        bus.messages(topic, subscription=group) as inbox,
+        connect(f"{kafka.url}?{settings}") as other,
+    ):
+        await bus.topic(topic).publish_batch(numbered(1))
+        await take(inbox, 1, PATIENCE)
+        with pytest.raises(
+            BrokerError, match="if a share group has this name, as queue=share makes them, take another"
+        ):
+            async with other.messages(topic, subscription=group) as reader:
+                await reader.next_message(timeout=PATIENCE)
 
 
 async def test_a_lock_that_ends_takes_only_what_was_not_settled(quick: Bus, topic: str, group: str) -> None:

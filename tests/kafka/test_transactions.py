@@ -325,7 +325,7 @@ async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> No
 
 
 async def test_a_timeout_that_the_broker_does_not_take(kafka: KafkaServer, name: str) -> None:
-    with pytest.raises(InvalidSetting, match="transaction"):
+    with pytest.raises(InvalidSetting, match="Set transaction_timeout_ms to the brokers'"):
         await transaction_of(kafka, name, transaction_timeout_ms=2_000_000_000)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.consuming.retry import Retry
-from broker.errors import AlreadySettled, LeaseLost, OperationTimeout, Unsupported
-from broker.hooks import Event, FlowBlocked, LeaseExpired, SettleFailed
+from broker.errors import AlreadySettled, BrokerError, LeaseLost, OperationTimeout, Unsupported
+from broker.hooks import Event, FlowBlocked, LeaseExpired, LeasesNotRenewed, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from tests.unit.scripted_source import Letters, ScriptedSource, consuming, taken, until
 
@@ -155,6 +156,44 @@ async def test_leases_are_renewed_from_the_buffer_on() -> None:
         await consumer.next_batch(2, timeout=5)
         await until(lambda: source.extended.count("1") >= 2)
         assert set(source.extended) == {"1", "2"}
+
+
+class NotRenewing(ScriptedSource):
+    """Renews no lease, or not that of "1"."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        super().__init__()
+        self.failure = failure
+
+    async def extend(self, messages: Sequence[Message]) -> Sequence[BrokerError | None]:
+        if self.failure is not None:
+            raise self.failure
+        return [OperationTimeout("too slow") if message.id == "1" else None for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("failure", "which", "told"),
+    [
+        (None, {"1"}, "too slow"),
+        (OperationTimeout("nobody answers"), {"1", "2"}, "nobody answers"),
+        (KeyError("x"), {"1", "2"}, "The backend failed to extend: 'x'"),
+    ],
+    ids=["one", "all", "bug"],
+)
+async def test_leases_that_are_not_renewed_are_told_and_tried_again(
+    failure: BaseException | None, which: set[str], told: str
+) -> None:
+    source, events = NotRenewing(failure), list[Event]()
+    source.add("1", "2")
+    async with consuming(source, lease_seconds=0.03, events=events) as consumer:
+        held = await consumer.next_batch(2, timeout=5)
+        events.clear()
+        await until(lambda: len(events) >= 2)
+        for event in events:
+            assert isinstance(event, LeasesNotRenewed)
+            assert {message.id for message in event.messages} == which
+            assert told in str(event.error)
+        assert not any(message.lease_lost for message in held)
 
 
 async def test_max_lease_counts_from_hand_over_and_says_so() -> None:

@@ -74,6 +74,8 @@ async def test_what_is_asked_reaches_the_backend():
         ({"to": datetime(2030, 1, 1)}, "no timezone"),  # noqa: DTZ001 - that is the point
         ({"shift": 1.5}, "shift is 1.5"),
         ({"to": 1, "partitions": [-1]}, "partitions has -1"),
+        ({"to": 1, "partitions": 0}, "partitions is 0.*a list of partitions"),
+        ({"to": 1, "topics": "orders"}, "topics is 'orders'.*a list of topics"),
     ],
 )
 async def test_a_reset_that_means_nothing_is_refused(values: Any, text: str):

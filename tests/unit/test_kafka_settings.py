@@ -23,6 +23,23 @@ def refused(url: str) -> str:
     return str(caught.value)
 
 
+class TestServers:
+    @pytest.mark.parametrize("server", ["h", "h:1", "10.0.0.1:65535", "[::1]", "[fe80::1%eth0]:9092", "höst_1:9092"])
+    def test_hosts_are_taken_with_and_without_a_port(self, server: str) -> None:
+        assert KafkaSettings(servers=(server,)).servers == (server,)
+
+    @pytest.mark.parametrize(
+        "server", ["", "a b:1", "h:", "h:0", "h:99999", "h:x", "::1", "kafka://h:1", "h:1/x", "u:p@h", "h\0:1", ":1"]
+    )
+    def test_what_is_no_host_is_refused(self, server: str) -> None:
+        with pytest.raises(InvalidSetting, match=r"'servers' \(from argument\) is .* is no host, host:port or"):
+            KafkaSettings(servers=("h:1", server))
+
+    def test_none_is_refused(self) -> None:
+        with pytest.raises(InvalidSetting, match=r"'servers' .* is empty"):
+            KafkaSettings(servers=())
+
+
 class TestUrl:
     def test_hosts_and_credentials(self) -> None:
         settings = KafkaSettings.from_url("kafka://user:p%40ss@one,two:9093,[::1]:9094")
@@ -60,6 +77,9 @@ class TestUrl:
         assert "max_poll_interval_ms 10 is below" in refused("kafka://h?max_poll_interval_ms=10")
         assert "max_poll_interval_ms 9999 is below" in refused("kafka://h?max.poll.interval.ms=9999")
         assert "takes no path" in refused("kafka://h/topic")
+        assert "host that cannot be read" in refused("kafka://h%20h")
+        for name in ("client_id", "group_instance_id", "sasl_username"):
+            assert f"{name!r} (from url) is " in refused(f"kafka://h?{name}=a%00b")
 
     def test_no_secret_is_shown(self) -> None:
         settings = KafkaSettings.from_url(
@@ -84,6 +104,30 @@ class TestSecurity:
         assert f"Say security_protocol=SSL, or leave ssl_{name} out" in told
         told = refused(f"kafka://u:p@h?ssl_{name}=x&security_protocol=SASL_PLAINTEXT")
         assert "Say security_protocol=SASL_SSL" in told
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("ssl_key_password", "x"),
+            ("ssl_keystore_password", "x"),
+            ("ssl_endpoint_identification_algorithm", "https"),
+            ("enable_ssl_certificate_verification", "true"),
+            ("ssl.cipher.suites", "ECDHE-RSA-AES128-GCM-SHA256"),
+        ],
+    )
+    def test_what_says_how_tls_is_done_is_refused_where_it_is_not(
+        self, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told = refused(f"kafka://h?{name}={value}")
+        assert f"Setting {name!r} (from url) is given, and security_protocol=PLAINTEXT (from default)" in told
+        assert f"Say security_protocol=SSL, or leave {name} out" in told
+        KafkaSettings.from_url(f"kafka://h?{name}={value}&security_protocol=SSL")
+        monkeypatch.setenv("BROKER_KAFKA_SSL_KEY_PASSWORD", "x")
+        assert KafkaSettings.from_url("kafka://h?security_protocol=PLAINTEXT").protocol == "PLAINTEXT"
+
+    def test_a_check_that_is_off_is_nothing_to_miss(self) -> None:
+        off = "enable_ssl_certificate_verification=false&ssl_endpoint_identification_algorithm=none"
+        assert KafkaSettings.from_url(f"kafka://h?{off}").protocol == "PLAINTEXT"
 
     @pytest.mark.parametrize(
         ("parameters", "told", "mechanism"),
@@ -168,6 +212,10 @@ class TestRoles:
             KafkaSettings(properties={"linger.ms": "3"})
         with pytest.raises(InvalidSetting, match="takes text, a number"):
             KafkaSettings(properties={"client.rack": object()})  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InvalidSetting, match="1 is no name of a property"):
+            KafkaSettings(properties={1: "x"})  # pyright: ignore[reportArgumentType]
+        with pytest.raises(InvalidSetting, match=r"'client\.rack' has a NUL"):
+            KafkaSettings(properties={"client.rack": "a\0b"})
 
     def test_properties_from_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("BROKER_KAFKA_PROPERTIES", "client.rack=a,debug=msg")
@@ -189,6 +237,7 @@ GIVEN = {
         "queue_group": "workers",
         "queue_ids": "billing",
         "queue_waiting": "7",
+        "redelivery_rate": "100",
     },
     "share": {"share_lock": "20", "share_members": "2"},
 }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.errors import InvalidName
-from broker.names import NativeName, check_name, native_name
+from broker.names import NativeName, check_name, known_name, native_name
 
 
 @pytest.mark.parametrize("name", ["abc", "Orders.v2_x-1", "a" * 200, native_name("a/b c")])
@@ -36,3 +36,19 @@ def test_a_native_name_is_not_empty() -> None:
     with pytest.raises(InvalidName, match="empty"):
         native_name("")
     assert isinstance(native_name("x"), NativeName)
+
+
+@pytest.mark.parametrize("name", ["orders\0old", "\0", "orders\ud800"])
+def test_a_native_name_holds_nothing_that_cuts_it_short_or_cannot_be_sent(name: str) -> None:
+    with pytest.raises(InvalidName, match="NUL or a lone surrogate") as raised:
+        native_name(name)
+    assert repr(name) in raised.value.message
+
+
+def test_the_name_of_what_exists_is_native_unless_it_is_portable() -> None:
+    assert type(known_name("orders")) is str
+    for name in ("_schemas", "team/app 1"):
+        assert isinstance(known_name(name), NativeName)
+        assert check_name(known_name(name), "topic") == name
+    with pytest.raises(InvalidName):
+        known_name("")

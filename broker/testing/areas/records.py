@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from broker.codecs import Json
-from broker.errors import Closed, DecodeError, OffsetOutOfRange, TopicNotFound
+from broker.errors import Closed, DecodeError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
@@ -134,6 +134,7 @@ class Records(ConformanceCase):
             receipts = await bus.topic(topic).publish_batch(messages)
             open_ones = sum(receipt.partition == 1 for receipt in receipts)
             (first,) = await read(log, 1, harness.patience)
+            await eventually(lambda: len(log.assignment()) == 2, 3 * harness.patience, "the assignment")
             log.pause([TopicPartition(topic, 0)])
             seen = [first, *await read(log, open_ones - (first.partition == 1), harness.patience)]
             assert {record.partition for record in seen[1:]} == {1}
@@ -141,6 +142,23 @@ class Records(ConformanceCase):
             log.resume([TopicPartition(topic, 0)])
             seen += await read(log, 40 - len(seen), harness.patience)
             assert bodies(seen) == once(numbered(40))
+
+    @requires("records")
+    @promise(
+        "records.partitions-of-others-are-refused",
+        "Pausing or resuming a partition that is not assigned raises LeaseLost, which names it, and changes nothing.",
+    )
+    async def test_partitions_of_others_are_refused(self, harness: Harness) -> None:
+        bus, topic = await harness.bus(), await harness.topic(partitions=1)
+        await bus.topic(topic).publish_batch(numbered(10))
+        async with bus.records(topic, group="readers") as log:
+            (first,) = await read(log, 1, harness.patience)
+            mine = TopicPartition(topic, first.partition)
+            for call in (log.pause, log.resume):
+                with pytest.raises(LeaseLost, match=f"Partition 77 of topic '{topic}'"):
+                    call([mine, TopicPartition(topic, 77)])
+            seen = [first, *await read(log, 9, harness.patience)]
+            assert bodies(seen) == once(numbered(10))
 
     @requires("records")
     @promise(

@@ -1,4 +1,4 @@
-"""What of the conformance kit is run over a Kafka queue with markers, however these are written."""
+"""What of the conformance kit is run over the queue engines of Kafka beside `offsets`, which runs all of it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from broker.testing.conformance import (
     Transactions,
 )
 
-__all__ = ["MarkerAreas"]
+__all__ = ["MarkerAreas", "ShareAreas"]
 
 
-class MarkerAreas(
+class ShareAreas(
     Delivery,
     Settling,
     Shapes,
@@ -37,18 +37,19 @@ class MarkerAreas(
     Leases,
     Retrying,
     DeadLetters,
-    Order,
     Closing,
     Cancelling,
-    Fidelity,
-    Limits,
     Administration,
     Reconnecting,
     Errors,
     Observing,
     Blocking,
 ):
-    """The Message family."""
+    """The Message family, as far as share groups have it."""
+
+
+class MarkerAreas(ShareAreas, Order, Fidelity, Limits):
+    """The Message family, however markers are written."""
 
     # What else publishing promises does not depend on how messages are settled.
     test_scheduled_is_not_early = Publishing.test_scheduled_is_not_early
