@@ -27,12 +27,13 @@ from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 from broker_pulsar import subscribing
 from broker_pulsar.connection import Connection
 from broker_pulsar.membership import subscription_stats
-from broker_pulsar.names import TopicPath
+from broker_pulsar.names import TopicPath, subscription_place
 from broker_pulsar.positions import unpack
 
 __all__ = ["PulsarAdmin"]
 
 _MOST_PARTITIONS: Final = 1024
+_LARGEST: Final = 2**31 - 1
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
 _POLICY_TRIES: Final = 50
@@ -202,7 +203,7 @@ class PulsarAdmin:
         entries = int(stats.get("msgBacklog") or 0)
         if not entries:
             return 0
-        path = f"{log.path}/subscription/{quote(subscription, safe='')}/analyzeBacklog"
+        path = f"{subscription_place(log, subscription)}/analyzeBacklog"
         what = f"Subscription {subscription!r} of topic {topic!r}"
         counted = (await self._connection.http.request("POST", path, what)).body
         messages, looked = int(counted.get("messages") or 0), int(counted.get("entries") or 0)
@@ -237,7 +238,12 @@ def _retention(retention: timedelta | None, options: Mapping[str, Any]) -> dict[
     found: dict[str, int] = {}
     if retention is not None:
         # Pulsar counts minutes, and removes whole ledgers.
-        found["retentionTimeInMinutes"] = max(1, math.ceil(retention.total_seconds() / 60))
+        minutes = max(1, math.ceil(retention.total_seconds() / 60))
+        if minutes > _LARGEST:
+            raise InvalidSetting(
+                f"retention is {retention}", advice=f"Pulsar takes at most {timedelta(minutes=_LARGEST)}"
+            )
+        found["retentionTimeInMinutes"] = minutes
     size = options.get("retention_mb")
     if size is not None:
         if not isinstance(size, int) or isinstance(size, bool) or not (size > 0 or size == -1):
@@ -255,9 +261,9 @@ def _policies(options: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     ttl = options.get("message_ttl")
     if ttl is not None:
-        if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl < 1:
+        if not isinstance(ttl, int) or isinstance(ttl, bool) or not 1 <= ttl <= _LARGEST:
             raise InvalidSetting(
-                f"Option 'message_ttl' is {ttl!r}", advice="It takes a whole number of seconds above 0"
+                f"Option 'message_ttl' is {ttl!r}", advice=f"It takes a whole number of seconds from 1 to {_LARGEST}"
             )
         found["messageTTL"] = ttl
     deduplication = options.get("deduplication")

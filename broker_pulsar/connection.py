@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
 
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,
     Closed,
     ConnectionFailed,
+    InvalidSetting,
     NotAuthorized,
     SubscriptionNotFound,
     TopicNotFound,
@@ -32,7 +33,7 @@ from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi
 from broker_pulsar.leftovers import Leftovers
-from broker_pulsar.names import TopicPath, topic_path
+from broker_pulsar.names import TopicPath, subscription_place, topic_path
 from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings
 from broker_pulsar.watching import Watch
@@ -74,11 +75,14 @@ class Connection:
         """Try both doors, and make the client.
 
         :raises ConnectionFailed, AuthenticationFailed: after one honest try.
+        :raises InvalidSetting: a file or a token that cannot be used.
         """
         settings = self.settings
         await self._knock()
         await self._ask_who_we_are()
         log = settings.client_log
+        if log is not None:
+            _check_log(log)
         logger = (
             pulsar.FileLogger(pulsar.LoggerLevel.Info, str(log))
             if log is not None
@@ -107,6 +111,7 @@ class Connection:
             )
         except Exception as error:
             raise translate(error, f"Connecting to {settings.service_url}") from error
+        await self._shake_hands()
         if self.hooks.listening:
             self.hooks.emit(Connected(server=settings.service_url))
 
@@ -180,7 +185,7 @@ class Connection:
 
         :raises BrokerError: it refuses, or cannot be asked.
         """
-        path = f"{self.topic(topic).path}/subscription/{quote(subscription, safe='')}"
+        path = subscription_place(self.topic(topic), subscription)
         with suppress(SubscriptionNotFound):
             await self.http.request("DELETE", path, f"Subscription {subscription!r} of topic {topic!r}", once=True)
 
@@ -270,27 +275,65 @@ class Connection:
                 last = error
             else:
                 return
+        told = str(last) or type(last).__name__
         raise ConnectionFailed(
-            f"No broker at {settings.service_url} can be reached: {last or 'no host is named'}", native=last
+            f"No broker at {settings.service_url} can be reached{' by TLS' if context else ''}: {told}", native=last
         )
+
+    async def _shake_hands(self) -> None:
+        """:raises ConnectionFailed: what listens there is no broker."""
+        try:
+            await self.check_health()
+        except ConnectionFailed as error:
+            client, self._client = self.client, None
+            self.later(client.shutdown)  # which takes its time there
+            error.advice = "Check that the URL's port is the broker's own, such as 6650, and not its web service's"
+            raise
 
     async def _ask_who_we_are(self) -> None:
         """Let the HTTP API judge our credentials, which are the client's too.
 
         :raises AuthenticationFailed: the broker does not accept them.
+        :raises ConnectionFailed: it cannot be reached, or is no HTTP API of Pulsar.
         """
         try:
-            await self.http.get("/clusters", f"Opening {self.settings.service_url}", once=True)
+            told = await self.http.get("/clusters", f"Opening {self.settings.service_url}", once=True)
         except NotAuthorized:
             return  # It knows us; what we may do shows when we do it.
+        except TopicNotFound as error:
+            raise self._no_api("the answer is 404") from error
         except ConnectionFailed as error:
-            if isinstance(error.native, ssl.SSLError) and not isinstance(error.native, ssl.SSLCertVerificationError):
+            native = error.native
+            if isinstance(native, ssl.SSLError) and native.reason == "WRONG_VERSION_NUMBER":
+                raise self._no_api("it speaks no TLS") from error
+            if isinstance(native, ssl.SSLError) and not isinstance(native, ssl.SSLCertVerificationError):
                 raise AuthenticationFailed(
-                    f"The broker at {self.http.url} refuses our TLS certificate: {error.native}",
-                    native=error.native,
+                    f"The broker at {self.http.url} refuses our TLS certificate: {native}",
+                    native=native,
                     advice="Give tls_cert and tls_key of a certificate that the broker trusts",
                 ) from error
             raise
+        if not isinstance(told, list):
+            raise self._no_api("the answer is none of Pulsar's")
+
+    def _no_api(self, why: str) -> ConnectionFailed:
+        return ConnectionFailed(
+            f"There is no HTTP API of Pulsar at {self.http.url}: {why}",
+            retriable=False,
+            advice="Name a broker's web service in admin_url, such as http://host:8080",
+        )
+
+
+def _check_log(path: Path) -> None:
+    """:raises InvalidSetting: it cannot be written, of which the client says nothing."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise InvalidSetting(
+            f"Setting 'client_log' {str(path)!r} cannot be written: {error}",
+            native=error,
+            advice="Name a file in a directory that is there",
+        ) from error
 
 
 def _close(client: Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from broker.errors import (
     AuthenticationFailed,
@@ -15,6 +16,7 @@ from broker.errors import (
     InvalidMessage,
     MessageTooLarge,
     NotAuthorized,
+    NotFound,
     OperationTimeout,
     SubscriptionNotFound,
     TopicNotFound,
@@ -53,6 +55,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "ProducerBlockedQuotaExceededException": "The topic's backlog quota is used up; consume, or raise it",
     "ProducerQueueIsFull": "Lower publish_window, or publish less at once",
     "MemoryBufferIsFull": "Publish less at once",
+    "MessageTooBig": "Lower max_message_bytes to the brokers' maxMessageSize; with batching=off&chunking=true larger "
+    "messages go in chunks",
     "TopicTerminated": "The topic was terminated and takes no more messages",
     "IncompatibleSchema": "The topic has a schema that bytes do not fit; publish to a topic without one",
 }
@@ -64,6 +68,7 @@ _RETRIABLE: Final = frozenset(
         "ProducerBlockedQuotaExceededException",
     }
 )
+_STACK: Final = "--- An unexpected error occurred in the server ---\n\nMessage:"
 _PASSING: Final = (
     # A topic cannot be opened or written: its bookies or its metadata are away, or it is just being closed.
     "PersistenceException",
@@ -106,15 +111,21 @@ def _make(name: str, what: str, native: Exception | None) -> BrokerError:
     )
 
 
-def http_error(status: int, reason: str, what: str) -> BrokerError:
-    """The error that an answer of the HTTP API stands for."""
-    told = f"{what}: the broker answers {status}{f': {reason}' if reason else ''}"
+def http_error(status: int, reason: str, what: str, path: str = "") -> BrokerError:
+    """The error that an answer of the HTTP API stands for; `path` is what was asked for there."""
+    told = f"{what}: the broker answers {status}{f': {_first_line(reason)}' if reason else ''}"
     if status == 401 and not reason:
         return AuthenticationFailed(told)
     if status in (401, 403):
         return NotAuthorized(told)
     if status == 412 and "does not exist" in reason:
         return TopicNotFound(told)
+    if status == 404 and reason.startswith(("Namespace ", "Tenant ")):
+        space = "/".join(unquote(path).split("/")[2:4])
+        return NotFound(
+            f"{told}: {space!r}",
+            advice=f"Create it by `pulsar-admin namespaces create {space}`, or name another in the URL's path",
+        )
     if status == 404:
         return SubscriptionNotFound(told) if "ubscription" in reason else TopicNotFound(told)
     if status in (408, 504):
@@ -122,6 +133,12 @@ def http_error(status: int, reason: str, what: str) -> BrokerError:
     if status in (307, 429, 500, 502, 503):
         return ConnectionFailed(told, advice="The broker is not ready, or not the owner of the topic yet")
     return BackendError(told)
+
+
+def _first_line(reason: str) -> str:
+    """What a broker says, without the stack of its Java that it may send along."""
+    said = reason.partition(_STACK)[2] or reason
+    return said.strip().partition("\n")[0].strip()
 
 
 def answer_passes(status: int, reason: str) -> bool:

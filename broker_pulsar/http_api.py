@@ -99,7 +99,7 @@ class HttpApi:
             else:
                 if 200 <= answer.status < 300 or answer.status in allow:
                     return answer._replace(tries=tries - 1 + answer.tries)
-                error = http_error(answer.status, answer.reason, what)
+                error = http_error(answer.status, answer.reason, what, path)
                 passes = answer_passes(answer.status, answer.reason)
             pause = _PAUSES.delay(tries)
             if once or not passes or loop.time() + pause >= until:

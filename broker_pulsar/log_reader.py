@@ -28,7 +28,7 @@ from broker_pulsar.client import Reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.logs import bounds_of, keeps, look, removed, spans_of, topic_bounds
-from broker_pulsar.names import TopicPath
+from broker_pulsar.names import READERS, TopicPath
 from broker_pulsar.positions import PER_LEDGER, after, built_id, offset_of
 from broker_pulsar.properties import LogView, data_of, key_of
 from broker_pulsar.subscribing import milliseconds
@@ -261,7 +261,7 @@ class PulsarLogReader:
                     log.url,
                     start,
                     receiver_queue_size=_QUEUE,
-                    subscription_role_prefix="anybroker-log",
+                    subscription_role_prefix=READERS,
                     start_message_id_inclusive=True,
                 ),
                 lambda reader: reader.close(),

@@ -9,9 +9,9 @@ from typing import Any
 from broker.spi import Bounds, Span
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import LARGEST, PER_ENTRY, pack
+from broker_pulsar.positions import LARGEST, PER_ENTRY, PER_LEDGER, pack
 
-__all__ = ["bounds_of", "committed_in", "first_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
+__all__ = ["bounds_of", "committed_in", "cursor_in", "first_of", "keeps", "look", "removed", "spans_of", "topic_bounds"]
 
 
 async def topic_bounds(connection: Connection, topic: str) -> Mapping[int, Bounds]:
@@ -90,7 +90,13 @@ def first_of(stats: Mapping[str, Any], position: int) -> int | None:
 def committed_in(stats: Mapping[str, Any], group: str) -> int | None:
     """The position after all that a group has committed, below which nothing is delivered again; None if nothing of
     its ledger is."""
+    position = cursor_in(stats, group)
+    return position if position % PER_LEDGER else None
+
+
+def cursor_in(stats: Mapping[str, Any], group: str) -> int:
+    """The position at which a group's cursor stands, with which its deliveries begin."""
     cursors: Mapping[str, Any] = stats.get("cursors") or {}
     cursor: Mapping[str, Any] = cursors.get(group) or {}
     ledger, _, entry = str(cursor.get("markDeletePosition") or "0:-1").partition(":")
-    return pack(int(ledger), int(entry) + 1, 0) if int(entry) >= 0 else None
+    return pack(int(ledger), int(entry) + 1, 0)

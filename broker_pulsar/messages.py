@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from broker.buffers import take_from
@@ -22,7 +21,7 @@ from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement
 from broker.waker import Waker
 from broker_pulsar import subscribing
-from broker_pulsar.client import Consumer, pulsar
+from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
@@ -35,6 +34,9 @@ __all__ = ["PulsarMessageSource", "subscribe"]
 _VIEW: Final = MessageView()
 _OVERHEAD: Final = 64
 """Bytes that a message counts for besides its body."""
+# Attributes of an enum class cost a slow look-up each; these are read per message.
+_ACK: Final = Outcome.ACK
+_REJECT: Final = Outcome.REJECT
 
 
 async def subscribe(
@@ -69,7 +71,7 @@ async def subscribe(
                 initial_position=begin,
                 receiver_queue_size=queue,
                 negative_ack_redelivery_delay_ms=max(1, round(settings.nack_delay * 1000)),
-                batch_receive_policy=batch_policy(),
+                batch_receive_policy=batch_policy(queue),
                 batch_index_ack_enabled=True,
             ),
             # Else it would go on taking messages that nobody gets.
@@ -143,14 +145,16 @@ class PulsarMessageSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
-        consumer = self._consumer
+        consumer = extension_of(self._consumer)
+        acknowledge = consumer.acknowledge
         outcomes: list[BrokerError | None] = [None] * len(settlements)
         for index, settlement in enumerate(settlements):
+            outcome, raw = settlement.outcome, settlement.message.raw
             try:
-                if settlement.outcome is Outcome.ACK or settlement.outcome is Outcome.REJECT:
-                    consumer.acknowledge(settlement.message.raw)
+                if outcome is _ACK or outcome is _REJECT:
+                    acknowledge(raw)
                 else:
-                    consumer.negative_acknowledge(settlement.message.raw)
+                    consumer.negative_acknowledge(raw)
             except Exception as error:
                 outcomes[index] = SettleError(f"{self._what}: the client did not take an ack: {error}", native=error)
         return outcomes
@@ -180,10 +184,10 @@ class PulsarMessageSource:
     def arrived(self, receiver: Receiver, messages: Sequence[NativeMessage]) -> None:
         if self._closed:
             return  # The consumer's close has given them back.
-        make, topic = partial(Message, self._topic), self._buffer
+        topic, append = self._topic, self._buffer.append
         for raw in messages:
-            data = data_of(raw)
-            topic.append(make(data, raw, _VIEW, size=_OVERHEAD + len(data or b"")))
+            data = raw.data() or data_of(raw)
+            append(Message(topic, data, raw, _VIEW, None, _OVERHEAD + len(data or b"")))
         self._waker.wake()
 
     def failed(self, receiver: Receiver, error: BrokerError) -> None:

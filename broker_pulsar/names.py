@@ -10,11 +10,20 @@ from urllib.parse import quote
 from broker.errors import InvalidName
 from broker.names import Ephemeral, NativeName
 
-__all__ = ["EPHEMERAL", "OURS", "TopicPath", "partition_number", "subscription_name", "topic_path"]
+__all__ = [
+    "EPHEMERAL",
+    "READERS",
+    "TopicPath",
+    "partition_number",
+    "subscription_name",
+    "subscription_place",
+    "topic_path",
+]
 
-OURS: Final = "anybroker-"
-"""Begins the names of subscriptions that are nobody's: ephemeral ones and those of log readers."""
-EPHEMERAL: Final = f"{OURS}ephemeral-"
+EPHEMERAL: Final = "anybroker-ephemeral-"
+"""Begins the names of ephemeral subscriptions."""
+READERS: Final = "anybroker-log"
+"""Begins the names of those of log readers, which Pulsar lists while they read."""
 _PARTITION: Final = re.compile(r"^(.*)-partition-(\d+)$")
 
 
@@ -73,3 +82,16 @@ def partition_number(url: str) -> int | None:
 def subscription_name(name: str | Ephemeral) -> str:
     """The subscription's name on the broker; each ephemeral one is new."""
     return f"{EPHEMERAL}{token_hex(8)}" if isinstance(name, Ephemeral) else str(name)
+
+
+def subscription_place(path: TopicPath, name: str) -> str:
+    """Where a subscription is in the HTTP API.
+
+    :raises InvalidName: it would be taken for another one there.
+    """
+    if "%" in name or "+" in name:
+        raise InvalidName(
+            f"native subscription name {str(name)!r} has a '%' or '+'",
+            advice="Pulsar's HTTP API decodes names twice and makes another one of it; choose one without",
+        )
+    return f"{path.path}/subscription/{quote(name, safe='')}"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from broker.errors import OffsetOutOfRange
+from broker.errors import LeaseLost, OffsetOutOfRange
 from broker.records import Record
 from broker.spi import Bounds, TopicPartition
 from broker_pulsar.client import Consumer, pulsar
@@ -19,10 +19,10 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.log_reader import make_record
 from broker_pulsar.names import TopicPath
-from broker_pulsar.positions import built_id, offset_of, pack, unpack
+from broker_pulsar.positions import PER_ENTRY, after, built_id, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver, batch_policy
 
-__all__ = ["KEPT_IDS", "GroupPartition", "subscribe_part", "take_from"]
+__all__ = ["KEPT_IDS", "GroupPartition", "not_ours", "subscribe_part", "take_from"]
 
 KEPT_IDS: Final = 100_000
 """A commit below what is kept acks whole batches only, and so repeats a part of one after a crash."""
@@ -45,6 +45,8 @@ class GroupPartition:
         self.committed = start
         self.cursor = start
         """Where the broker's cursor stands, as far as is known: what is committed, or where a seek put it since."""
+        self.acked = 0
+        """Below this the client drops what comes, as acked, until its consumer seeks."""
         self.buffer: deque[Record[Any]] = deque()
         self._next = 0
         self._received = -1
@@ -108,6 +110,11 @@ class GroupPartition:
         self._received = max(self._received, offset)
         return False
 
+    def is_behind(self, cursor: int) -> bool:
+        """Whether the group's cursor is behind what this member acked, because another one went back; within the batch
+        of which it acked a part, that cannot be told from what is left of it."""
+        return cursor < self.acked - self.acked % PER_ENTRY
+
     def target(self, position: int | None, bounds: Bounds) -> int:
         """Where a seek goes; None is what is committed, or the start, as far as the log still has it.
 
@@ -129,10 +136,17 @@ class GroupPartition:
         while self._ids and self._ids[0][0] < position:
             found = self._ids.popleft()[1]
         if found is not None:
+            self.acked = after(found)
             return found
         ledger, entry, _ = unpack(position)
+        self.acked = pack(ledger, entry, 0)
         # Whole entries can be acked by an id that is made, parts of a batch cannot.
         return built_id(self.place.partition, pack(ledger, entry - 1, 0))._msg_id if entry else None
+
+
+def not_ours(place: TopicPartition) -> LeaseLost:
+    """What is asked of this partition is another member's to ask."""
+    return LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not assigned to this member")
 
 
 async def subscribe_part(connection: Connection, part: GroupPartition, log: TopicPath, group: str) -> Consumer:
@@ -150,7 +164,7 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
                 consumer_name=part.consumer_name,
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=settings.receiver_queue,
-                batch_receive_policy=batch_policy(),
+                batch_receive_policy=batch_policy(settings.receiver_queue),
                 batch_index_ack_enabled=True,
                 start_message_id_inclusive=True,
             ),

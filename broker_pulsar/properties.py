@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.outbound import OutboundMessage
 from broker_pulsar.client import Message as NativeMessage
+from broker_pulsar.client import shown
 from broker_pulsar.positions import offset_of
 
 __all__ = ["LogView", "MessageView", "data_of", "key_of", "partition_key", "properties_of"]
@@ -111,7 +112,7 @@ class MessageView:
         return raw.redelivery_count() + 1
 
     def native(self, raw: NativeMessage, /) -> Any:
-        return raw
+        return shown(raw)
 
 
 class LogView(MessageView):

@@ -16,7 +16,15 @@ from functools import partial
 from time import time
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, InvalidMessage, TopicNotFound, Unsupported
+from broker.errors import (
+    AuthenticationFailed,
+    BrokerError,
+    Closed,
+    InvalidMessage,
+    OperationTimeout,
+    TopicNotFound,
+    Unsupported,
+)
 from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -45,6 +53,7 @@ _GONE: Final = frozenset({"AlreadyClosed", "ProducerNotInitialized", "TopicNotFo
 """Results after which a producer is made anew."""
 _OKAY: Final[int] = pulsar.Result.Ok.value
 """Two results are compared in three times the time of two numbers."""
+_LARGEST_SEQUENCE: Final = 2**63 - 1
 _WAIT_FOR_EVER: Final = 2_000_000
 
 
@@ -170,8 +179,14 @@ class PulsarTarget:
     def _sequence(self, message: OutboundMessage) -> int | None:
         if self._settings.producer_name is None or message.id is None or not message.id.isdecimal():
             return None
+        number = int(message.id)
+        if number > _LARGEST_SEQUENCE:
+            raise InvalidMessage(
+                f"Id {message.id!r} is above {_LARGEST_SEQUENCE}, the largest sequence number",
+                advice="With producer_name, ids that are whole numbers are sequence numbers; give it another form",
+            )
         # The client takes 0 for none, and so begins at 0 by itself.
-        return int(message.id) or None
+        return number or None
 
     async def _producer(self, partition: int | None) -> Producer:
         found = self._producers.get(partition)
@@ -275,10 +290,18 @@ class PulsarTarget:
             return
         if any(isinstance(outcome, (InvalidMessage, Unsupported, TopicNotFound)) for outcome in outcomes):
             return
-        missing = await self._connection.missing(self._topic)
-        if missing is not None:
+        try:
+            await self._connection.partitions(self._topic, once=True)
+        except TopicNotFound:
             self._forget_producers(used)
-            raise missing
+            raise
+        except AuthenticationFailed as error:
+            # Whether they were stored nobody knows, but why there was no answer.
+            for outcome in outcomes:
+                if isinstance(outcome, OperationTimeout):
+                    outcome.advice = f"The broker refuses our credentials: {error}"
+        except BrokerError:
+            return
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from broker.errors import BrokerError, Closed
 from broker.hooks import logger
-from broker_pulsar.client import Consumer, pulsar
+from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
@@ -37,9 +37,12 @@ class ReceiverHost(Protocol):
     def failed(self, receiver: Receiver, error: BrokerError) -> None: ...
 
 
-def batch_policy() -> Any:
-    """Whatever is there, at most `BATCH`: the client waits its whole time if there is less."""
-    return pulsar.ConsumerBatchReceivePolicy(BATCH, 8 << 20, 1)
+def batch_policy(queue: int) -> Any:
+    """Whatever is there behind the first message, at most `BATCH` with it: the client waits its whole time for more.
+
+    :param queue: the consumer's. More than what is left of a full one is hardly ever there to be had at once.
+    """
+    return pulsar.ConsumerBatchReceivePolicy(max(1, min(BATCH, queue) - 1), 8 << 20, 1)
 
 
 class Receiver:
@@ -47,6 +50,7 @@ class Receiver:
 
     def __init__(self, consumer: Consumer, host: ReceiverHost, what: str) -> None:
         self.consumer: Final = consumer
+        self._extension = extension_of(consumer)
         self._host = host
         self._what = what
         self._loop = asyncio.get_running_loop()
@@ -114,7 +118,7 @@ class Receiver:
             self._hop(self._finish)
 
     def _receive_once(self) -> None:
-        consumer = self.consumer
+        consumer = self._extension
         try:
             messages = [consumer.receive(_WAIT)]
         except pulsar.Timeout:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, NotFound, SettleError
+from broker.errors import BrokerError, Closed, ConnectionFailed, NotFound, SettleError
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import RecordListener, RecordSubscription, TopicPartition
@@ -26,10 +26,10 @@ from broker.waker import Waker
 from broker_pulsar import subscribing
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
-from broker_pulsar.logs import bounds_of, committed_in, first_of
+from broker_pulsar.logs import bounds_of, committed_in, cursor_in, first_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.partition import GroupPartition, subscribe_part, take_from
+from broker_pulsar.partition import GroupPartition, not_ours, subscribe_part, take_from
 from broker_pulsar.positions import built_id
 from broker_pulsar.receiving import Receiver
 
@@ -109,6 +109,7 @@ class PulsarRecordSource:
                 left = until - self._loop.time()
                 if left <= 0:
                     if not self._all_connected():
+                        await self._connection.partitions(self._subscription.topics[0], once=True)
                         raise ConnectionFailed(f"Group {self.group!r}: the connection to the broker is being restored")
                     return []
                 await self._waker.wait(left)
@@ -164,7 +165,7 @@ class PulsarRecordSource:
         for place, position in positions.items():
             part = self._parts.get(place)
             if part is None or not part.owned:
-                outcomes[place] = _not_ours(place)
+                outcomes[place] = not_ours(place)
                 continue
             outcomes[place] = None
             if part.cursor is not None and position <= part.cursor:
@@ -199,7 +200,7 @@ class PulsarRecordSource:
         for place, position in positions.items():
             part = self._parts.get(place)
             if part is None or not part.owned:
-                raise _not_ours(place)
+                raise not_ours(place)
             logs = await self._connection.logs(place.topic)
             targets[part] = part.target(position, await bounds_of(self._connection, logs[place.partition]))
         moving = asyncio.gather(*(self._move(part, position) for part, position in targets.items()))
@@ -218,7 +219,7 @@ class PulsarRecordSource:
         try:
             target = built_id(part.place.partition, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            part.cursor, begin, expected = position, position, None
+            part.cursor, part.acked, begin, expected = position, 0, position, None
         except BrokerError:
             # Nobody knows where it stands; what was dropped here comes again, as all that is not committed.
             part.cursor = None
@@ -360,6 +361,9 @@ class PulsarRecordSource:
         logs = await self._connection.logs(part.place.topic)
         stats = await self._connection.internal_stats(logs[part.place.partition])
         part.committed = part.cursor = committed_in(stats, self.group)
+        if part.is_behind(found := cursor_in(stats, self.group)):
+            await self._move(part, found)
+            return
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
         part.begin(part.committed or 0, expected=first_of(stats, part.committed or 0))
 
@@ -394,7 +398,3 @@ class PulsarRecordSource:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"The member of group {self.group!r} was closed")
-
-
-def _not_ours(place: TopicPartition) -> LeaseLost:
-    return LeaseLost(f"Partition {place.partition} of topic {place.topic!r} is not assigned to this member")

@@ -46,14 +46,14 @@ class Credentials:
     def token(self) -> str:
         """The token to use now.
 
-        :raises InvalidSetting: its file cannot be read.
+        :raises InvalidSetting: its file cannot be read, or it holds what no token has.
         :raises AuthenticationFailed, ConnectionFailed: the issuer refuses, or does not answer.
         """
         settings = self._settings
         if settings.token is not None:
-            return settings.token.get_secret_value()
+            return _checked(settings.token.get_secret_value(), "Setting 'token'")
         if settings.token_file is not None:
-            return _read_token(settings.token_file)
+            return _checked(_read_token(settings.token_file), f"Setting 'token_file' {str(settings.token_file)!r}")
         with self._lock:
             if time.monotonic() >= self._until - _EARLY:
                 self._token, seconds = _ask_issuer(settings)
@@ -104,6 +104,16 @@ def ssl_context(settings: PulsarSettings) -> ssl.SSLContext:
                 advice="Name PEM files of a certificate and of its key, which is not encrypted",
             ) from error
     return context
+
+
+def _checked(token: str, what: str) -> str:
+    """The token, if a header can carry it. It is not shown."""
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidSetting(
+            f"{what} holds a line break, a blank or another character that no token has",
+            advice="Give the token and nothing else",
+        )
+    return token
 
 
 def _read_token(path: Path) -> str:

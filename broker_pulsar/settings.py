@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -19,6 +20,9 @@ __all__ = ["PulsarSettings"]
 
 LONGEST_SECONDS: Final = 2_000_000.0
 """The client counts milliseconds in 31 bits."""
+
+LARGEST_BYTES: Final = 2**31 - 1
+"""The client counts the bytes of a message so."""
 
 
 class PulsarSettings(BackendSettings):
@@ -90,7 +94,10 @@ class PulsarSettings(BackendSettings):
         default=False, description="Publish messages above the broker's limit in chunks; takes batching=off"
     )
     max_message_bytes: int = Field(
-        default=5_242_880, ge=1024, description="The brokers' maxMessageSize; with chunking the largest message at all"
+        default=5_242_880,
+        ge=1024,
+        le=LARGEST_BYTES,
+        description="The brokers' maxMessageSize; with chunking the largest message at all",
     )
     producer_name: str | None = Field(
         default=None,
@@ -133,8 +140,10 @@ class PulsarSettings(BackendSettings):
             raise ValueError(
                 f"service_url {mask_url(self.service_url)!r} does not begin with pulsar:// or pulsar+ssl://"
             )
-        if self.admin_url is not None and not self.admin_url.startswith(("http://", "https://")):
-            raise ValueError(f"admin_url {mask_url(self.admin_url)!r} does not begin with http:// or https://")
+        if self.admin_url is not None:
+            _check_address("admin_url", self.admin_url, has_path=False)
+        if self.oauth2_issuer is not None:
+            _check_address("oauth2_issuer", self.oauth2_issuer, has_path=True)
         ways = [
             name
             for name, given in {
@@ -151,6 +160,11 @@ class PulsarSettings(BackendSettings):
             raise ValueError("oauth2_issuer, oauth2_client_id and oauth2_client_secret belong together")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        https = [url for url in (self.http_url, self.oauth2_issuer) if url is not None and url.startswith("https://")]
+        if not self.uses_tls and not https:
+            for name in ("tls_ca", "tls_cert"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is given, but nothing goes by TLS; write pulsar+ssl://")
         if self.chunking and self.batching != "off":
             raise ValueError("chunking takes batching=off: Pulsar does not split what is in a batch")
         return self
@@ -180,3 +194,12 @@ class PulsarSettings(BackendSettings):
         host = self.hosts[0][0]
         host = f"[{host}]" if ":" in host else host
         return f"https://{host}:8443" if self.uses_tls else f"http://{host}:8080"
+
+
+def _check_address(name: str, address: str, *, has_path: bool) -> None:
+    """:raises ValueError: it is no address of HTTP, or says more than is heeded."""
+    place = urlsplit(address)
+    if place.scheme not in {"http", "https"} or not place.hostname:
+        raise ValueError(f"{name} {mask_url(address)!r} does not begin with http:// or https:// and a host")
+    if place.username is not None or place.query or (place.path.strip("/") and not has_path):
+        raise ValueError(f"{name} {mask_url(address)!r} says more than scheme, host and port")

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from urllib.parse import quote
 
 from broker.errors import BrokerError, SubscriptionNotFound, TopicNotFound
 from broker.spi import Start
 from broker_pulsar.connection import Connection
-from broker_pulsar.names import OURS, TopicPath
+from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_place
 
 __all__ = ["create", "create_ephemeral", "delete", "let_go", "listed", "milliseconds", "missing", "require"]
 
@@ -40,7 +39,7 @@ async def create(connection: Connection, topic: str, name: str, start: Start) ->
         await asyncio.gather(*(_create_at(connection, log, name, start, what) for log in logs))
         return
     body = _LATEST if start == "latest" else "earliest"
-    await connection.http.request("PUT", _path(connection.topic(topic), name), what, body, allow=(409,))
+    await connection.http.request("PUT", subscription_place(connection.topic(topic), name), what, body, allow=(409,))
 
 
 async def _create_at(connection: Connection, log: TopicPath, name: str, start: datetime, what: str) -> None:
@@ -49,7 +48,7 @@ async def _create_at(connection: Connection, log: TopicPath, name: str, start: d
     The broker makes a subscription at the end and then moves it. So it bears its place as a mark until it has been
     moved, and whoever finds the mark there for long moves it.
     """
-    http, path = connection.http, _path(log, name)
+    http, path = connection.http, subscription_place(log, name)
     if name not in await _names(connection, log, what):
         found = await http.get(f"{log.path}/messageid/{milliseconds(start)}", what)
         place = {**_LATEST, "ledgerId": found["ledgerId"], "entryId": found["entryId"]}
@@ -94,12 +93,12 @@ async def listed(connection: Connection, topic: str, *, once: bool = False) -> S
     :raises TopicNotFound: there is no such topic.
     """
     names = await _names(connection, connection.topic(topic), f"Topic {topic!r}", once=once)
-    return sorted(name for name in names if not name.startswith((OURS, "__")))
+    return sorted(name for name in names if not name.startswith((EPHEMERAL, READERS, "__")))
 
 
 async def require(connection: Connection, topic: str, name: str, *, once: bool = False) -> None:
     """:raises SubscriptionNotFound, TopicNotFound: it does not exist."""
-    if name not in await listed(connection, topic, once=once):
+    if name not in await _names(connection, connection.topic(topic), f"Topic {topic!r}", once=once):
         raise SubscriptionNotFound(f"Subscription {name!r} of topic {topic!r} does not exist")
 
 
@@ -111,7 +110,8 @@ async def delete(connection: Connection, topic: str, name: str, *, once: bool = 
     """
     what = f"Subscription {name!r} of topic {topic!r}"
     try:
-        await connection.http.request("DELETE", f"{_path(connection.topic(topic), name)}?force=true", what, once=once)
+        place = subscription_place(connection.topic(topic), name)
+        await connection.http.request("DELETE", f"{place}?force=true", what, once=once)
     except SubscriptionNotFound:
         return
 
@@ -139,7 +139,3 @@ def milliseconds(moment: datetime) -> int:
 async def _names(connection: Connection, path: TopicPath, what: str, *, once: bool = False) -> Sequence[str]:
     found = await connection.http.get(f"{path.path}/subscriptions", what, once=once)
     return [str(name) for name in found or ()]
-
-
-def _path(path: TopicPath, name: str) -> str:
-    return f"{path.path}/subscription/{quote(name, safe='')}"

@@ -116,6 +116,29 @@ async def test_a_foreign_message_is_read(bus: Bus, pulsar_server: PulsarServer, 
         await message.ack()
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["extension", "wrapped"])
+async def test_messages_come_without_the_clients_wrapper(
+    bus: Bus, topic: str, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    if wrapped:  # as with a client that has no such private name
+        for module in ("messages", "receiving"):
+            monkeypatch.setattr(f"broker_pulsar.{module}.extension_of", lambda consumer: consumer)
+    await bus.topic(topic).publish_batch([b"x", b"y"])
+    async with bus.messages(topic, subscription="billing") as inbox:
+        for body in (b"x", b"y"):
+            message = await inbox.next_message(timeout=10)
+            assert message is not None
+            assert isinstance(message.raw, pulsar.Message) is wrapped
+            assert message.native.value() == body
+            await message.ack()
+
+    async def settled() -> bool:
+        lag = await bus.admin.lag(topic, "billing")
+        return not lag.waiting and not lag.unsettled
+
+    await eventually(settled, 10)
+
+
 async def test_consumers_that_wait_cost_next_to_nothing(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
         assert await inbox.next_message(timeout=0.5) is None

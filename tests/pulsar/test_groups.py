@@ -10,6 +10,7 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.reading.record_consumer import RecordConsumer
+from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, numbered
 from tests.servers.pulsar import PulsarServer
 
@@ -89,3 +90,18 @@ async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarSe
         async with bus.records(topic, group="billing"):
             await eventually(lambda: not log.assignment(), 15, "the other one's turn")
         assert await data_of(log, 2) == bodies[3:]
+
+
+@pytest.mark.usefixtures("names")
+async def test_what_another_member_went_back_to_comes_again(bus: Bus, pulsar_server: PulsarServer, topic: str) -> None:
+    """The client drops what it has acked once, and hears nothing of the other one's seek."""
+    bodies = numbered(5)
+    async with broker.connect(pulsar_server.url) as first, first.records(topic, group="billing") as log:
+        await bus.topic(topic).publish(bodies[0])
+        receipts = await bus.topic(topic).publish_batch(bodies[1:])
+        assert await data_of(log, 5) == bodies
+        await log.commit()
+        async with bus.records(topic, group="billing") as other:
+            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other one's turn")
+            await other.seek({TopicPartition(topic, 0): receipts[0].offset})
+        assert await data_of(log, 4) == bodies[1:]

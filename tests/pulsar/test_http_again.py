@@ -12,7 +12,7 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import Closed, ConnectionFailed, TopicNotFound
+from broker.errors import Closed, ConnectionFailed, NotFound, TopicNotFound
 from broker.testing.harness import unique
 from broker.testing.waiting import bodies, eventually, numbered, once, until_seen
 from tests.servers.proxy import Proxy
@@ -130,6 +130,15 @@ async def test_cancelling_ends_the_tries(through: Bus, web: Proxy, topic: str) -
     assert asking.cancelled()
     web.refuse(False)
     assert topic in await through.admin.topics()
+
+
+async def test_a_missing_namespace_is_named(pulsar_server: PulsarServer) -> None:
+    url = pulsar_server.url.replace("?", "/public/missing?")
+    async with broker.connect(url) as bus:
+        for call in (bus.admin.ensure_topic("orders"), bus.admin.topics(), bus.topic("orders").publish(b"x")):
+            with pytest.raises(NotFound, match=r"'public/missing'.*pulsar-admin namespaces create") as caught:
+                await call
+            assert not isinstance(caught.value, TopicNotFound)
 
 
 async def test_what_is_missing_is_told_at_once(through: Bus) -> None:

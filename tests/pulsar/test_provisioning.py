@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,11 +13,12 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import BrokerError, InvalidSetting
-from broker.names import ephemeral
+from broker.errors import BrokerError, InvalidName, InvalidSetting
+from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
-from broker.testing.waiting import bodies, eventually, numbered, once, until_seen
+from broker.testing.waiting import bodies, eventually, numbered, once, take, until_seen
 from broker_pulsar import leftovers
+from broker_pulsar.subscribing import require
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
 
@@ -128,3 +131,58 @@ async def test_one_retention_leaves_the_other(bus: Bus, topic: str) -> None:
     assert await kept() == (120, -1)
     with pytest.raises(InvalidSetting):
         await bus.admin.ensure_topic(topic, retention_mb=0)
+
+
+async def test_what_pulsar_cannot_count_is_refused(bus: Bus, topic: str) -> None:
+    with pytest.raises(InvalidSetting, match="retention is 9000000 days"):
+        await bus.admin.ensure_topic(topic, retention=timedelta(days=9_000_000))
+    with pytest.raises(InvalidSetting, match="'message_ttl' is 2147483648"):
+        await bus.admin.ensure_topic(topic, message_ttl=2**31)
+
+
+async def test_what_others_named_can_be_used_as_it_is_listed(bus: Bus, topic: str) -> None:
+    foreign = f"{topic} t1"
+    await bus.admin.ensure_topic(native_name(foreign))
+    (listed,) = [name for name in await bus.admin.topics() if name == foreign]
+    assert (await bus.admin.describe_topic(listed)).partitions == 1
+    await bus.admin.ensure_subscription(listed, native_name("s1"))
+    (subscription,) = await bus.admin.subscriptions(listed)
+    assert (await bus.admin.lag(listed, subscription)).waiting == 0
+    await bus.admin.delete_topic(listed)
+
+
+async def test_what_was_redriven_is_no_longer_listed(bus: Bus, topic: str) -> None:
+    dead = f"{topic}.dead"
+    await bus.admin.ensure_topic(dead)
+    await bus.topic(topic).publish_batch([b"one", b"two"])
+    async with bus.messages(topic, subscription="billing", dead_letter=dead) as inbox:
+        for message in await take(inbox, 2, 20):
+            await message.reject("no good")
+    assert len(await bus.admin.list_dead(dead)) == 2
+    assert (await bus.admin.redrive(dead, limit=1)).moved == 1
+    assert len(await bus.admin.list_dead(dead)) == 1
+    assert (await bus.admin.redrive(dead)).moved == 1
+    assert await bus.admin.list_dead(dead) == []
+    await bus.admin.delete_topic(dead)
+
+
+async def test_an_ephemeral_subscription_is_known_to_be_there(
+    bus: Bus, pulsar_server: PulsarServer, topic: str
+) -> None:
+    """A consumer asks that while it has no connection, and ends where it is not."""
+    async with bus.messages(topic, subscription=ephemeral()):
+        (name,) = json.loads(await subscriptions(pulsar_server, topic))
+        await require(bus.backend.connection, topic, name)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a+b", "100%"])
+async def test_a_name_that_the_api_takes_for_another_is_refused(bus: Bus, topic: str, name: str) -> None:
+    """It made the subscription `a b` too, which nobody reads."""
+    with pytest.raises(InvalidName, match=re.escape(name)):
+        await bus.admin.ensure_subscription(topic, native_name(name))
+    with pytest.raises(InvalidName, match=re.escape(name)):
+        async with bus.messages(topic, subscription=native_name(name)):
+            pass
+    assert await bus.admin.subscriptions(topic) == []
+    await bus.admin.ensure_subscription(topic, native_name("a b/ü?&#"))
+    assert await bus.admin.subscriptions(topic) == ["a b/ü?&#"]

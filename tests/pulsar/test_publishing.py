@@ -83,6 +83,15 @@ async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bu
     assert await bodies(bus, topic) == [b"x"] * 3
 
 
+async def test_an_id_that_is_no_sequence_is_refused_alone(pulsar_server: PulsarServer, topic: str) -> None:
+    async with broker.connect(f"{pulsar_server.url}&producer_name=till-8") as named:
+        with pytest.raises(PublishError) as caught:
+            await named.topic(topic).publish_batch([OutboundMessage(b"x", id=str(n)) for n in (1, 2**63)])
+    assert isinstance(caught.value.outcomes[0], Receipt)
+    assert isinstance(caught.value.outcomes[1], InvalidMessage)
+    assert str(2**63) in str(caught.value.outcomes[1])
+
+
 async def test_a_late_answer_of_a_closed_producer_leaves_the_new_one_alone(
     pulsar_server: PulsarServer, topic: str
 ) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 import pytest
 
 import broker
-from broker.errors import AuthenticationFailed, ConnectionFailed, InvalidSetting, NotAuthorized
+from broker.errors import AuthenticationFailed, ConnectionFailed, InvalidSetting, NotAuthorized, OperationTimeout
 from tests.servers.certificates import Authority
 from tests.servers.pulsar import PulsarServer
 
@@ -69,6 +69,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             "authenticationProviders": f"{provider}Token,{provider}Tls",
             "tokenSecretKey": f"data:;base64,{base64.b64encode(SECRET).decode()}",
             "superUserRoles": "admin",
+            "authenticationRefreshCheckSeconds": "1",
             "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
             "brokerClientAuthenticationParameters": f"token:{token('admin')}",
             "tlsCertificateFilePath": str(host.file),
@@ -114,6 +115,42 @@ async def test_an_expired_token_is_told_as_one(guarded: Guarded) -> None:
     with pytest.raises(AuthenticationFailed):
         async with broker.connect(f"{guarded.plain}&token={token('admin', -60)}"):
             pass
+
+
+async def test_a_token_that_expires_meanwhile_is_told_as_one(guarded: Guarded, tmp_path: Path) -> None:
+    topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
+    file.write_text(token("admin", 10))
+    async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=2") as bus:
+        await bus.admin.ensure_topic(topic)
+        async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
+            await bus.topic(topic).publish(b"before")
+            assert await inbox.next_message(timeout=20) is not None
+            assert await log.next_record(timeout=20) is not None
+            with pytest.raises(AuthenticationFailed):
+                await inbox.next_message(timeout=40)
+            with pytest.raises(AuthenticationFailed):
+                await log.next_record(timeout=30)
+            with pytest.raises(OperationTimeout, match="credentials"):
+                await bus.topic(topic).publish(b"after")
+
+
+async def test_a_token_that_is_renewed_in_time_goes_on(guarded: Guarded, tmp_path: Path) -> None:
+    topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
+    until = time.time() + 10
+    file.write_text(token("admin", until - time.time()))
+    async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=5") as bus:
+        file.write_text(token("admin"))
+        await bus.admin.ensure_topic(topic)
+        async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
+            sent = 0
+            while sent < 20 or time.time() < until + 3:
+                await bus.topic(topic).publish(b"%d" % sent)
+                message, record = await inbox.next_message(timeout=20), await log.next_record(timeout=20)
+                assert message is not None
+                assert record is not None
+                assert message.payload == record.data == b"%d" % sent
+                await message.ack()
+                sent += 1
 
 
 async def test_a_missing_token_file_is_named(guarded: Guarded) -> None:

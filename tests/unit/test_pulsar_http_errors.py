@@ -58,6 +58,14 @@ def test_for_good(status: int, reason: str) -> None:
     assert not answer_passes(status, reason)
 
 
+def test_the_brokers_stack_is_left_out() -> None:
+    stack = "\nStacktrace:\n\njava.lang.IllegalStateException\n\tat org.apache.pulsar.Broker.go(Broker.java:1)"
+    assert http_error(500, NO_BOOKIE + stack, "A topic").message == (
+        "A topic: the broker answers 500: org.apache.bookkeeper.mledger.ManagedLedgerException: "
+        "Not enough non-faulty bookies available error code: -6"
+    )
+
+
 def test_a_broker_that_is_away_may_come_back() -> None:
     assert failure_passes(ConnectionFailed("away", native=ConnectionRefusedError()))
     assert failure_passes(ConnectionFailed("cut", native=ConnectionResetError()))
