@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import pyarrow
@@ -22,17 +22,18 @@ import pyarrow
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
 
-__all__ = ["Files", "LocalFiles", "StoredFiles", "check_place", "open_files"]
+__all__ = ["NEXT", "Files", "LocalFiles", "StoredFiles", "check_place", "open_files", "replace_file"]
 
 _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
 _HALF: Final = ".half"
 """What the name of a file ends with that is not whole yet."""
-_NEXT: Final = ".next"
+NEXT: Final = ".next"
 """What the name of a file ends with that is whole, and on its way to the place of the one before."""
 _LOOKS: Final = 3
 """How often both names of a file are tried before it counts as missing."""
 
+P = TypeVar("P")
 Fill = Callable[[Any], object]
 """Writes what is to be in a file into it."""
 
@@ -162,12 +163,7 @@ class LocalFiles(Files):
 
 
 class StoredFiles(Files):
-    """On any file system of pyarrow.
-
-    Where an object is not there at once, `move` is only used to a name that is free: to one that is taken it may be
-    refused, or removes what is there before (as pyarrow's of HDFS does), which a reader or a crash would find missing.
-    So what is new waits under a name that stands for the file while it has no other.
-    """
+    """On any file system of pyarrow; where an object is not there at once, by `replace_file`."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._fs = system
@@ -185,27 +181,14 @@ class StoredFiles(Files):
         with self._fs.open_output_stream(target) as stream:
             stream.write(whole.getvalue())
         if not self._atomic:
-            self._put(target, path)
-
-    def _put(self, half: str, path: str) -> None:
-        """Have a whole file stand for `path`, and nothing else be there."""
-        following = f"{path}{_NEXT}"
-        if self._is_there(following):
-            # Of a process that ended: it is what there is, unless the one before it is still there.
-            if self._is_there(path):
-                self._fs.delete_file(following)
-            else:
-                self._fs.move(following, path)
-        if self._is_there(path):
-            self._fs.move(half, following)
-            self._fs.delete_file(path)
-            half = following
-        self._fs.move(half, path)
+            replace_file(
+                target, path, f"{path}{NEXT}", is_there=self._is_there, move=self._fs.move, delete=self._fs.delete_file
+            )
 
     def open(self, name: str) -> Any:
         path = self._path(name)
         # Between the two looks it may have been renamed from the second name to the first.
-        for each in () if self._atomic else (path, f"{path}{_NEXT}") * _LOOKS:
+        for each in () if self._atomic else (path, f"{path}{NEXT}") * _LOOKS:
             with suppress(FileNotFoundError):
                 return self._fs.open_input_file(each)
         return self._fs.open_input_file(path)
@@ -213,13 +196,13 @@ class StoredFiles(Files):
     def names(self, directory: str) -> list[str]:
         found = {path.rpartition("/")[2] for path in self._paths(directory)}
         if not self._atomic:
-            found = {name.removesuffix(_NEXT) for name in found}
+            found = {name.removesuffix(NEXT) for name in found}
         return sorted(name for name in found if not name.endswith(_HALF))
 
     def delete(self, name: str) -> None:
         path = self._path(name)
         # What stands for it first: else that would be the file from then on.
-        for each in (path,) if self._atomic else (f"{path}{_NEXT}", path):
+        for each in (path,) if self._atomic else (f"{path}{NEXT}", path):
             with suppress(FileNotFoundError):
                 self._fs.delete_file(each)
 
@@ -227,7 +210,7 @@ class StoredFiles(Files):
         path = self._path(name)
         stamp = self._fs.get_file_info(path).mtime_ns
         if not stamp and not self._atomic:
-            stamp = self._fs.get_file_info(f"{path}{_NEXT}").mtime_ns
+            stamp = self._fs.get_file_info(f"{path}{NEXT}").mtime_ns
         return 0.0 if not stamp else max(0.0, time() - stamp / 1e9)
 
     def _is_there(self, path: str) -> bool:
@@ -248,6 +231,37 @@ class StoredFiles(Files):
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+def replace_file(
+    half: P,
+    path: P,
+    following: P,
+    *,
+    is_there: Callable[[P], bool],
+    move: Callable[[P, P], object],
+    delete: Callable[[P], object],
+) -> None:
+    """Put a whole file in the place of another, on a file system that renames to free names only.
+
+    A rename to a name that is taken may be refused, or removes what is there before (as pyarrow's of HDFS does), which
+    a reader or a crash would find missing. So what is new waits under a second name, which stands for the file while
+    it has no other. A process that ends meanwhile leaves one of the two.
+
+    :param half: the new one.
+    :param following: the second name of `path`.
+    """
+    if is_there(following):
+        # Of a process that ended: it is what there is, unless the one before it is still there.
+        if is_there(path):
+            delete(following)
+        else:
+            move(following, path)
+    if is_there(path):
+        move(half, following)
+        delete(path)
+        half = following
+    move(half, path)
 
 
 def _make_directory(path: Path) -> None:

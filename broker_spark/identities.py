@@ -8,21 +8,22 @@ run has to know of the one before is there too: how many tasks a pipeline's batc
 from __future__ import annotations
 
 import json
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from broker_spark.connections import bus_of
+from broker_spark.files import NEXT, replace_file
+from broker_spark.hadoop import find_place
 from broker_spark.offsets import Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
-from broker_spark.topics import chosen_topics, identity_of
+from broker_spark.spark_errors import named_place
+from broker_spark.topics import check_start, chosen_topics, identity_of
 
 __all__ = ["Identities"]
 
 _FILE: Final = "anybroker-topics.json"
-_NEXT: Final = ".next"
-"""What the name ends with of a file that is whole, and stands for one that was removed to make room for it."""
 _TASKS: Final = "#tasks"
 """Which is the name of no source and of no topic."""
 
@@ -40,11 +41,12 @@ class Identities:
 
     @cached_property
     def _place(self) -> tuple[Any, Any]:
-        return _place(self._spark, f"{self._checkpoint}/{_FILE}")
+        return find_place(self._spark, f"{self._checkpoint}/{_FILE}")
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
-        return _read(*self._place)
+        with named_place("checkpoint", self._checkpoint):
+            return _read(*self._place)
 
     @cached_property
     def _has_batches(self) -> bool:
@@ -53,16 +55,18 @@ class Identities:
 
     def _batches(self, log: str) -> list[int]:
         """The numbers of the batches in one of the checkpoint's logs."""
-        path, files = _place(self._spark, f"{self._checkpoint}/{log}")
-        found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
+        with named_place("checkpoint", self._checkpoint):
+            path, files = find_place(self._spark, f"{self._checkpoint}/{log}")
+            found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
         names = [str(each.getPath().getName()) for each in found]
         return [int(name) for name in names if name.isdecimal()]
 
     def check(self, name: str, options: SourceOptions) -> None:
-        """Make sure that a source's topics are those that the checkpoint is of.
+        """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
 
         :param name: of the source, among those of the checkpoint.
-        :raises ConfigurationError: a topic was made anew since, or is that of another broker.
+        :raises ConfigurationError: a topic was made anew since, or is that of another broker; or `start` has an offset
+            that is not there, and nothing was read yet.
         :raises BrokerError: a broker does not answer.
         """
         if options.subscription is not None:
@@ -71,6 +75,8 @@ class Identities:
         bus = bus_of(options.url)
         backend = bus.capabilities.backend
         topics = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in chosen_topics(bus, options)}
+        if not self._has_batches:
+            check_start(bus, options)
         before = Offsets(backend, {})
         if name in self._kept and self._has_batches:
             before = Offsets.from_json(self._kept[name])
@@ -96,19 +102,13 @@ class Identities:
     def keep(self) -> None:
         """Write down what the checked sources are of, if that is news."""
         if self._now and (told := {**self._kept, **self._now}) != self._kept:
-            _write(*self._place, told)
-
-
-def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path of Hadoop and its file system, as Spark finds its checkpoint."""
-    session: Any = spark
-    found = session._jvm.org.apache.hadoop.fs.Path(path)
-    return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+            with named_place("checkpoint", self._checkpoint):
+                _write(*self._place, told)
 
 
 def _read(path: Any, files: Any) -> dict[str, Any]:
     """What was written last; nothing if that is missing."""
-    for each in (path, path.suffix(_NEXT)):
+    for each in (path, path.suffix(NEXT)):
         if files.exists(each):
             stream = files.open(each)
             try:
@@ -119,25 +119,21 @@ def _read(path: Any, files: Any) -> dict[str, Any]:
 
 
 def _write(path: Any, files: Any, told: dict[str, Any]) -> None:
-    """Put it in the place of what is there. A process that ends meanwhile leaves one of the two.
-
-    Not every file system renames to a name that is taken, so what is new has a second name until the first one is free.
-    """
-    half, following = path.suffix(".half"), path.suffix(_NEXT)
+    """Put it in the place of what is there. A process that ends meanwhile leaves one of the two."""
+    half = path.suffix(".half")
     stream = files.create(half, True)
     try:
         stream.write(bytearray(json.dumps(told).encode()))
     finally:
         stream.close()
-    if files.exists(following) and not files.exists(path):
-        # Of a process that ended: it is what there is.
-        _rename(files, following, path)
-    if files.exists(path):
-        files.delete(following, False)
-        _rename(files, half, following)
-        files.delete(path, False)
-        half = following
-    _rename(files, half, path)
+    replace_file(
+        half,
+        path,
+        path.suffix(NEXT),
+        is_there=files.exists,
+        move=partial(_rename, files),
+        delete=lambda each: files.delete(each, False),
+    )
 
 
 def _rename(files: Any, old: Any, new: Any) -> None:

@@ -24,7 +24,7 @@ from broker.registry import read_target
 from broker_spark.connections import bus_of
 from broker_spark.identities import Identities
 from broker_spark.java_security import java_properties
-from broker_spark.options import CONNECTORS, SourceOptions, choice
+from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.session import register
 from broker_spark.topics import check_found, check_order, chosen_topics, look, resolve
 
@@ -37,6 +37,9 @@ _OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
 """Columns that are made of headers, which take the connector a sixth of its time, of every record."""
 _LARGE: Final = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": str(4 << 20)}
 """Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew."""
+_SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
+"""Half of a character, which Java replaces as one, and Python byte by byte."""
+_REPLACED: Final = "%EF%BF%BD" * 3
 _NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
 """Options that the connector has no counterpart for."""
 
@@ -47,7 +50,7 @@ def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> Dat
     :param connector: `auto`, `always` (an error where it cannot), or `never`.
     :raises ConfigurationError: an option cannot be used, or `always` cannot be kept.
     """
-    given = _texts(options)
+    given = as_texts(options)
     source = SourceOptions.parse(given).for_batch()
     found = _settings(spark, source, connector)
     if found is None:
@@ -68,7 +71,7 @@ def read_stream(
     :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written.
     :raises Unsupported: `checkpoint` over Spark's connector in a session of Spark Connect.
     """
-    given = _texts(options)
+    given = as_texts(options)
     source = SourceOptions.parse(given).for_stream()
     found = _settings(spark, source, connector)
     if found is None:
@@ -87,12 +90,6 @@ def read_stream(
     if source.min_rows is not None:
         found |= {"minOffsetsPerTrigger": str(source.min_rows), "maxTriggerDelay": f"{source.max_delay * 1000:.0f}ms"}
     return _shown(spark.readStream.format("kafka").options(**found).load(), source)
-
-
-def _texts(options: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: json.dumps(value) if isinstance(value, bool | dict) else str(value) for name, value in options.items()
-    }
 
 
 def _settings(spark: SparkSession, source: SourceOptions, connector: str) -> dict[str, str] | None:
@@ -215,7 +212,8 @@ def _pairs(header: Column) -> Column:
     """The attributes of a header: one, none, or those whose names could be no header's."""
     key, value = header["key"], header["value"].cast("string")
     shown = (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
-    items = F.filter(F.split(value, "&"), lambda item: F.instr(item, "=") > 1)
+    # What is no UTF-8 is replaced as Python does it, which is not how Java does.
+    items = F.filter(F.split(F.make_valid_utf8(value), "&"), lambda item: F.instr(item, "=") > 1)
     hostile = F.transform(
         items,
         lambda item: F.struct(
@@ -233,7 +231,8 @@ def _pairs(header: Column) -> Column:
 
 def _unquoted(text: Column) -> Column:
     """Without percent-encoding; what is none stays, since a foreign producer may write anything there."""
-    return F.url_decode(F.regexp_replace(F.replace(text, F.lit("+"), F.lit("%2B")), "%(?![0-9A-Fa-f]{2})", "%25"))
+    quoted = F.regexp_replace(F.replace(text, F.lit("+"), F.lit("%2B")), "%(?![0-9A-Fa-f]{2})", "%25")
+    return F.url_decode(F.regexp_replace(quoted, _SURROGATE, _REPLACED))
 
 
 def _publish_time(frame: DataFrame) -> Column:

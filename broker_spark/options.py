@@ -5,10 +5,12 @@ Upper and lower case and underscores make no difference: `maxRows`, `max_rows` a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, Literal, NoReturn, cast
 
 from broker.errors import ConfigurationError
@@ -18,7 +20,19 @@ from broker_spark.files import check_place
 from broker_spark.positions import Position, parse_position
 from broker_spark.schema import COLUMNS, check_columns, nearest
 
-__all__ = ["CONNECTORS", "SourceOptions", "canonical", "choice", "count", "find_url", "topic_name", "wrong"]
+__all__ = [
+    "CONNECTORS",
+    "SourceOptions",
+    "as_text",
+    "as_texts",
+    "canonical",
+    "choice",
+    "count",
+    "find_url",
+    "is_sparks",
+    "topic_name",
+    "wrong",
+]
 
 CONNECTORS: Final = ("auto", "always", "never")
 """What `connector` of `broker_spark.read` may be, the default first."""
@@ -44,7 +58,7 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
     for given, value in options.items():
         name = names.get(_plain(given))
         if name is None:
-            if _plain(given) in _SPARKS:
+            if is_sparks(given):
                 continue
             near = nearest(_plain(given), list(names))
             for plain, shown in names.items():
@@ -54,6 +68,23 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
             raise ConfigurationError(f"Option {name} is given twice", advice="Give it once")
         found[name] = str(value)
     return found
+
+
+def as_text(value: Any) -> str:
+    """The value of an option as Spark takes it."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
+
+
+def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them; what is None is not given, as for Spark's own."""
+    return {name: as_text(value) for name, value in options.items() if value is not None}
+
+
+def is_sparks(name: str) -> bool:
+    """Whether Spark adds an option of this name for its own use, and sources and sinks leave it alone."""
+    return _plain(name) in _SPARKS
 
 
 def find_url(given: str | None) -> str:

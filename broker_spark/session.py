@@ -15,15 +15,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
 
+from broker.errors import ConfigurationError
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
 from broker_spark.shipping import python_path, shipped_source
 
 __all__ = ["register", "session"]
 
+_NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HERE: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -58,6 +61,7 @@ def session(
     :param remote: instead of `master`: a server of Spark Connect, "sc://host:15002", or "local[2]" to start one here.
         What Spark takes only when it starts, such as its memory, is then that server's own.
     :param config: settings of Spark, by their own names.
+    :raises ConfigurationError: Spark's Java does not start.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -83,7 +87,15 @@ def session(
     for key, value in given.items():
         builder = builder.config(key, value)
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        made = builder.getOrCreate()
+        try:
+            made = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != _NO_JAVA:
+                raise
+            raise ConfigurationError(
+                "Spark's Java did not start; what it said is above",
+                advice="Spark needs Java 17 or newer, and a master and settings that it takes",
+            ) from error
     known = {row["key"] for row in made.sql("SET").collect()}
     for key, value in _BETTER.items():
         # Spark lists what somebody has set, and not what it has by default.

@@ -21,6 +21,7 @@ __all__ = [
     "check_found",
     "check_log",
     "check_order",
+    "check_start",
     "chosen_topics",
     "identity_of",
     "look",
@@ -102,6 +103,20 @@ def identity_of(bus: Bus, topic: str) -> str | None:
         return bus.admin.describe_topic(topic).identity
     except (NotAuthorized, Unsupported):
         return None
+
+
+def check_start(bus: Bus, options: SourceOptions) -> None:
+    """Make sure that a stream which has no checkpoint can begin at the offsets that its options give, if they do.
+
+    :raises ConfigurationError: a topic or partition of them is not there, or its log ends before.
+    :raises TopicNotFound: a topic that is read is not there.
+    """
+    if options.start.offsets:
+        shared = check_log(bus)
+        logs = [look(bus, topic, shared=shared) for topic in chosen_topics(bus, options)]
+        check_found("start", options.start, [log.name for log in logs])
+        for log in logs:
+            resolve(bus, "start", options.start, log)
 
 
 def resolve(bus: Bus, name: str, position: Position, log: TopicLog) -> dict[int, int]:

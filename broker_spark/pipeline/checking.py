@@ -1,6 +1,6 @@
 """Whether the rows of a pipeline fit into its sinks, before the first batch, which might reach some of them only.
 
-Spark analyses; nothing runs and nothing is written.
+Spark analyses, and brokers tell of topics; nothing runs and nothing is written.
 """
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from broker.errors import ConfigurationError
+from broker_spark.connections import bus_of
+from broker_spark.hadoop import find_place
+from broker_spark.options import find_url, topic_name
 from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, part_of
 from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.writing import as_messages, check_table
 from broker_spark.schema import nearest
 from broker_spark.sink import SinkOptions
+from broker_spark.spark_errors import named_place, planned
+from broker_spark.topics import identity_of
 
-__all__ = ["check_rows"]
+__all__ = ["check_rows", "check_topics"]
+
+
+def check_topics(pipeline: Pipeline) -> None:
+    """Make sure that the topics of the sinks are there, also that of letters which may be long in coming.
+
+    Asks the brokers; one that does not tell is believed.
+
+    :raises TopicNotFound: one is not.
+    """
+    for sink in pipeline.all_sinks().values():
+        if isinstance(sink, TopicSink):
+            identity_of(bus_of(find_url(sink.url or pipeline.url)), topic_name(sink.topic))
 
 
 def check_rows(pipeline: Pipeline, frames: Frames) -> None:
@@ -34,13 +51,9 @@ def check_rows(pipeline: Pipeline, frames: Frames) -> None:
         if letters and (frames.dead is None or isinstance(sink, TopicSink)):
             continue
         rows = frames.dead if letters and frames.dead is not None else frames.out
-        with part_of(name):
-            try:
-                _check(pipeline, sink, _chosen(sink, rows))
-            except AnalysisException as error:
-                raise ConfigurationError(
-                    f"The rows cannot be written: {_said(error)}", advice="Let the transform give other columns"
-                ) from error
+        what = f"table is {sink.table!r}" if isinstance(sink, TableSink) else "The rows cannot be written"
+        with part_of(name), planned(what, "Let the transform give what the sink can take, or name another"):
+            _check(pipeline, sink, _chosen(sink, rows))
 
 
 def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
@@ -48,7 +61,9 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
         case TopicSink():
             _check_twice(rows.columns, exact=True)
             SinkOptions.parse(pipeline.sink_options(sink), as_messages(rows, sink).schema)
-        case FileSink(partition_by=partition_by):
+        case FileSink(path=path, partition_by=partition_by):
+            with named_place("path", path):
+                find_place(rows.sparkSession, path)
             _check_columns(rows)
             _check_partitions(partition_by, rows)
             _check_format(rows.sparkSession, sink.format)
@@ -66,13 +81,8 @@ def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
 def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
     if not sink.where:
         return rows
-    try:
+    with planned(f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"):
         return rows.where(sink.where)
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"where is {sink.where!r}: {_said(error)}",
-            advice=f"It takes a condition of SQL on the columns {', '.join(rows.columns)}",
-        ) from error
 
 
 def _check_columns(rows: DataFrame) -> None:
@@ -118,8 +128,3 @@ def _check_format(spark: SparkSession, name: str) -> None:
 def _is_exact(spark: SparkSession) -> bool:
     """Whether `a` and `A` are two columns."""
     return spark.conf.get("spark.sql.caseSensitive", "false") == "true"
-
-
-def _said(error: AnalysisException) -> str:
-    """Without Spark's plan, which follows."""
-    return str(error).strip().partition("\n")[0].rstrip(";")

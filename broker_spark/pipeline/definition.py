@@ -6,12 +6,10 @@ Everything is checked when a `Pipeline` is made, without I/O: an error names the
 from __future__ import annotations
 
 import inspect
-import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -20,7 +18,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.errors import ConfigurationError
 from broker_spark.decoding import payload_schema
-from broker_spark.options import CONNECTORS, SourceOptions, choice, find_url, topic_name
+from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice, find_url, is_sparks, topic_name
 from broker_spark.sink import SinkOptions
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "TopicSink",
     "Transform",
     "is_whole",
-    "option_text",
     "part_of",
 ]
 
@@ -48,7 +45,7 @@ BATCH: Final = "batch"
 Transform = Callable[..., DataFrame]
 """Gets the frame of the only source, or of each by its name as a keyword; gives the rows for the sinks."""
 
-_INTERVAL: Final = re.compile(r"\d+ *(milliseconds?|seconds?|minutes?|hours?)")
+_INTERVAL: Final = re.compile(r"[0-9]{1,9} *(milliseconds?|seconds?|minutes?|hours?)")
 _MESSAGES: Final = StructType([StructField("value", BinaryType())])
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -187,6 +184,7 @@ class Pipeline:
         for name, source in self.sources.items():
             with part_of(f"sources.{name}"):
                 self.parsed_options(name)
+                _check_options(source.options)
                 if source.decode is not None:
                     payload_schema(source.decode)
                     if self.dead_letters is None:
@@ -208,7 +206,7 @@ class Pipeline:
     def source_options(self, name: str) -> dict[str, str]:
         """What `broker_spark.read_stream` is given for a source."""
         source = self.sources[name]
-        told = {key: option_text(value) for key, value in source.options.items()}
+        told = as_texts(source.options)
         if source.topic:
             told["topic"] = source.topic
         url = source.url or self.url
@@ -225,7 +223,7 @@ class Pipeline:
 
     def sink_options(self, sink: TopicSink) -> dict[str, str]:
         """What `write.format("broker")` is given for a sink."""
-        told = {key: option_text(value) for key, value in sink.options.items()} | {"topic": sink.topic}
+        told = as_texts(sink.options) | {"topic": sink.topic}
         url = sink.url or self.url
         return told if url is None else {**told, "url": url}
 
@@ -276,6 +274,7 @@ class Pipeline:
         match sink:
             case TopicSink():
                 topic_name(sink.topic)
+                _check_options(sink.options)
                 found = SinkOptions.parse(self.sink_options(sink), _MESSAGES)
                 if found.write_id is not None or not found.ids:
                     name = "writeId" if found.ids else "ids"
@@ -350,11 +349,10 @@ class part_of:  # noqa: N801 - used as a function
             raise cast("Any", type(error))(f"{self._name}: {error.message}", advice=error.advice) from None
 
 
-def option_text(value: Any) -> str:
-    """An option as Spark takes it."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if is_sparks(name):
+            raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
 
 
 def is_whole(path: str) -> bool:

@@ -17,8 +17,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.errors import ConfigurationError
 from broker_spark.decoding import PAYLOAD, REASON, Decoded, decode, judge
-from broker_spark.pipeline.definition import Pipeline
+from broker_spark.pipeline.definition import Pipeline, part_of
 from broker_spark.schema import COLUMNS, spark_schema
+from broker_spark.spark_errors import planned
 
 __all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_letters", "counted_frames_of", "frames_of", "joined"]
 
@@ -49,7 +50,8 @@ def frames_of(pipeline: Pipeline, sources: Mapping[str, DataFrame]) -> Frames:
     """Decode and transform.
 
     :param sources: by name, with the columns that `format("broker")` has; of tests, any that the transform needs.
-    :raises ConfigurationError: a source is missing, or the transform gives no DataFrame.
+    :raises ConfigurationError: a source is missing or cannot be decoded, Spark cannot plan the SQL or the transform, or
+        this gives no DataFrame.
     """
     return _frames(pipeline, sources, lambda frame, _: frame, lambda frame, _, kind: decode(frame, kind))
 
@@ -79,7 +81,8 @@ def _frames(
         if source.decode is None:
             frames[name] = plain(sources[name], name)
         else:
-            halves = decoded(sources[name], name, source.decode)
+            with part_of(f"sources.{name}"):
+                halves = decoded(sources[name], name, source.decode)
             frames[name] = halves.rows
             dead.append(_complete(halves.dead, source.topic))
     return Frames(_transformed(pipeline, frames), reduce(DataFrame.unionByName, dead) if dead else None)
@@ -182,16 +185,28 @@ def _complete(dead: DataFrame, topic: str) -> DataFrame:
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
     first = next(iter(frames.values()))
+    offered = ", ".join(f"{name} ({_columns(frame)})" for name, frame in frames.items())
     if pipeline.sql is not None:
         for name, frame in frames.items():
             frame.createOrReplaceTempView(name)
-        return first.sparkSession.sql(pipeline.sql)
+        with planned(f"sql is {pipeline.sql!r}", f"It takes one query on {offered}"):
+            return first.sparkSession.sql(pipeline.sql)
     if pipeline.transform is None:
         return first
-    found: object = pipeline.transform(first) if len(frames) == 1 else pipeline.transform(**frames)
+    with planned("transform cannot be planned", f"It gets {offered}"):
+        found: object = pipeline.transform(first) if len(frames) == 1 else pipeline.transform(**frames)
     if not isinstance(found, DataFrame):
         raise ConfigurationError(
             f"transform gave {type(found).__name__}, and a DataFrame is due",
             advice="Let it return the rows for the sinks",
         )
     return found
+
+
+def _columns(frame: DataFrame) -> str:
+    """The names of a frame's columns, and of those in its payload."""
+    found: list[str] = []
+    for each in frame.schema:
+        inner = each.dataType.names if each.name == PAYLOAD and isinstance(each.dataType, StructType) else ()
+        found += [f"{PAYLOAD}.{name}" for name in inner] or [each.name]
+    return ", ".join(found)

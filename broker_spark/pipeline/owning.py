@@ -13,7 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
+from broker_spark.hadoop import find_place
 from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink
+from broker_spark.spark_errors import named_place
 
 __all__ = ["batch_path", "claim", "claim_table", "clear", "insert"]
 
@@ -29,7 +31,8 @@ def claim(pipeline: Pipeline, spark: SparkSession, query: str) -> None:
     """
     for name, sink in pipeline.all_sinks().items():
         if isinstance(sink, FileSink):
-            _claim_directory(spark, name, sink.path, query)
+            with named_place(f"{name}: path", sink.path):
+                _claim_directory(spark, name, sink.path, query)
         elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
             claim_table(spark, name, sink.table, query)
 
@@ -52,7 +55,7 @@ def claim_table(spark: SparkSession, name: str, table: str, query: str) -> None:
 def clear(sink: Sink, spark: SparkSession, batch: int) -> None:
     """Remove what a failed attempt wrote of a batch that has no rows now, from files and tables."""
     if isinstance(sink, FileSink):
-        path, files = _directory(spark, batch_path(sink, batch))
+        path, files = find_place(spark, batch_path(sink, batch))
         files.delete(path, True)
     elif isinstance(sink, TableSink) and spark.catalog.tableExists(sink.table):
         columns = [each for each in spark.table(sink.table).schema if each.name != BATCH]
@@ -76,9 +79,9 @@ def insert(sink: TableSink, rows: DataFrame, batch: int) -> None:
 
 
 def _claim_directory(spark: SparkSession, name: str, directory: str, query: str) -> None:
-    root, files = _directory(spark, directory)
-    marks, _ = _directory(spark, f"{directory.rstrip('/')}/{_MARKS}")
-    mine, _ = _directory(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
+    root, files = find_place(spark, directory)
+    marks, _ = find_place(spark, f"{directory.rstrip('/')}/{_MARKS}")
+    mine, _ = find_place(spark, f"{directory.rstrip('/')}/{_MARKS}/{query}")
 
     def names(path: Any) -> list[str]:
         return [str(each.getPath().getName()) for each in files.listStatus(path)] if files.exists(path) else []
@@ -101,13 +104,6 @@ def _claim_directory(spark: SparkSession, name: str, directory: str, query: str)
     except ConfigurationError:
         files.delete(mine, False)
         raise
-
-
-def _directory(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path of Hadoop and its file system, as Spark's own writers find it."""
-    session: Any = spark
-    found = session._jvm.org.apache.hadoop.fs.Path(path)
-    return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
 
 def _refuse(name: str, what: str, owner: str | None, kind: str) -> NoReturn:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from broker.errors import Unsupported
 from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
-from broker_spark.pipeline.checking import check_rows
+from broker_spark.pipeline.checking import check_rows, check_topics
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
@@ -36,6 +36,7 @@ from broker_spark.pipeline.pairing import paired
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.session import register, session
+from broker_spark.spark_errors import planned
 
 __all__ = ["BatchReport", "Run", "run", "stream"]
 
@@ -48,6 +49,7 @@ _NOT_UP: Final = "Python worker failed to connect back"
 _INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
 )
+_NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
 _IS_DEAD: Final = "__dead"
 _ADDED: Final = "addBatch"
 """What the durations of a batch have that was run."""
@@ -140,6 +142,7 @@ class Run:
             writer = writer.trigger(availableNow=True)
         elif pipeline.trigger:
             writer = writer.trigger(processingTime=pipeline.trigger)
+        check_topics(pipeline)
         for name in pipeline.sources:
             with part_of(f"sources.{name}"):
                 identities.check(name, pipeline.parsed_options(name))
@@ -158,7 +161,8 @@ class Run:
         Spark gives the Python process of a source ten seconds to come up, which no setting changes, and a busy machine
         may need more.
         """
-        query = writer.start()
+        with planned("The rows cannot be those of a stream", _NO_STREAM):
+            query = writer.start()
         self._query_id = str(query.id)
         self._named.set()
         try:
@@ -329,7 +333,10 @@ def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | Non
             "A pipeline runs in the driver of Spark, and this session is one of Spark Connect",
             advice="Give it a classic session, for instance by spark-submit; sources, sinks and decode work with both",
         )
-    sources = {name: read_stream(spark, **pipeline.source_options(name)) for name in pipeline.sources}
+    sources: dict[str, DataFrame] = {}
+    for name in pipeline.sources:
+        with part_of(f"sources.{name}"):
+            sources[name] = read_stream(spark, **pipeline.source_options(name))
     tasks = spark.sparkContext.defaultParallelism
     frames = counted_frames_of(pipeline, sources, tasks if identities is None else identities.tasks(tasks))
     check_rows(pipeline, frames)

@@ -32,6 +32,7 @@ from typing import Any, Final, NoReturn, cast
 from pyspark import cloudpickle
 
 from broker.errors import ConfigurationError
+from broker_spark.options import as_text
 from broker_spark.pipeline.definition import (
     CallSink,
     FileSink,
@@ -41,7 +42,6 @@ from broker_spark.pipeline.definition import (
     TableSink,
     TopicSink,
     is_whole,
-    option_text,
 )
 from broker_spark.schema import nearest
 
@@ -122,6 +122,8 @@ class _File:
                 _refuse(
                     f"spark.{name}", value, 'a value: write settings of Spark in quotes, "spark.driver.memory" = "2g"'
                 )
+            if not isinstance(value, _PLAIN):
+                _refuse(f"spark.{name}", value, "text, a number, or true or false")
         return dict(table)
 
     def _source(self, place: str, table: Any) -> Source:
@@ -228,7 +230,7 @@ def _check_kind(place: str, value: Any, kinds: tuple[type, ...]) -> None:
 def _text(place: str, value: Any) -> str:
     """An option as Spark takes it."""
     if isinstance(value, (bool, dict, datetime)):
-        return option_text(value)
+        return as_text(value)
     if not isinstance(value, _PLAIN):
         _refuse(place, value, "text, a number, a time, a table, or true or false")
     return str(value)

@@ -8,8 +8,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
+from broker_spark.options import as_texts
 from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.owning import batch_path, claim_table, insert
+from broker_spark.spark_errors import planned
 
 __all__ = ["as_messages", "check_table", "write"]
 
@@ -19,17 +21,21 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
 
     :param name: of the sink in the pipeline.
     :param query: Spark's id of the query, which a checkpoint keeps.
+    :raises ConfigurationError: an option, or the table, is not what Spark takes.
     """
+    label = name if sink is pipeline.dead_letters else f"sinks.{name}"
+    refused = planned(f"{label}: The rows cannot be written", "Mend its options, or its table")
     match sink:
         case TopicSink():
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
             as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
-            options = {key: str(value) for key, value in sink.options.items()}
-            writer = frame.write.format(sink.format).options(**options).mode("overwrite")
-            (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(batch_path(sink, batch))
+            writer = frame.write.format(sink.format).options(**as_texts(sink.options)).mode("overwrite")
+            with refused:
+                (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(batch_path(sink, batch))
         case TableSink():
-            _write_table(name, sink, frame, batch, query)
+            with refused:
+                _write_table(label, sink, frame, batch, query)
         case CallSink():
             sink.call(frame, batch)
 
@@ -73,7 +79,7 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
 def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
     spark = frame.sparkSession
     if not spark.catalog.tableExists(sink.table):
-        options: dict[str, Any] = {key: str(value) for key, value in sink.options.items()}
+        options: dict[str, Any] = dict(as_texts(sink.options))
         # Empty, so that a crash before the mark or the rows leaves a table that may be claimed.
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
         empty.write.format(sink.format).options(**options).partitionBy(BATCH).saveAsTable(sink.table)

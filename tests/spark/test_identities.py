@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from broker_spark.identities import _place, _read, _write
+from broker_spark.hadoop import find_place
+from broker_spark.identities import _read, _write
 
 CHANGES = frozenset({"create", "delete", "rename"})
 
@@ -40,7 +41,7 @@ def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSes
     old, new, last = ({"orders": {"version": number}} for number in range(3))
     deaths = 0
     for changes in range(20):
-        path, files = _place(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
+        path, files = find_place(spark, f"{tmp_path}/{changes}/anybroker-topics.json")
         assert _read(path, files) == {}
         _write(path, Dying(files, 100), old)
         dying = Dying(files, changes)
@@ -59,7 +60,7 @@ def test_a_driver_that_ends_leaves_what_was_there_or_what_is_new(spark: SparkSes
 
 
 def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
-    path, files = _place(spark, f"{tmp_path}/anybroker-topics.json")
+    path, files = find_place(spark, f"{tmp_path}/anybroker-topics.json")
 
     class Refusing(Dying):
         def rename(self, old: Any, new: Any) -> bool:

@@ -70,6 +70,11 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
         [("anybroker-attributes", b"no=%zz%4&plus=1+2&%=%C3%BC%41&lines=1\n2&raw=\xc3\xbc&%ff=\xff")],
         [("anybroker-time", b"9223372036854775807"), ("anybroker-id", b"\xff")],
         [("anybroker-time", b"-9223372036854775808"), ("anybroker-id", b"")],
+        [
+            ("anybroker-time", b"1_000"),
+            ("anybroker-attributes", b"half=%ED%A0%80%ed%bf%bf&beyond=%F4%90%80%80&cut=%F0%9F%98"),
+        ],
+        [("anybroker-attributes", b"raw=\xed\xa0\x80&beyond=\xf4\x90\x80\x80&cut=\xf0\x9f\x98&next=\xe2\x82A")],
     ]
     for headers in written:
         foreign.produce(topic, b"foreign", headers=headers)
@@ -78,7 +83,7 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     assert theirs.dtypes == ours.dtypes
     assert ours.schema == spark_schema()
     rows = sorted_rows(theirs)
-    assert len(rows) == 61
+    assert len(rows) == 63
     assert rows == sorted_rows(ours)
 
 

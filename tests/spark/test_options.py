@@ -14,7 +14,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker_spark import COLUMNS, arrow_schema, spark_schema
 from broker_spark.admission import admit, backlog
 from broker_spark.offsets import Offsets, TopicOffsets
-from broker_spark.options import SourceOptions
+from broker_spark.options import SourceOptions, as_texts
 from broker_spark.positions import Position, parse_position
 from broker_spark.ranges import ranges
 from broker_spark.sink import SinkOptions
@@ -39,6 +39,16 @@ def test_options_are_one_however_they_are_written() -> None:
     assert parse(topic="orders, refunds").topics == ("orders", "refunds")
     assert parse(columns="value, key").columns == ("value", "key")
     assert SourceOptions.parse({"url": URL, "topicPattern": "orders-.*"}).pattern == "orders-.*"
+
+
+def test_options_of_python_are_as_spark_takes_them() -> None:
+    given = {"group": None, "maxRows": 7, "start": {"0": 1}, "end": datetime(2026, 1, 31, tzinfo=UTC), "flag": True}
+    assert as_texts(given) == {
+        "maxRows": "7",
+        "start": '{"0": 1}',
+        "end": "2026-01-31T00:00:00+00:00",
+        "flag": "true",
+    }
 
 
 @pytest.mark.parametrize(

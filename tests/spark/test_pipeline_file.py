@@ -143,6 +143,12 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
         ('"shop"', "5", "name is 5. It takes text"),
         ('"shop"', '"my shop"', "name is 'my shop'. It takes a letter"),
         ('"available-now"', '"soon"', "trigger is 'soon'. It takes"),
+        ('"available-now"', '"99999999999999999999 hours"', "trigger is '99999999999999999999 hours'. It takes"),
+        (
+            "[sources.orders]",
+            '[spark]\n"spark.jars" = ["a"]\n[sources.orders]',
+            "spark.spark.jars is ['a']. It takes",
+        ),
         ('checkpoint = "checkpoint"', "", "checkpoint is missing. Add it"),
         (":large", ":larg", "transform is 'MODULE:larg', and there is no 'larg' in MODULE. Did you mean 'large'"),
         ('"MODULE:large"', '"large"', "transform is 'large'. It takes module:name"),
@@ -162,6 +168,11 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
         (":Order", ":not_a_class", "sources.orders: 5 is no dataclass, pydantic model or msgspec struct"),
         ("maxRows", "maxRow", "sources.orders: The source has no option 'maxRow'. Did you mean 'maxRows'"),
         ("maxRows = 50", 'maxRows = "x"', "sources.orders: Option maxRows is 'x'. It takes a whole number"),
+        (
+            "maxRows = 50",
+            'checkpointLocation = "x"',
+            "sources.orders: Option checkpointLocation is the pipeline's",
+        ),
         ("maxRows = 50", "maxRows = [1]", "sources.orders.maxRows is [1]. It takes text, a number"),
         ('topic = "orders"\n', "topic = 7\n", "sources.orders.topic is 7. It takes text"),
         ('topic = "orders"\n', "", "sources.orders: Neither option topic nor topicPattern is given"),
@@ -222,6 +233,18 @@ def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str)
     with pytest.raises(ConfigurationError) as caught:
         Pipeline(**(fields | changes))
     assert told in str(caught.value)
+
+
+def test_an_option_that_is_none_is_not_given() -> None:
+    pipeline = Pipeline(
+        name="shop",
+        url="nats://127.0.0.1:4222",
+        sources={"orders": Source("orders", options={"group": None, "connector": None})},
+        sinks={"copy": TopicSink("copies", options={"keepPartition": None})},
+        checkpoint="/nowhere",
+    )
+    assert pipeline.parsed_options("orders").group is None, "and is no group of the name None"
+    assert pipeline.source_options("orders") == {"topic": "orders", "url": "nats://127.0.0.1:4222"}
 
 
 def test_the_command_runs_shows_and_explains(

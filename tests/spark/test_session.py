@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,20 @@ def test_what_is_missing_is_told_with_the_line_that_installs_it(missing: str) ->
     assert done.returncode == 1
     assert f"MissingClient: broker_spark needs {missing}" in done.stderr
     assert "pip install 'anybroker[spark]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("java", "config", "said"),
+    [("/nowhere", {}, "/nowhere/bin/java"), ("", {"spark.driver.memory": "lots"}, "-Xmxlots")],
+)
+def test_a_java_that_does_not_start_is_told_with_the_mend(java: str, config: dict[str, str], said: str) -> None:
+    code = f"import broker_spark; broker_spark.session(master='local', config={config})"
+    environment = {**os.environ, "JAVA_HOME": java} if java else None
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    before, _, error = done.stderr.rpartition("ConfigurationError: ")
+    assert said in before
+    assert error.startswith("Spark's Java did not start; what it said is above. Spark needs Java 17 or newer")
 
 
 def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> None:

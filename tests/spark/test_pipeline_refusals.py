@@ -1,0 +1,168 @@
+"""What Spark, its file systems and the brokers refuse of a pipeline is told by the name of its part."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from broker.blocking import Bus
+from broker.errors import BrokerError, ConfigurationError, TopicNotFound
+from broker_spark.pipeline import CallSink, FileSink, Pipeline, Source, TableSink, TopicSink, run
+from broker_spark.pipeline.checking import check_rows
+from broker_spark.pipeline.frames import Frames, frames_of
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish, values
+
+pytestmark = pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+
+Make = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def make(url: str, make_topic: MakeTopic, tmp_path: Path) -> Make:
+    """`make(trigger="")` gives a pipeline that would run as it is, but for what is said."""
+    topic = make_topic(1)
+
+    def made(**changes: Any) -> Pipeline:
+        fields: dict[str, Any] = {
+            "name": "refused",
+            "url": url,
+            "sources": {"numbers": Source(topic)},
+            "sinks": {"files": FileSink(str(tmp_path / "files"))},
+            "checkpoint": str(tmp_path / "checkpoint"),
+            "trigger": "available-now",
+        }
+        return Pipeline(**(fields | changes))
+
+    return made
+
+
+def counts(numbers: DataFrame) -> DataFrame:
+    return numbers.groupBy("key").count()
+
+
+def ordered(numbers: DataFrame) -> DataFrame:
+    return numbers.orderBy("key")
+
+
+def misspelt(numbers: DataFrame) -> DataFrame:
+    return numbers.select("nmber")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"sql": "selekt 1"}, "sql is 'selekt 1': [PARSE_SYNTAX_ERROR]"),
+        ({"sql": "select * from nmbers"}, "sql is 'select * from nmbers': [TABLE_OR_VIEW_NOT_FOUND]"),
+        ({"sql": "select nmber from numbers"}, "sql is 'select nmber from numbers': [UNRESOLVED_COLUMN"),
+        ({"transform": misspelt}, "transform cannot be planned: [UNRESOLVED_COLUMN"),
+    ],
+)
+def test_what_spark_cannot_plan_is_told_in_a_sentence(
+    spark: SparkSession, make: Make, capfd: pytest.CaptureFixture[str], part: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        frames_of(make(**part), {"numbers": spark.createDataFrame([(1, "red")], "number bigint, colour string")})
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("on numbers (number, colour)" if "sql" in part else "numbers (number, colour)")
+    assert "\n" not in str(caught.value), "there is no plan in it"
+    assert "QueryContextLogger" not in capfd.readouterr().err, "PySpark does not tell it too, with its stack"
+
+
+def test_a_table_that_can_be_none_is_told_by_its_name(spark: SparkSession, make: Make) -> None:
+    with pytest.raises(ConfigurationError, match=r"^sinks\.out: table is 'a b': \[PARSE_SYNTAX_ERROR\]"):
+        check_rows(make(sinks={"out": TableSink("a b")}), Frames(spark.range(1), None))
+
+
+@pytest.mark.parametrize(
+    ("transform", "told"),
+    [
+        (counts, r"Invalid streaming output mode: append.* Aggregates need a watermark, or output_mode \"update\""),
+        (ordered, "Sorting is not supported"),
+    ],
+)
+def test_what_no_stream_can_do_is_told_with_the_mend(
+    spark: SparkSession, make: Make, transform: Any, told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^The rows cannot be those of a stream: .*{told}"):
+        run(make(transform=transform), spark=spark)
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_a_topic_that_is_missing_is_told_before_anything_is_written(
+    spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, letters: bool
+) -> None:
+    name = f"spark.{uuid.uuid4().hex[:12]}"
+    written: list[int] = []
+    sinks = {"first": CallSink(lambda _, batch: written.append(batch)), "last": TopicSink(name)}
+    pipeline = make(dead_letters=TopicSink(name)) if letters else make(sinks=sinks)
+    publish(bus, pipeline.sources["numbers"].topic, numbered(3))
+    with pytest.raises(TopicNotFound, match=name):
+        run(pipeline, spark=spark)
+    assert written == []
+    bus.admin.ensure_topic(name)
+    assert run(pipeline, spark=spark) == 1
+
+
+def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
+    spark: SparkSession, make: Make, bus: Bus, tmp_path: Path
+) -> None:
+    topic = make().sources["numbers"].topic
+    publish(bus, topic, numbered(3))
+    end = bus.log.bounds(topic)[0].next
+
+    def starting(**offsets: int) -> Pipeline:
+        return make(sources={"numbers": Source(topic, options={"start": {key[1:]: at for key, at in offsets.items()}})})
+
+    for pipeline, told in (
+        (starting(p7=0), f"sources.numbers: Option start names partition 7 of topic '{topic}'. It has 0"),
+        (
+            starting(p0=end + 9),
+            f"sources.numbers: Option start has offset {end + 9} for '{topic}'[0]. That log ends",
+        ),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            run(pipeline, spark=spark)
+        assert str(caught.value).startswith(told)
+    assert run(starting(p0=end - 1), spark=spark) == 1
+    assert values(spark.read.parquet(str(tmp_path / "files"))) == [b"2"]
+    # It is where the first run begins, and no other.
+    assert run(starting(p7=0), spark=spark) == 0
+
+
+def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession, make: Make, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    for changes, told in (
+        ({"checkpoint": "nowhere://here/a"}, "checkpoint is 'nowhere://here/a': No FileSystem for scheme"),
+        ({"checkpoint": str(taken)}, f"checkpoint is '{taken}': Destination exists and is not a directory"),
+        ({"sinks": {"out": FileSink("nowhere://here/a")}}, "sinks.out: path is 'nowhere://here/a': No FileSystem for"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            run(make(**changes), spark=spark)
+        assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("sink", "told"),
+    [
+        (FileSink("HERE/taken"), "sinks.out: path is '.*/taken': Parent path is not a directory"),
+        (FileSink("HERE/out", options={"compression": "zippy"}), "sinks.out: The rows cannot be written: .*zippy"),
+        (TableSink("nowhere_at_all.t"), "sinks.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"),
+    ],
+)
+def test_what_is_only_known_when_it_is_written_names_the_sink(
+    spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, sink: FileSink | TableSink, told: str
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    if isinstance(sink, FileSink):
+        sink = FileSink(sink.path.replace(f"{Path.cwd()}/HERE", str(tmp_path)), options=sink.options)
+    pipeline = make(sinks={"out": sink})
+    publish(bus, pipeline.sources["numbers"].topic, numbered(3))
+    with pytest.raises(BrokerError, match=f"^{told}"):
+        run(pipeline, spark=spark)
