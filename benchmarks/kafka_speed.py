@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from confluent_kafka import Consumer
 import broker
 from benchmarks import raw_kafka
 from benchmarks.kafka_stage import BODY, KEYS, KafkaStage, open_kafka
-from benchmarks.measure import Spread, Variant, alternate
+from benchmarks.measure import Series, Spread, Variant, alternate
 from benchmarks.report import Finding, Section
 from broker.records import RecordsOfRuns
 from broker_kafka.runs import runs_of
@@ -27,12 +27,14 @@ from broker_kafka.runs import runs_of
 __all__ = ["measure_kafka"]
 
 _BATCH = 5000
-_RAW_BATCHES = (5000, 500)
-"""What the raw loops take at once; the quicker is what ours is measured against. A small batch stays in the cache."""
-_IN_THREAD = 500
+_AT_ONCE = (5000, 500)
+"""What loops in the consuming thread take at once, raw and ours: of either the quicker form counts. A small batch stays
+in the cache, and a large one has less to do for each batch."""
 _PUBLISHED = 10_000
 _IN_TRANSACTION = 1000
 _COLUMNS = ["topic", "partition", "offset", "key", "data"]
+_ROW = ("key", "data", "offset")
+_LONG_ROW = (*_ROW, "attributes", "publish_time")
 _SELDOM = "collector at 50,000"
 _SETTLE = 0.3
 """Seconds in which librdkafka fills its queue before the clock starts, for ours and the raw client alike."""
@@ -134,45 +136,49 @@ async def _enqueue(topic: broker.Topic, messages: list[broker.OutboundMessage]) 
 
 async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count)
-    raw: dict[str, Sequence[Callable[..., None]]] = {
-        "key, data, offset": [partial(raw_kafka.read, most=most) for most in _RAW_BATCHES],
-        "key, data, offset, collector at 50,000": [partial(raw_kafka.read, most=most) for most in _RAW_BATCHES],
-        "attributes and times too": [partial(raw_kafka.read_with_attributes, most=most) for most in _RAW_BATCHES],
-        "the five getters": [partial(raw_kafka.read_five, most=most) for most in _RAW_BATCHES],
-        "columns, headers and times too": [partial(raw_kafka.read_columns, headers=True)],
-        "columns": [partial(raw_kafka.read_columns, headers=False)],
+    in_thread: dict[str, Callable[..., None]] = {
+        "raw, key, data, offset": raw_kafka.read,
+        "raw, key, data, offset, collector at 50,000": raw_kafka.read,
+        "raw, attributes and times too": raw_kafka.read_with_attributes,
+        "raw, the five getters": raw_kafka.read_five,
+        "raw, columns": partial(raw_kafka.read_columns, headers=False),
+        "raw, columns, headers and times too": partial(raw_kafka.read_columns, headers=True),
+        "ours, rows of key, data, offset, in the consuming thread": partial(_rows_of, topic),
+        "ours, rows with attributes and times too, in the consuming thread": partial(_long_rows_of, topic),
+        "ours, records: key, data, offset, in the consuming thread": partial(_records_of, topic),
+        "ours, columns, in the consuming thread": partial(_columns_of, topic),
     }
-    ours: dict[str, Variant] = {
-        "rows of key, data, offset, in the consuming thread": _raw_consume(
-            stage, topic, count, partial(_rows_of, topic)
-        ),
-        "rows of key, data, offset": _consume(stage, topic, count, _rows),
-        "rows with attributes and times too": _consume(stage, topic, count, _rows_with_attributes),
-        "records: key, data, offset, in the consuming thread": _raw_consume(
-            stage, topic, count, partial(_records_of, topic)
-        ),
-        "records: key, data, offset": _consume(stage, topic, count, _read),
-        "records: attributes and times too": _consume(stage, topic, count, _read_with_attributes),
-        "rows of key, data, offset, collector at 50,000": _seldom_collected(_consume(stage, topic, count, _rows)),
-        "columns, headers and times too": _consume(stage, topic, count, _read_columns),
-        "columns, in the consuming thread": _raw_consume(stage, topic, count, partial(_columns_of, topic)),
-        "columns": _consume(stage, topic, count, _read_some_columns),
+    handed_over: dict[str, Variant] = {
+        "ours, rows of key, data, offset": _consume(stage, topic, count, _rows),
+        "ours, rows with attributes and times too": _consume(stage, topic, count, _long_rows),
+        "ours, records: key, data, offset": _consume(stage, topic, count, _read),
+        "ours, records: attributes and times too": _consume(stage, topic, count, _read_with_attributes),
+        "ours, rows of key, data, offset, collector at 50,000": _consume(stage, topic, count, _rows),
+        "ours, columns, headers and times too": _consume(stage, topic, count, _read_columns),
+        "ours, columns": _consume(stage, topic, count, _read_some_columns),
     }
-    variants = {f"ours, {name}": variant for name, variant in ours.items()}
+    variants: dict[str, Variant] = {}
     forms: dict[str, list[str]] = {}
-    for name, works in raw.items():
-        for most, work in zip(_RAW_BATCHES, works, strict=False):
-            form = f"raw, {name}, by {most}"
-            variant = _raw_consume(stage, topic, count, work)
+    for name, variant in handed_over.items():
+        variants[name] = _seldom_collected(variant) if _SELDOM in name else variant
+        forms[name] = [name]
+    for name, work in in_thread.items():
+        forms[name] = [f"{name}, by {most}" for most in _AT_ONCE]
+        for most, form in zip(_AT_ONCE, forms[name], strict=True):
+            variant = _raw_consume(stage, topic, count, partial(work, most=most))
             variants[form] = _seldom_collected(variant) if _SELDOM in name else variant
-            forms.setdefault(name, []).append(form)
     series = await alternate(variants, count=count, rounds=rounds)
     section.runs.update({f"consume: {name}": runs for name, runs in series.items()})
+
+    def quickest(name: str) -> Series:
+        return max((series[form] for form in forms[name]), key=lambda runs: runs.rate.median)
+
     for name, base, bar in (
         ("rows of key, data, offset, in the consuming thread", "key, data, offset", 0.9),
+        ("rows with attributes and times too, in the consuming thread", "attributes and times too", 0.9),
         ("rows of key, data, offset", "key, data, offset", 0.85),
         ("rows of key, data, offset, collector at 50,000", "key, data, offset, collector at 50,000", 0.85),
-        ("rows with attributes and times too", "attributes and times too", 0.9),
+        ("rows with attributes and times too", "attributes and times too", 0.85),
         ("records: key, data, offset, in the consuming thread", "key, data, offset", None),
         ("records: key, data, offset", "key, data, offset", None),
         ("records: attributes and times too", "attributes and times too", None),
@@ -181,8 +187,7 @@ async def _consuming(section: Section, stage: KafkaStage, count: int, rounds: in
         ("columns", "columns", None),
         ("columns, headers and times too", "columns, headers and times too", None),
     ):
-        best = max((series[form] for form in forms[base]), key=lambda runs: runs.rate.median)
-        ratio = series[f"ours, {name}"].times_rate_of(best)
+        ratio = quickest(f"ours, {name}").times_rate_of(quickest(f"raw, {base}"))
         section.findings.append(Finding(f"consume by batch: {name} / raw, {base}", ratio, "x", at_least=bar))
 
 
@@ -230,24 +235,33 @@ def _seldom_collected(variant: Variant) -> Variant:
     return seldom
 
 
-def _batch_of(consumer: Consumer, topic: str) -> broker.RecordBatch:
+def _batch_of(consumer: Consumer, topic: str, most: int) -> broker.RecordBatch:
     """Our batch without any hand-over."""
-    runs = runs_of(consumer.consume(_IN_THREAD, 1.0), topic)
+    runs = runs_of(consumer.consume(most, 1.0), topic)
     return broker.RecordBatch(RecordsOfRuns([(run, 0) for run in runs], None))
 
 
-def _rows_of(topic: str, consumer: Consumer, count: int) -> None:
+def _rows_of(topic: str, consumer: Consumer, count: int, most: int) -> None:
     while count > 0:
-        batch = _batch_of(consumer, topic)
-        for _key, _data, _offset in batch.rows("key", "data", "offset"):
+        batch = _batch_of(consumer, topic, most)
+        for _key, _data, _offset in batch.rows(*_ROW):
             pass
         count -= len(batch)
         batch = None  # what is let go of is used again, as in the raw loop
 
 
-def _records_of(topic: str, consumer: Consumer, count: int) -> None:
+def _long_rows_of(topic: str, consumer: Consumer, count: int, most: int) -> None:
     while count > 0:
-        batch = _batch_of(consumer, topic)
+        batch = _batch_of(consumer, topic, most)
+        for _key, _data, _offset, _attributes, _time in batch.rows(*_LONG_ROW):
+            pass
+        count -= len(batch)
+        batch = None
+
+
+def _records_of(topic: str, consumer: Consumer, count: int, most: int) -> None:
+    while count > 0:
+        batch = _batch_of(consumer, topic, most)
         for record in batch:
             record.key  # noqa: B018  # read, as in the raw loop
             record.data  # noqa: B018
@@ -256,9 +270,9 @@ def _records_of(topic: str, consumer: Consumer, count: int) -> None:
         batch = record = None
 
 
-def _columns_of(topic: str, consumer: Consumer, count: int) -> None:
+def _columns_of(topic: str, consumer: Consumer, count: int, most: int) -> None:
     while count > 0:
-        batch = _batch_of(consumer, topic)
+        batch = _batch_of(consumer, topic, most)
         batch.to_arrow(_COLUMNS)
         count -= len(batch)
         batch = None
@@ -267,17 +281,15 @@ def _columns_of(topic: str, consumer: Consumer, count: int) -> None:
 async def _rows(log: broker.RecordConsumer, count: int) -> None:
     while count > 0:
         batch = await log.next_batch(_BATCH)
-        for _key, _data, _offset in batch.rows("key", "data", "offset"):
+        for _key, _data, _offset in batch.rows(*_ROW):
             pass
         count -= len(batch)
 
 
-async def _rows_with_attributes(log: broker.RecordConsumer, count: int) -> None:
+async def _long_rows(log: broker.RecordConsumer, count: int) -> None:
     while count > 0:
         batch = await log.next_batch(_BATCH)
-        for _key, _data, _offset, _attributes, _time in batch.rows(
-            "key", "data", "offset", "attributes", "publish_time"
-        ):
+        for _key, _data, _offset, _attributes, _time in batch.rows(*_LONG_ROW):
             pass
         count -= len(batch)
 

@@ -40,7 +40,8 @@ async def measure_pubsub(scale: float, rounds: int) -> Section:
         "Ratios of messages per second on Google's emulator. Every message has an id and an attribute; each is "
         "acked, or its id awaited. The bare loops are raw protobuf over grpc.aio: 1.1 µs of CPU a message beside gRPC "
         "itself. On top of it a message and its size take 0.6 µs, a settlement 0.3 µs, and a fate for each 0.9 µs. The "
-        "emulator answers a pull with 100 messages, so that the calls are most of either.",
+        "emulator answers a pull with 100 messages, so that the calls are most of either. Publishing, ours writes each "
+        "message into its request, where the bare loop makes it apart and has it copied.",
         "times as fast",
     )
     server = await asyncio.to_thread(PubSubServer().start)

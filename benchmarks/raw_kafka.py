@@ -138,10 +138,10 @@ def read_with_attributes(consumer: Consumer, count: int, most: int = _MOST) -> N
             count -= 1
 
 
-def read_columns(consumer: Consumer, count: int, headers: bool) -> None:
+def read_columns(consumer: Consumer, count: int, headers: bool, most: int = _MOST) -> None:
     """Arrow columns, batch by batch; headers and timestamps only if asked for."""
     while count > 0:
-        messages = consumer.consume(_MOST, 1.0)
+        messages = consumer.consume(most, 1.0)
         if not messages:
             continue
         if any(message.error() for message in messages):

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.outbound import OutboundMessage
-from broker_pubsub.protocol import PubsubMessage
 
 __all__ = [
     "MAX_ATTRIBUTES",
@@ -60,15 +59,19 @@ def ordering_key_of(key: bytes) -> str:
     return f"anybroker:{hashlib.sha256(key).hexdigest()}"
 
 
-def encode(message: OutboundMessage, *, ordering: bool) -> Any:
-    """The message as Pub/Sub's."""
+def encode(message: OutboundMessage, encoded: Any, *, ordering: bool) -> None:
+    """Write the message into Pub/Sub's, which is empty.
+
+    Best is one that its request has added: each that stands alone is memory of its own, to be copied into a request.
+    """
     key, data = message.key, message.data
-    if message.plain and key is None and data:
-        return PubsubMessage(data=data)
-    attributes: dict[str, str] = {}
+    if data:
+        encoded.data = data
+        if message.plain and key is None:
+            return
+    attributes = encoded.attributes
     for name, value in message.attributes.items():
         attributes[f"{ESCAPE}{name}" if name.startswith("goog") else name] = value
-    encoded = PubsubMessage(data=data)
     if key is not None:
         if ordering:
             encoded.ordering_key = ordering_key_of(key)
@@ -85,9 +88,6 @@ def encode(message: OutboundMessage, *, ordering: bool) -> Any:
         attributes[NULL] = "1"
     elif not data and not attributes:
         attributes[EMPTY] = "1"
-    if attributes:
-        encoded.attributes.update(attributes)
-    return encoded
 
 
 class PubSubView:

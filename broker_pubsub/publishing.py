@@ -47,13 +47,15 @@ class PubSubTarget:
         if self._closed:
             raise Closed(f"Topic {self._topic!r} was closed")
         ordering = self._ordering
-        encoded = [encode(message, ordering=ordering) for message in messages]
+        whole = PublishRequest(topic=self._path)
+        encoded = whole.messages
+        for message in messages:
+            encode(message, encoded.add(), ordering=ordering)
         outcomes: Outcomes = [None] * len(messages)
         keyed = [index for index, message in enumerate(messages) if message.key is not None] if ordering else []
         if not keyed:
-            # Nearly every batch is one request, whose size is told quicker than those of its messages.
-            whole = PublishRequest(topic=self._path, messages=encoded) if len(encoded) <= MAX_MESSAGES else None
-            if whole is not None and whole.ByteSize() <= MAX_REQUEST:
+            # Nearly every batch is one request as it is, whose size is told quicker than those of its messages.
+            if len(encoded) <= MAX_MESSAGES and whole.ByteSize() <= MAX_REQUEST:
                 await self._send(messages, encoded, range(len(encoded)), outcomes, request=whole)
             else:
                 pieces = chunks(encoded, range(len(messages)))

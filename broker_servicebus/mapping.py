@@ -176,7 +176,9 @@ class _View:
         return None if moment is None else moment.astimezone(UTC)
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        return int(raw.native.delivery_count or 0) + 1
+        # The message's own `delivery_count` lists the header's fields first, to see whether it has any.
+        header = raw.native.raw_amqp_message.header
+        return 1 if header is None else int(header.delivery_count or 0) + 1
 
     def native(self, raw: Any, /) -> Any:
         return raw.native

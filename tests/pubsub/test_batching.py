@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from broker.outbound import OutboundMessage
 from broker_pubsub.attributes import encode
 from broker_pubsub.batching import MAX_MESSAGES, MAX_REQUEST, chunks, runs
 from broker_pubsub.protocol import PublishRequest
 
 
-def _encoded(sizes: list[int]) -> list[object]:
-    return [encode(OutboundMessage(bytes(size)), ordering=True) for size in sizes]
+def _encoded(messages: Iterable[OutboundMessage]) -> Sequence[object]:
+    request = PublishRequest()
+    for message in messages:
+        encode(message, request.messages.add(), ordering=True)
+    return request.messages
 
 
 def test_a_thousand_messages_are_one_request():
-    encoded = _encoded([1] * 2500)
+    encoded = _encoded([OutboundMessage(b"x")] * 2500)
     assert [len(piece) for piece in chunks(encoded, range(2500))] == [1000, 1000, 500]
 
 
 def test_no_request_is_above_ten_megabytes():
-    encoded = _encoded([9_000_000, 900_000, 200_000, 9_987_000, 5, *[100_000] * 120])
+    sizes = [9_000_000, 900_000, 200_000, 9_987_000, 5, *[100_000] * 120]
+    encoded = _encoded(OutboundMessage(bytes(size)) for size in sizes)
     pieces = chunks(encoded, range(len(encoded)))
     assert [index for piece in pieces for index in piece] == list(range(len(encoded)))
     for piece in pieces:
@@ -30,7 +36,7 @@ def test_no_request_is_above_ten_megabytes():
 
 def test_each_key_has_requests_of_its_own():
     keys = [b"a", None, b"b", b"a", b"", b"\xff"]
-    encoded = [encode(OutboundMessage(b"x", key), ordering=True) for key in keys]
+    encoded = _encoded(OutboundMessage(b"x", key) for key in keys)
     found = runs(encoded, range(len(encoded)))
     assert found["a"] == [0, 3]
     assert found[""] == [1]
