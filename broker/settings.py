@@ -209,7 +209,10 @@ class BackendSettings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _split_lists(cls, value: object, info: ValidationInfo) -> object:
+    def _read_text(cls, value: object, info: ValidationInfo) -> object:
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(text, str) and "\0" in text:
+            raise ValueError("it has a NUL, at which clients in C end a text")
         if isinstance(value, str) and info.field_name is not None and is_sequence(cls.model_fields[info.field_name]):
             return [item.strip() for item in value.split(",") if item.strip()]
         return value
@@ -295,11 +298,11 @@ class BackendSettings(BaseModel):
             return MASK
         if isinstance(value, Mapping):
             items = cast("Mapping[str, object]", value).items()
-            pairs = (f"{key}={MASK if is_secret_name(key) else _masked(item)}" for key, item in items)
+            pairs = (f"{key}={MASK if is_secret_name(str(key)) else _masked(item)}" for key, item in items)
             return ",".join(pairs) or "none"
         shown = _masked(value)
         if isinstance(shown, (list, tuple)):
-            return ",".join(str(item) for item in cast("Sequence[object]", shown))
+            return ",".join(str(item) for item in cast("Sequence[object]", shown)) or "empty"
         return repr(shown) if isinstance(shown, str) else str(shown)
 
     @classmethod

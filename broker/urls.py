@@ -23,6 +23,7 @@ _BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_NAME: Final = re.compile(
     r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE
 )
+_BLANK: Final = re.compile(r"[\s\0]")
 _SHAPE: Final = "scheme://user:password@host:port/path?name=value"
 
 
@@ -151,7 +152,7 @@ def _parse_host(url: str, text: str) -> Host:
     else:
         name, colon, after = text.partition(":")
         port = after if colon else None
-    if not name or (not bracketed and (":" in (port or "") or "[" in name)):
+    if not name or (not bracketed and (":" in (port or "") or "[" in name or _BLANK.search(unquote(name)))):
         raise _invalid(
             url, "has a host that cannot be read", "Write host, host:port or [IPv6]:port, several split by commas"
         )

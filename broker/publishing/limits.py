@@ -177,7 +177,7 @@ class MessageLimits:
         if message.deliver_at is not None and not self._deliver_at:
             raise self._lacks("scheduled delivery (deliver_at)", "Leave deliver_at out, or publish it when it is due")
         if message.ttl is not None and not self._ttl:
-            raise self._lacks("a time to live per message (ttl)", "Leave ttl out, or set the topic's retention")
+            raise self._lacks("time to live per message (ttl)", "Leave ttl out, or set the topic's retention")
         if message.partition is not None and not self._partitions:
             raise self._lacks("choosing a partition", "Leave partition out; the key keeps order")
 
