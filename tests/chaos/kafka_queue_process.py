@@ -4,7 +4,8 @@
 
 Bodies are numbers. What is done with a message follows from the seed, its number and its attempt. Every step is written
 to FILE before it is made, one line each (`step number partition:offset attempt time`, the time in seconds since 1970),
-so that the file tells it whatever happens to the process. SIGTERM ends it orderly.
+so that the file tells it whatever happens to the process. SIGTERM ends it orderly, and SIGUSR1
+has it write to standard error what each of its tasks waits for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -101,6 +103,20 @@ async def _handle(message: Message[bytes], seed: int, file: int) -> None:
         say(f"failed:{type(error).__name__}")
 
 
+def _tell_waits() -> None:
+    lines = [f"{task.get_name()}: {' > '.join(_waits(task.get_coro()))}\n" for task in asyncio.all_tasks()]
+    sys.stderr.write("".join(lines))
+    sys.stderr.flush()
+
+
+def _waits(awaited: Any) -> Iterator[str]:
+    """The calls that a coroutine stands in, the innermost last."""
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        yield f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame is not None else type(awaited).__name__
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
 async def main(url: str, topic: str, subscription: str, dead: str, seed: int, file: int) -> None:
     async def handle(message: Message[bytes]) -> None:
         await _handle(message, seed, file)
@@ -108,7 +124,9 @@ async def main(url: str, topic: str, subscription: str, dead: str, seed: int, fi
     async with AsyncExitStack() as opened:
         inbox = await _open(opened, url, topic, subscription, dead, file)
         work = asyncio.create_task(inbox.receive(handle, concurrency=_CONCURRENCY))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, inbox.stop)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, inbox.stop)
+        loop.add_signal_handler(signal.SIGUSR1, _tell_waits)
         os.write(file, f"ready 0 0:0 0 {time.time():.4f}\n".encode())
         await work
 

@@ -323,6 +323,11 @@ class QueueRun:
                     moved = time.monotonic()
                 await asyncio.sleep(0.5)
         self.problems.append(f"{lag} is left, and has not changed for {_STUCK} s")
+        for worker in self._running:
+            worker.process.send_signal(signal.SIGUSR1)
+        async with broker.connect(self._url) as bus:
+            self.problems.append(f"{await bus.admin.describe_group(self._subscription)}")
+        self.problems += [f"{worker.name} waits: {worker.last_words()}" for worker in self._running]
 
     def _read(self) -> Books:
         bootstrap = self._server.bootstrap
