@@ -27,7 +27,7 @@ __all__ = ["Distribution", "cache_root", "distribution", "find_java", "jars_of",
 POM = Path(__file__).with_name("pom.xml")
 FETCH_SECONDS = 600.0
 _JAVA_MAJOR = 17
-_CONTENT = 2  # to be raised when what is kept beside the jars changes
+_CONTENT = 3  # to be raised when what is kept beside the jars changes
 _LOGGING = """status = error
 appender.out.type = Console
 appender.out.name = OUT
@@ -38,6 +38,9 @@ rootLogger.appenderRef.out.ref = OUT
 # Says "Kafka Server started".
 logger.server.name = kafka.server.KafkaRaftServer
 logger.server.level = info
+# Says which transactions a broker that starts alone leaves open for ever.
+logger.marks.name = kafka.coordinator.transaction.TransactionMarkerChannelManager
+logger.marks.level = info
 """
 
 
