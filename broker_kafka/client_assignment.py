@@ -41,29 +41,21 @@ class ClientAssignment:
             client.unassign()
 
     def move(
-        self,
-        client: Consumer,
-        positions: Mapping[TopicPartition, int],
-        owned: Collection[tuple[str, int]],
-        paused: Collection[tuple[str, int]],
+        self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
     ) -> tuple[list[TopicPartition], KafkaException | None]:
         """Read partitions from other positions; which were moved, and why others were not."""
         moved: list[TopicPartition] = []
         failed: KafkaException | None = None
         for partition, position in positions.items():
-            to = NativePartition(*partition, position)
             try:
-                anew = self._move(client, to, owned)
+                self._move(client, NativePartition(*partition, position), owned)
             except KafkaException as error:
                 failed = error
-                continue
-            moved.append(partition)
-            if anew and partition in paused:
-                client.pause([to])
+            else:
+                moved.append(partition)
         return moved, failed
 
-    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> bool:
-        """Whether it was given to the client anew, and so is not paused."""
+    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> None:
         try:
             client.seek(to)
         except KafkaException as error:
@@ -77,8 +69,6 @@ class ClientAssignment:
             else:
                 rest = native_partitions([each for each in owned if each != place])
                 client.assign([to, *client.position(rest)])
-            return True
-        return False
 
 
 def _is_incremental(config: Mapping[str, Any]) -> bool:

@@ -27,13 +27,14 @@ from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.commits import Answer, Commits
-from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, native_partitions, told_by
+from broker_kafka.consumer_host import ConsumerHost, OnPartitions, guarded, told_by
 from broker_kafka.errors import translate
 from broker_kafka.hearing import Hearing
 from broker_kafka.leaving import prepare_to_leave
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.opening import open_consumer
 from broker_kafka.owner import OwnerThread
+from broker_kafka.pausing import Pausing
 from broker_kafka.runs import runs_of
 
 __all__ = ["ConsumerHost", "ConsumerThread"]
@@ -87,10 +88,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
         self._starving = False
         self._stalled_since: float | None = None
-        self._parked = False
-        """Whether everything is paused because nobody takes."""
-        self._paused: set[tuple[str, int]] = set()
         self._owned: set[tuple[str, int]] = set()
+        self._pausing = Pausing(self._owned)
         self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before they are handed over
         self._hearing = Hearing(self._single.append)
         self._busy_seconds = busy_seconds
@@ -130,23 +129,14 @@ class ConsumerThread(OwnerThread[Consumer]):
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Take no more records of these. Of what is on its way some may still come."""
         asked = list(partitions)
-
-        def pause(client: Consumer) -> None:
-            self._paused.update(asked)
-            if mine := self._owned.intersection(asked):
-                client.pause(native_partitions(mine))
-
-        self.tell(pause)
+        self.tell(lambda client: self._pausing.pause(client, asked))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Undo `pause`."""
         asked = list(partitions)
 
         def resume(client: Consumer) -> None:
-            self._paused.difference_update(asked)
-            mine = self._owned.intersection(asked)
-            if mine and not self._parked:
-                client.resume(native_partitions(mine))
+            self._pausing.resume(client, asked)
             self._busy()
 
         self.tell(resume)
@@ -161,8 +151,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         """
 
         def seek(client: Consumer) -> None:
-            paused = self._owned if self._parked else self._paused
-            moved, failed = self._assignment.move(client, positions, self._owned, paused)
+            moved, failed = self._assignment.move(client, positions, self._owned)
             self._forget(moved)
             self._post(sought, moved)
             self._busy()
@@ -228,8 +217,8 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._stalled(client)
             return
         self._stalled_since = None
-        if self._parked:
-            self._unpark(client)
+        if self._pausing.parked:
+            self._pausing.unpark(client)
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
@@ -262,15 +251,9 @@ class ConsumerThread(OwnerThread[Consumer]):
         now = monotonic()
         if self._stalled_since is None:
             self._stalled_since = now
-        elif not self._parked and now - self._stalled_since >= _LONG_STALL:
-            self._parked = True
-            client.pause(native_partitions(self._owned))
+        elif not self._pausing.parked and now - self._stalled_since >= _LONG_STALL:
+            self._pausing.park(client)
         self._hearing.listen(client)
-
-    def _unpark(self, client: Consumer) -> None:
-        self._parked = False
-        if going_on := self._owned - self._paused:
-            client.resume(native_partitions(going_on))
 
     def _hand_over(self, messages: list[NativeRecord]) -> None:
         runs = runs_of(messages, self._only_topic)
@@ -345,8 +328,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             return
         self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
         self._owned.update(places)
-        if stopped := (places if self._parked else self._paused.intersection(places)):
-            client.pause(native_partitions(stopped))
+        self._pausing.apply(client)
         if places:
             self._post(self._host.assigned, places)
         self._busy()
@@ -368,6 +350,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         async def lose() -> None:
             self._host.lost(places)
 
+        self._pausing.let_go(client, places)
         self._owned.difference_update(places)
         self._commits.drop(places)
         if places and not self._stopping:
@@ -394,6 +377,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _let_go(self, client: Consumer, partitions: list[NativePartition], places: list[TopicPartition]) -> None:
         self._forget(places)
+        self._pausing.let_go(client, places)
         self._owned.difference_update(places)
         self._commits.drop(places)
         self._assignment.remove(client, partitions)

@@ -1,0 +1,108 @@
+"""Partitions that are paused in the client while they go to another member and come back, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.hooks import Event, Hooks
+from broker.spi import RecordSubscription, TopicPartition
+from broker.testing.waiting import eventually
+from broker_kafka import consuming
+from broker_kafka.backend import KafkaBackend
+from broker_kafka.records import KafkaRecordSource
+from broker_kafka.settings import KafkaSettings
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import produce
+
+PATIENCE = 20.0
+EACH = 6_000
+"""Records of a partition; those of two are more than may be under way to whoever takes them."""
+
+both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+
+
+class Quiet:
+    """A `RecordListener` that has nothing to do."""
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None: ...
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None: ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+
+@asynccontextmanager
+async def member(kafka: KafkaServer, topic: str, group: str, protocol: str) -> AsyncIterator[KafkaRecordSource]:
+    """One that commits nothing."""
+    quick: dict[str, Any] = {"session_timeout_ms": 3000, "heartbeat_interval_ms": 300} if protocol == "classic" else {}
+    backend = KafkaBackend(KafkaSettings(servers=(kafka.bootstrap,), group_protocol=protocol, **quick), Hooks())
+    await backend.open()
+    try:
+        source: Any = await backend.join(RecordSubscription(topics=(topic,), group=group), Quiet())
+        yield source
+        await source.close()
+    finally:
+        await backend.close()
+
+
+async def owns(source: KafkaRecordSource, count: int) -> None:
+    await eventually(lambda: len(source.assignment()) == count, PATIENCE, f"{count} partitions")
+
+
+async def read_all(source: KafkaRecordSource) -> dict[int, set[int]]:
+    """The offsets of both partitions, once all were fetched."""
+    seen: dict[int, set[int]] = {0: set(), 1: set()}
+    while any(len(offsets) < EACH for offsets in seen.values()):
+        records = await source.fetch(5_000, 1 << 30, PATIENCE)
+        assert records, f"nothing comes any more, after {[len(offsets) for offsets in seen.values()]} records"
+        for record in records:
+            seen[record.partition].add(record.offset)
+    return seen
+
+
+@both_protocols
+async def test_what_went_while_nobody_took_is_read_when_it_comes_back(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consuming, "_LONG_STALL", 0.1)
+    topic = make_topic(partitions=2)
+    for partition in range(2):
+        produce(kafka.bootstrap, topic, [b"x"] * EACH, partition=partition)
+    async with member(kafka, topic, group, protocol) as one:
+        pausing: Any = vars(one.thread)["_pausing"]
+        await owns(one, 2)
+        await eventually(lambda: pausing.parked, PATIENCE, "a pause of everything")
+        async with member(kafka, topic, group, protocol) as other:
+            await owns(one, 1)
+            await owns(other, 1)
+            while pausing.parked:
+                await one.fetch(5_000, 1 << 30, 0.1)
+        await owns(one, 2)
+        await one.seek(dict.fromkeys(one.assignment(), 0))
+        assert await read_all(one) == {0: set(range(EACH)), 1: set(range(EACH))}
+
+
+@both_protocols
+async def test_what_was_resumed_while_another_had_it_is_read_when_it_comes_back(
+    kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
+) -> None:
+    topic = make_topic(partitions=2)
+    async with member(kafka, topic, group, protocol) as one:
+        await owns(one, 2)
+        both = one.assignment()
+        one.pause(both)
+        for partition in range(2):
+            produce(kafka.bootstrap, topic, [b"x"] * EACH, partition=partition)
+        async with member(kafka, topic, group, protocol) as other:
+            await owns(one, 1)
+            await owns(other, 1)
+            one.resume(both)
+        await owns(one, 2)
+        assert await read_all(one) == {0: set(range(EACH)), 1: set(range(EACH))}
