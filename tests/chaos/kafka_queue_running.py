@@ -1,8 +1,8 @@
 """A queue with markers whose workers, trackers and broker die, freeze and come back while it is filled, all counted.
 
-`python -m tests.chaos.kafka_queue_running --minutes 10` runs it for as long as that on a Kafka of its own, and prints
-the balance; it ends with 1 if there is a problem. What workers do with a message, and which faults come when, follows
-from the seed; who gets which message does not.
+`python -m tests.chaos.kafka_queue_running --minutes 10` runs it for as long as that on a Kafka cluster of its own, and
+prints the balance; it ends with 1 if there is a problem. What workers do with a message, and which faults come when,
+follows from the seed; who gets which message does not.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tests.chaos.kafka_queue_processes import Alone, Ran, Worker
 from tests.chaos.kafka_queue_records import read_copies, read_ended
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
+from tests.servers.kafka_cluster import KafkaCluster
 
 __all__ = ["QueueRun"]
 
@@ -56,7 +57,8 @@ _SKIPPED: Final = "Couldn't find leader endpoint"
 class QueueRun:
     """One run.
 
-    :param server: its own, which is restarted.
+    :param kafka: its own, of which brokers are restarted. One that is alone may leave transactions open for ever by
+        that: see `docs/transactions.md`.
     :param directory: for what workers write.
     :param trackers: that run alone, beside those of the workers.
     :param rate: messages in a second.
@@ -65,7 +67,7 @@ class QueueRun:
 
     def __init__(
         self,
-        server: KafkaServer,
+        kafka: KafkaServer | KafkaCluster,
         directory: Path,
         *,
         seed: int,
@@ -77,7 +79,8 @@ class QueueRun:
         rate: float = 50.0,
         least: int = 0,
     ) -> None:
-        self._server = server
+        self._kafka = kafka
+        self._brokers = kafka.brokers if isinstance(kafka, KafkaCluster) else [kafka]
         self._directory = directory
         self._dice = random.Random(seed)
         self._plan = plan
@@ -87,11 +90,11 @@ class QueueRun:
         self._least = least
         self._enough = asyncio.Event()
         self._subscription = f"queue-{uuid.uuid4().hex[:8]}"
-        self._topic = RawAdmin(server.bootstrap).make_topic(
+        self._topic = RawAdmin(kafka.bootstrap).make_topic(
             partitions=_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
         )
-        self._dead = RawAdmin(server.bootstrap).make_topic()
-        self._url = f"{server.url}?{_OPTIONS}&lease_seconds={LEASE}"
+        self._dead = RawAdmin(kafka.bootstrap).make_topic()
+        self._url = f"{kafka.url}?{_OPTIONS}&lease_seconds={LEASE}"
         self._arguments = [self._url, self._topic, self._subscription, self._dead, str(seed)]
         self._wanted = workers
         self._running: list[Worker] = []
@@ -218,8 +221,8 @@ class QueueRun:
             "leave": self._replace,
             "kill tracker": self._kill_tracker,
             "freeze tracker": lambda: self._freeze(self._trackers, _FREEZE),
-            "restart": lambda: self._restart(self._server.stop),
-            "kill broker": lambda: self._restart(self._server.kill),
+            "restart": lambda: self._restart(KafkaServer.stop),
+            "kill broker": lambda: self._restart(KafkaServer.kill),
         }
         for at, what in self._plan:
             await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
@@ -283,11 +286,12 @@ class QueueRun:
             self._start()
         await self._leave(await self._victim(self._running))
 
-    async def _restart(self, end: Callable[[], object]) -> None:
+    async def _restart(self, end: Callable[[KafkaServer], object]) -> None:
+        lost = self._dice.choice(self._brokers)
         self._up.clear()
         begun = time.time()
-        await asyncio.to_thread(end)
-        await asyncio.to_thread(self._server.start)
+        await asyncio.to_thread(end, lost)
+        await asyncio.to_thread(lost.start)
         self._away.append((begun, time.time()))
         self._up.set()
 
@@ -296,7 +300,7 @@ class QueueRun:
     async def _publish(self, producer: int) -> None:
         """Publish numbers, some with keys, for as long as the run is to last, and so many at least."""
         size = 5
-        async with broker.connect(self._server.url) as bus:
+        async with broker.connect(self._kafka.url) as bus:
             while not self._enough.is_set() or self._next < self._least:
                 numbers = range(self._next, self._next + size)
                 self._next += size
@@ -329,11 +333,12 @@ class QueueRun:
             worker.process.send_signal(signal.SIGUSR1)
         async with broker.connect(self._url) as bus:
             self.problems.append(f"{await bus.admin.describe_group(self._subscription)}")
-        self.problems += [line for line in self._server.log.splitlines() if _SKIPPED in line][:3]
+        said = [line for each in self._brokers for line in each.log.splitlines()]
+        self.problems += [line for line in said if _SKIPPED in line][:3]
         self.problems += [f"{worker.name} waits: {worker.last_words()}" for worker in self._running]
 
     def _read(self) -> Books:
-        bootstrap = self._server.bootstrap
+        bootstrap = self._kafka.bootstrap
         letters = [int(each.value() or b"") for each in read_ended(bootstrap, self._dead)]
         return Books(
             read_copies(bootstrap, self._topic, self._subscription, _PARTITIONS),
@@ -353,13 +358,13 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a directory for what the workers write")
     arguments = parser.parse_args()
     seconds, seed = 60 * arguments.minutes, arguments.seed
-    with KafkaServer() as server, TemporaryDirectory() as temporary:
+    with KafkaCluster(3) as kafka, TemporaryDirectory() as temporary:
         directory = arguments.keep or Path(temporary)
         directory.mkdir(exist_ok=True)
 
         async def running() -> Books:
             run = QueueRun(
-                server,
+                kafka,
                 directory,
                 seed=seed,
                 plan=long_plan(seconds, seed),

@@ -1,4 +1,4 @@
-"""Workers of a queue with markers die, freeze, leave and join, the broker restarts: each message is settled once."""
+"""Workers of a queue with markers die, freeze, leave and join, a broker restarts: each message is settled once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER, Books
 from tests.chaos.kafka_queue_plans import SHORT
 from tests.chaos.kafka_queue_running import QueueRun
-from tests.servers.kafka import KafkaServer, shared_server
+from tests.servers.kafka import shared_server
+from tests.servers.kafka_cluster import KafkaCluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
@@ -18,8 +19,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 async def test_every_message_is_settled_once_while_workers_die(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with KafkaServer() as server:
-        run = QueueRun(server, tmp_path, seed=20261122, plan=SHORT, seconds=18.0, least=400)
+    with KafkaCluster(3) as kafka:
+        run = QueueRun(kafka, tmp_path, seed=20261122, plan=SHORT, seconds=18.0, least=400)
         books = await run.run()
     with capsys.disabled():
         sys.stdout.write(f"\n{run.say(books)}\n")
