@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section
 from broker_kafka.queue.assigned_partition import AssignedPartition
+from broker_kafka.queue.start_writer import StartWriter
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId, write_marker
 
 __all__ = ["measure_markers"]
@@ -21,6 +22,8 @@ __all__ = ["measure_markers"]
 _PAYLOAD = b"x" * 100
 _OPEN = 1000
 """How many messages are open at a time, as with workers that hold some."""
+_TOGETHER = 200
+"""Messages that a worker takes, and ends, at once."""
 
 
 async def measure_markers(scale: float, rounds: int) -> Section:
@@ -29,7 +32,7 @@ async def measure_markers(scale: float, rounds: int) -> Section:
         "Kafka, the markers engine",
         f"The protocol's rules without a broker: a START of {len(_PAYLOAD)} B for each message and its END {_OPEN} "
         "messages later, decoded and applied; seconds are the processor's. A tracker that takes a partition over "
-        "reads its log at this speed.",
+        f"reads its log at this speed. Of messages that were taken by {_TOGETHER} one marker tells.",
     )
     pairs = max(1_000, int(100_000 * scale))
     log = await asyncio.to_thread(_log, pairs)
@@ -37,7 +40,17 @@ async def measure_markers(scale: float, rounds: int) -> Section:
     section.findings.append(Finding("markers read", Spread.of(rates), "/s", at_least=100_000))
     million = [1e6 / rate for rate in rates]
     section.findings.append(Finding("replay of a million markers", Spread.of(million), "s", at_most=30))
-    section.findings.append(Finding("memory of an open lease", Spread.of([_lease_bytes(pairs)]), "B"))
+    together = await asyncio.to_thread(_log_together, pairs // _TOGETHER)
+    rates = [2 * (pairs // _TOGETHER) * _TOGETHER / _replay(together) for _ in range(rounds)]
+    section.findings.append(
+        Finding(f"the same of messages taken by {_TOGETHER}, each START and END", Spread.of(rates), "/s")
+    )
+    starts = [write_marker(_start(number), Content(value=_PAYLOAD)) for number in range(pairs)]
+    section.findings.append(Finding("memory of an open lease", Spread.of([_lease_bytes(starts)]), "B"))
+    starts = [_starts(number) for number in range(pairs // _TOGETHER)]
+    section.findings.append(
+        Finding(f"memory of one of {_TOGETHER} taken at once", Spread.of([_lease_bytes(starts)]), "B")
+    )
     section.findings.append(Finding("10,000 leases due at once, taken", Spread.of(_storms(rounds)), "ms"))
     return section
 
@@ -47,11 +60,36 @@ def _log(pairs: int) -> Sequence[bytes]:
     log: list[bytes] = []
     for number in range(pairs + _OPEN):
         if number < pairs:
-            start = Marker(kind=Kind.START, id=_id(number), after_ms=60_000, attempt=1)
-            log.append(write_marker(start, content))
+            log.append(write_marker(_start(number), content))
         if number >= _OPEN:
             log.append(write_marker(Marker(kind=Kind.END, id=_id(number - _OPEN))))
     return log
+
+
+def _log_together(batches: int) -> Sequence[bytes]:
+    behind = _OPEN // _TOGETHER
+    log: list[bytes] = []
+    for batch in range(batches + behind):
+        if batch < batches:
+            log.append(_starts(batch))
+        if batch >= behind:
+            first, *more = _offsets(batch - behind)
+            log.append(write_marker(Marker(kind=Kind.END, id=_id(first), more=tuple(more))))
+    return log
+
+
+def _start(number: int) -> Marker:
+    return Marker(kind=Kind.START, id=_id(number), after_ms=60_000, attempt=1)
+
+
+def _starts(batch: int) -> bytes:
+    """The record of a START of several."""
+    writer = StartWriter("orders", 0, "billing", lease_ms=60_000, holder="worker")
+    return writer.together(_offsets(batch), [b"key"] * _TOGETHER, [_PAYLOAD] * _TOGETHER, [0] * _TOGETHER, [])
+
+
+def _offsets(batch: int) -> Sequence[int]:
+    return range(batch * _TOGETHER, (batch + 1) * _TOGETHER)
 
 
 def _id(number: int) -> MessageId:
@@ -69,11 +107,7 @@ def _replay(log: Sequence[bytes]) -> float:
     return took
 
 
-def _lease_bytes(count: int) -> float:
-    starts = [
-        write_marker(Marker(kind=Kind.START, id=_id(number), after_ms=60_000), Content(value=_PAYLOAD))
-        for number in range(count)
-    ]
+def _lease_bytes(starts: Sequence[bytes]) -> float:
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
