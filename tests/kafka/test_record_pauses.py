@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,10 +39,12 @@ class Quiet:
 
 
 @asynccontextmanager
-async def member(kafka: KafkaServer, topic: str, group: str, protocol: str) -> AsyncIterator[KafkaRecordSource]:
+async def member(kafka: KafkaServer, topic: str, group: str, protocol: str) -> AsyncGenerator[KafkaRecordSource]:
     """One that commits nothing."""
-    quick: dict[str, Any] = {"session_timeout_ms": 3000, "heartbeat_interval_ms": 300} if protocol == "classic" else {}
-    backend = KafkaBackend(KafkaSettings(servers=(kafka.bootstrap,), group_protocol=protocol, **quick), Hooks())
+    settings: dict[str, Any] = {"servers": (kafka.bootstrap,), "group_protocol": protocol}
+    if protocol == "classic":
+        settings |= {"session_timeout_ms": 3000, "heartbeat_interval_ms": 300}
+    backend = KafkaBackend(KafkaSettings(**settings), Hooks())
     await backend.open()
     try:
         source: Any = await backend.join(RecordSubscription(topics=(topic,), group=group), Quiet())
