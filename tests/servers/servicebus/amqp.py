@@ -84,6 +84,8 @@ class Amqp(Handler):
             if kind in ("connections", "closed"):
                 for connection in list(self._connections.values()):
                     drop(connection, politely=kind == "closed")
+                    # It is over for the service, however long the client takes to say so: nothing is handed out there.
+                    self._gone(connection)
             else:
                 for link, where in list(self._links.values()):
                     if where.lower() == address.lower() and link.state & Endpoint.LOCAL_ACTIVE:
