@@ -36,7 +36,8 @@ class Worker:
 
     async def _hear(self) -> None:
         assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
+        # What it was killed in the middle of saying it has not said.
+        while (line := await self.process.stdout.readline()).endswith(b"\n"):
             what, queue, attempt, body = line.decode().split()
             {"begun": self.begun, "acked": self.acked, "unsure": self.unsure}[what].append((queue, int(attempt), body))
 
