@@ -350,7 +350,6 @@ class ConsumerThread(OwnerThread[Consumer]):
         async def lose() -> None:
             self._host.lost(places)
 
-        self._pausing.let_go(client, places)
         self._owned.difference_update(places)
         self._commits.drop(places)
         if places and not self._stopping:
