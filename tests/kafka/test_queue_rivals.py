@@ -99,6 +99,14 @@ async def test_a_group_that_has_changed_over_has_no_rivals(
         assert await rivals_of(connection, topic, group) == []
 
 
+def unlike(how: str, more: str, group: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Options and subscription of two sides of one group, each of which passes over what is the other's."""
+    shared = how == "queue_group"
+    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
+    other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
+    return (f"{setting}=mail", "mail" if shared else group), (other, "reports" if shared else group)
+
+
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
 async def test_who_passes_over_what_is_anothers_tells_it(
@@ -106,13 +114,11 @@ async def test_who_passes_over_what_is_anothers_tells_it(
 ) -> None:
     """Each of them passes over, for good, what the other would take."""
     topic = make_topic(partitions=2)
-    shared = how == "queue_group"
-    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
+    (mine, my_name), (theirs, their_name) = unlike(how, more, group)
     async with AsyncExitStack() as stack:
         # Who begins while the other has committed nothing yet is not refused.
-        first = await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
-        other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
-        second = await joined(stack, kafka, other, topic, "reports" if shared else group)
+        first = await joined(stack, kafka, mine, topic, my_name)
+        second = await joined(stack, kafka, theirs, topic, their_name)
 
         async def told() -> bool:
             await send(first, topic, "mail", "reports")
@@ -134,21 +140,18 @@ async def test_who_comes_to_others_with_other_keys_is_refused(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
     topic = make_topic(partitions=2)
-    shared = how == "queue_group"
-    setting = f"queue=markers{more}&{f'queue_group={group}&queue_ids' if shared else 'queue_id'}"
-    other = f"queue=markers{more}" if how == "one takes all" else f"{setting}=reports"
-    who = "reports" if shared else group
+    (mine, my_name), (theirs, their_name) = unlike(how, more, group)
     async with AsyncExitStack() as stack:
-        first = await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
+        first = await joined(stack, kafka, mine, topic, my_name)
         await send(first, topic, "mail", "reports")
         await eventually(first.work, PATIENCE, "the first message")
         with pytest.raises(ConfigurationError, match=r"whose queue_id or queue_ids differs: .* Stop one of the two"):
-            await joined(stack, kafka, other, topic, who)
+            await joined(stack, kafka, theirs, topic, their_name)
         # The same again disturbs nobody.
-        await joined(stack, kafka, f"{setting}=mail", topic, "mail" if shared else group)
+        await joined(stack, kafka, mine, topic, my_name)
     # Those that have left are no rivals.
     async with AsyncExitStack() as stack:
-        await joined(stack, kafka, other, topic, who)
+        await joined(stack, kafka, theirs, topic, their_name)
 
 
 async def test_those_of_one_queue_are_no_rivals(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
