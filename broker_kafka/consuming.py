@@ -37,8 +37,10 @@ from broker_kafka.owner import OwnerThread
 from broker_kafka.pausing import Pausing
 from broker_kafka.runs import runs_of
 
-__all__ = ["ConsumerHost", "ConsumerThread"]
+__all__ = ["IN_FLIGHT", "LARGEST_BATCH", "ConsumerHost", "ConsumerThread"]
 
+LARGEST_BATCH: Final = 5000
+IN_FLIGHT: Final = 2
 _IDLE_POLL: Final = 0.1
 _LEAST_WAIT: Final = 0.0002
 _GROWTH: Final = 1.25
@@ -56,7 +58,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     """One member of a group.
 
     :param config: of the client, `group.id` and all.
-    :param max_batch: the most records of a batch: few cost many changes of thread, many leave the cache.
+    :param max_batch: the most records of a batch: few cost many changes of thread, many take memory.
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
     :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
@@ -68,8 +70,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         host: ConsumerHost,
         *,
         name: str,
-        max_batch: int = 2000,
-        in_flight: int = 3,
+        max_batch: int = LARGEST_BATCH,
+        in_flight: int = IN_FLIGHT,
         revoke_seconds: float = 30.0,
         busy_seconds: float = _BUSY_SECONDS,
     ) -> None:
@@ -219,6 +221,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._stalled_since = None
         if self._pausing.parked:
             self._pausing.unpark(client)
+        sole = self._sole()
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
@@ -234,7 +237,12 @@ class ConsumerThread(OwnerThread[Consumer]):
                 messages = [*self._single, *messages]
                 self._single.clear()
         if messages:
-            self._hand_over(messages)
+            # Callbacks of these calls may have changed what is ours.
+            self._hand_over(messages, sole if sole == self._sole() else None)
+
+    def _sole(self) -> tuple[str, int] | None:
+        """The partition that all records are of, if there is but one."""
+        return next(iter(self._owned)) if len(self._owned) == 1 else None
 
     def _stalled(self, client: Consumer) -> None:
         """Nobody takes: wait for somebody, and poll meanwhile for the sake of the group."""
@@ -255,8 +263,8 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._pausing.park(client)
         self._hearing.listen(client)
 
-    def _hand_over(self, messages: list[NativeRecord]) -> None:
-        runs = runs_of(messages, self._only_topic)
+    def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
+        runs = runs_of(messages, self._only_topic, sole)
         count = sum(map(len, runs))
         if runs:
             # A batch is bounded by its bytes as well, as far as the last one tells.

@@ -135,16 +135,22 @@ _TIMES: Final[Mapping[str, Callable[[Sequence[NativeRecord]], Sequence[Any]]]] =
 }
 
 
-def runs_of(messages: Sequence[NativeRecord], only_topic: str | None = None) -> list[NativeRun]:
+def runs_of(
+    messages: Sequence[NativeRecord], only_topic: str | None = None, sole: tuple[str, int] | None = None
+) -> list[NativeRun]:
     """The records among what the client gave; the rest are errors.
 
     :param only_topic: of which all of them are, if that is known.
+    :param sole: the partition that all of them are of, if that is known, which saves a look at each.
     """
     if any(map(_error, messages)):
         messages = [message for message in messages if message.error() is None]
     if not messages:
         return []
-    topic, partition = _topic(messages[0]), _partition(messages[0])
+    first, last = messages[0], messages[-1]
+    topic, partition = _topic(first), _partition(first)
+    if sole is not None and sole == (topic, partition) == (_topic(last), _partition(last)):
+        return [NativeRun(topic, partition, messages)]
     count = len(messages)
     if list(map(_partition, messages)).count(partition) == count and (
         topic == only_topic or list(map(_topic, messages)).count(topic) == count

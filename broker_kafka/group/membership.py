@@ -13,7 +13,7 @@ from broker.hooks import Hooks
 from broker.spi import TopicPartition
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
-from broker_kafka.consuming import ConsumerThread
+from broker_kafka.consuming import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.group.claims import Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
@@ -28,8 +28,6 @@ from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
 
-_LARGEST_BATCH: Final = 2000
-_IN_FLIGHT: Final = 3
 _MARGIN: Final = 0.5
 _STOP_SECONDS: Final = 5.0
 
@@ -65,8 +63,8 @@ class Membership:
             member,
             name=f"broker-kafka-{options.group}",
             # What is on its way comes on top of what waits here, and is to be no more than that.
-            max_batch=max(1, min(_LARGEST_BATCH, options.max_buffered // _IN_FLIGHT)),
-            in_flight=_IN_FLIGHT,
+            max_batch=max(1, min(LARGEST_BATCH, options.max_buffered // IN_FLIGHT)),
+            in_flight=IN_FLIGHT,
             revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
         )
         self.store = options.store or ThreadOffsetStore(self.thread, timeout=settings.request_timeout)

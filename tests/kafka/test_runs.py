@@ -101,6 +101,16 @@ def test_where_all_is_of_one_topic_only_partitions_part_runs() -> None:
     ]
 
 
+def test_where_all_is_of_one_partition_no_record_is_asked() -> None:
+    sole = ("orders", 1)
+    assert places(runs_of([native(1, 1), native(2, 1)], None, sole)) == [("orders", 1, [1, 2])]
+    refused = native(3, 1, error=KafkaError(KafkaError._PARTITION_EOF))
+    assert places(runs_of([native(1, 1), refused], None, sole)) == [("orders", 1, [1])]
+    # What begins or ends elsewhere tells that it was not so.
+    assert places(runs_of([native(1, 1), native(2)], None, sole)) == [("orders", 1, [1]), ("orders", 0, [2])]
+    assert places(runs_of([native(1), native(2, 1)], "orders", sole)) == [("orders", 0, [1]), ("orders", 1, [2])]
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 100))
 def test_as_many_as_fit_into_so_many_bytes(sizes: list[int], room: int) -> None:
     (run,) = runs_of([native(number, value=b"x" * size) for number, size in enumerate(sizes)])
