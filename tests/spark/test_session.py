@@ -32,6 +32,7 @@ def test_a_new_session_is_set_up_well(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled") == "true"
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
 
 
 def test_spark_finds_the_source_by_its_name(spark: SparkSession) -> None:
