@@ -55,8 +55,8 @@ class MarkerConsumer(ConsumerThread):
         )
         self._marker_host = host
 
-    def _hand_over(self, messages: list[NativeRecord]) -> None:
-        super()._hand_over(messages)
+    def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
+        super()._hand_over(messages, sole)
         for message in messages:
             error = message.error()
             if error is None or error.code() != KafkaError._PARTITION_EOF:
