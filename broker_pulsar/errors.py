@@ -84,6 +84,8 @@ _PASSING: Final = (
     "AlreadyClosedException",
 )
 """What a broker names in a 500 that is over in a moment."""
+_BUSY: Final = "Subscription Busy"
+"""What it says with a 412 while it puts a subscription to its place for somebody else."""
 
 
 def translate(error: Exception, what: str) -> BrokerError:
@@ -130,7 +132,7 @@ def http_error(status: int, reason: str, what: str, path: str = "") -> BrokerErr
         return SubscriptionNotFound(told) if "ubscription" in reason else TopicNotFound(told)
     if status in (408, 504):
         return OperationTimeout(told)
-    if status in (307, 429, 500, 502, 503):
+    if status in (307, 429, 500, 502, 503) or (status == 412 and _BUSY in reason):
         return ConnectionFailed(told, advice="The broker is not ready, or not the owner of the topic yet")
     return BackendError(told)
 
@@ -145,6 +147,8 @@ def answer_passes(status: int, reason: str) -> bool:
     """Whether this answer of the HTTP API is one for a moment, after which the same request may succeed."""
     if status == 500:
         return any(each in reason for each in _PASSING)
+    if status == 412:
+        return _BUSY in reason
     # A redirection that reaches us names no broker: the topic has no owner yet.
     return status in (307, 502, 503, 504)
 

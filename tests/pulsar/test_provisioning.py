@@ -16,6 +16,7 @@ from broker.bus import Bus
 from broker.errors import BrokerError, InvalidName, InvalidSetting
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
+from broker.spi import Start
 from broker.testing.waiting import bodies, eventually, numbered, once, take, until_seen
 from broker_pulsar import leftovers
 from broker_pulsar.subscribing import require
@@ -62,6 +63,29 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
         await bus.admin.ensure_subscription(topic, name, start=moment)
         async with bus.messages(topic, subscription=name) as inbox:
             assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), after
+
+
+@pytest.mark.parametrize("start", ["earliest", datetime(2020, 1, 1, tzinfo=UTC)])
+async def test_two_processes_make_a_subscription_at_once(
+    pulsar_server: PulsarServer, bus: Bus, topic: str, start: Start
+) -> None:
+    await bus.admin.ensure_topic(topic, partitions=2)
+    sent = numbered(20, "job")
+    await bus.topic(topic).publish_batch([OutboundMessage(body, key=body) for body in sent])
+    async with broker.connect(pulsar_server.url) as other:
+
+        async def consume(one: Bus, name: str) -> list[bytes | None]:
+            async with one.messages(topic, subscription=name, start=start, stop_when_idle=1) as inbox:
+                seen: list[bytes | None] = []
+                async for message in inbox:
+                    seen.append(message.data)
+                    await message.ack()
+                return seen
+
+        for turn in range(5):
+            # Nobody knows which of the two makes it; the other is refused while the broker puts it to its start.
+            parts = await asyncio.gather(consume(bus, f"at-once-{turn}"), consume(other, f"at-once-{turn}"))
+            assert sorted(body for part in parts for body in part if body is not None) == sorted(sent)
 
 
 async def test_an_ephemeral_subscription_whose_opening_is_cancelled_goes(

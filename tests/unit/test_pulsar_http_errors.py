@@ -20,6 +20,7 @@ Message: org.apache.bookkeeper.mledger.ManagedLedgerException: Not enough non-fa
     ("status", "reason"),
     [
         (307, ""),
+        (412, "Failed for Subscription Busy: Failed to fence subscription"),
         (500, NO_BOOKIE),
         (500, "org.apache.pulsar.broker.service.BrokerServiceException$PersistenceException: ..."),
         (500, "ServiceUnitNotReadyException: Namespace bundle is being unloaded"),
