@@ -6,16 +6,21 @@ Classic or Spark Connect. Call it from the driver's main thread. A session that 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shlex
 import socket
 import sys
+import tempfile
+import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
@@ -27,16 +32,21 @@ from broker_spark.shipping import python_path, shipped_source
 
 __all__ = ["register", "session"]
 
+logger = logging.getLogger("broker")
+
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HERE: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
-    # Over TCP each task of a Python source takes some 40 ms more.
-    "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
 }
 """For a driver that runs here with all its executors."""
+_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+"""Over TCP each task of a Python source takes some 40 ms more."""
+_SOCKETS_IN: Final = "spark.python.unix.domain.socket.dir"
+_LONGEST: Final = 61
+"""Characters of that directory, at most, as Spark takes it."""
 _SERVER_HERE: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
 """For a server of Spark Connect that runs here."""
 _BETTER: Final[Mapping[str, str]] = {
@@ -58,7 +68,7 @@ def session(
 
     A new one keeps state in RocksDB with a changelog, moves rows to Python by Arrow, and stops with the process. One on
     this machine (`local[...]`, the default with all cores and three attempts per task) listens on loopback only, and
-    talks to its Python processes through Unix sockets.
+    talks to its Python processes through Unix sockets; over TCP, with a warning, where there can be none.
     What `spark-submit`, `spark-defaults.conf` or `config` say goes first.
 
     :param master: where it runs, for instance "local[2,3]" or "spark://host:7077"; None is what `spark-submit` says.
@@ -77,7 +87,7 @@ def session(
     if remote is not None:
         given["spark.remote"] = remote
     if master is None and "spark.master" not in given and "spark.remote" not in given and not submitted:
-        master = _configured_master() or "local[*,3]"
+        master = _configured().get("spark.master") or "local[*,3]"
     if master is not None:
         given["spark.master"] = master
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
@@ -86,7 +96,9 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Else whichever Python comes first on the path is what rows are given to.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        given = {**_HERE, **(_SERVER_HERE if server else {}), **given}
+        said = {**_configured(), **given}
+        ours = {**_HERE, **(_SERVER_HERE if server else {}), **_sockets(said)}
+        given = {**{key: value for key, value in ours.items() if key not in said}, **given}
     builder = SparkSession.Builder().appName(name)
     for key, value in given.items():
         builder = builder.config(key, value)
@@ -109,18 +121,71 @@ def session(
     return register(made)
 
 
-def _configured_master() -> str | None:
-    """What PYSPARK_SUBMIT_ARGS or spark-defaults.conf say, which the environment of Spark's JVM depends on."""
-    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "").replace("--master=", "--master "))
-    if "--master" in arguments[:-1]:
-        return arguments[arguments.index("--master") + 1]
-    directory = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
+def _configured() -> dict[str, str]:
+    """What spark-submit, PYSPARK_SUBMIT_ARGS or spark-defaults.conf say; all but the keys and the master in short."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()  # pyright: ignore[reportPrivateUsage]
+        return dict(SparkConf().getAll())
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    arguments = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
+    said: dict[str, str] = {}
+    file = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"), "spark-defaults.conf")
+    for name, value in pairwise(arguments):
+        if name == "--master":
+            said["spark.master"] = value
+        elif name in {"--conf", "-c"}:
+            key, _, text = value.partition("=")
+            said[key] = text
+        elif name == "--properties-file":
+            file = Path(value)
     try:
-        text = Path(directory, "spark-defaults.conf").read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except OSError:
-        return None
-    found = re.findall(r"^[ \t]*spark\.master(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
-    return found[-1] if found else None
+        return said
+    found = re.findall(r"^[ \t]*(spark\.[^\s=:]+)(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
+    return {**dict(found), **said}
+
+
+def _sockets(said: Mapping[str, str]) -> dict[str, str]:
+    """Settings by which Spark and its Python processes meet in a directory, if there is one where they can.
+
+    Without a directory Spark takes Java's for temporary files, and does not start where that has too long a path.
+
+    :param said: what somebody has set, which goes first.
+    """
+    if _SOCKETS in said and said[_SOCKETS].lower() != "true":
+        return {}
+    if not hasattr(socket, "AF_UNIX"):
+        return {_SOCKETS: "false"}
+    places = [said[_SOCKETS_IN]] if _SOCKETS_IN in said else [tempfile.gettempdir(), "/tmp"]  # noqa: S108
+    reasons: list[str] = []
+    for place in dict.fromkeys(places):
+        reason = _no_sockets(place)
+        if reason is None:
+            return {_SOCKETS: "true", _SOCKETS_IN: place}
+        reasons.append(f"{place}: {reason}")
+    logger.warning(
+        "Spark talks to its Python processes over TCP, which takes some 40 ms more for each task: there can be no Unix "
+        "sockets in %s. Set %s to a directory with a short path",
+        "; ".join(reasons),
+        _SOCKETS_IN,
+    )
+    return {_SOCKETS: "false"}
+
+
+def _no_sockets(directory: str) -> str | None:
+    """Why there can be no Unix sockets of Spark in a directory; None if there can."""
+    if len(directory) > _LONGEST:
+        return f"its path has {len(directory)} characters, and Spark takes {_LONGEST}"
+    # As long a name as Spark gives them.
+    path = Path(directory, f".{uuid.uuid4()}.sock")
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+        path.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def register(spark: SparkSession) -> SparkSession:

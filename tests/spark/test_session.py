@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -33,6 +35,75 @@ def test_a_new_session_is_set_up_well(spark: SparkSession) -> None:
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+
+
+PROGRAM = """
+import sys, broker_spark
+spark = broker_spark.session(config={"spark.ui.enabled": False, **dict(each.split("=", 1) for each in sys.argv[1:])})
+from pyspark.sql import functions as F
+assert spark.range(3).select(F.udf(lambda number: number + 1, "long")("id").alias("n")).agg(F.sum("n")).first()[0] == 6
+print(*(spark.conf.get(name) for name in (
+    "spark.master", "spark.python.unix.domain.socket.enabled", "spark.ui.showConsoleProgress", "spark.driver.host"
+)))
+"""
+"""Prints what a new session is set to, after a function of Python ran on it."""
+
+
+def in_a_session(
+    *config: str, command: Sequence[str] = (sys.executable,), path: Path, **environment: str
+) -> tuple[str, str]:
+    """What a new session is set to, and what was said besides."""
+    program = path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [*command, str(program), *config],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize("way", ["spark-defaults.conf", "PYSPARK_SUBMIT_ARGS", "spark-submit"])
+def test_what_spark_was_told_goes_first(way: str, tmp_path: Path) -> None:
+    said = {"spark.python.unix.domain.socket.enabled": "false", "spark.ui.showConsoleProgress": "true"}
+    as_arguments = [part for key, value in said.items() for part in ("--conf", f"{key}={value}")]
+    if way == "spark-defaults.conf":
+        lines = [f"{key} {value}" for key, value in said.items()]
+        (tmp_path / way).write_text("\n".join(["spark.master local[2]", *lines]))
+        told, _ = in_a_session(path=tmp_path, SPARK_CONF_DIR=str(tmp_path))
+    elif way == "PYSPARK_SUBMIT_ARGS":
+        told, _ = in_a_session(
+            path=tmp_path, PYSPARK_SUBMIT_ARGS=" ".join(["--master=local[2]", *as_arguments, "pyspark-shell"])
+        )
+    else:
+        told, _ = in_a_session(
+            "spark.master=local[2]",
+            command=[str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *as_arguments],
+            path=tmp_path,
+            PYSPARK_PYTHON=sys.executable,
+            SPARK_HOME=str(Path(pyspark.__file__).parent),
+        )
+    assert told == "local[2] false true 127.0.0.1"
+
+
+def test_a_long_path_to_javas_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    java = f"spark.driver.extraJavaOptions=-Djava.io.tmpdir={long}"
+    told, _ = in_a_session("spark.master=local[2]", java, path=tmp_path)
+    assert told == "local[2] true false 127.0.0.1"
+
+
+def test_without_a_place_for_unix_sockets_it_is_tcp_with_the_reason(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 25)
+    place = f"spark.python.unix.domain.socket.dir={long}"
+    told, said = in_a_session("spark.master=local[2]", place, path=tmp_path)
+    assert told == "local[2] false false 127.0.0.1"
+    assert f"{long}: its path has {len(str(long))} characters, and Spark takes 61" in said
+    assert "Set spark.python.unix.domain.socket.dir to a directory with a short path" in said
 
 
 def test_spark_finds_the_source_by_its_name(spark: SparkSession) -> None:
