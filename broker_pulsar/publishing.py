@@ -94,6 +94,8 @@ class PulsarTarget:
         self._path = connection.topic(topic)
         self._producers: dict[int | None, Producer] = {}
         self._partitions = 0
+        self._sequenced = -1
+        """The highest sequence number that was given out."""
         self._opening = asyncio.Lock()
         """Held from the look-up of the producer until all of a call is sent, so that calls are sent in their order."""
         self._free = self._settings.publish_window
@@ -142,7 +144,7 @@ class PulsarTarget:
         :raises BrokerError: no producer can be opened.
         """
         sending = _Sending(len(messages), asyncio.get_running_loop())
-        tell = sending.tell
+        tell, named = sending.tell, self._settings.producer_name is not None
         main = await self._producer(None)
         sending.producers.append(main)
         for index, message in enumerate(messages):
@@ -152,7 +154,7 @@ class PulsarTarget:
                     producer = await self._producer(message.partition)
                     if producer not in sending.producers:
                         sending.producers.append(producer)
-                if message.plain and message.data is not None:
+                if message.plain and message.data is not None and not named:
                     producer.send_async(
                         message.data,
                         partial(tell, index),
@@ -165,7 +167,7 @@ class PulsarTarget:
                     partial(tell, index),
                     properties=properties_of(message),
                     partition_key=partition_key(message.key),
-                    sequence_id=self._sequence(message),
+                    sequence_id=self._sequence(message, producer),
                     deliver_at=_delivery(message),
                 )
             except BrokerError as error:
@@ -176,17 +178,23 @@ class PulsarTarget:
                 tell(index, None, None)
         return sending
 
-    def _sequence(self, message: OutboundMessage) -> int | None:
-        if self._settings.producer_name is None or message.id is None or not message.id.isdecimal():
+    def _sequence(self, message: OutboundMessage, producer: Producer) -> int | None:
+        """One above the id that is a number, since the client takes 0 for none; else the one that follows."""
+        if self._settings.producer_name is None:
             return None
-        number = int(message.id)
+        if message.id is None or not message.id.isdecimal():
+            # The client counts by itself from its start on, whatever numbers it was given.
+            number = max(self._sequenced, producer.last_sequence_id()) + 1
+        else:
+            number = int(message.id) + 1
+        number = max(1, number)
         if number > _LARGEST_SEQUENCE:
             raise InvalidMessage(
-                f"Id {message.id!r} is above {_LARGEST_SEQUENCE}, the largest sequence number",
+                f"Id {message.id!r} is not below {_LARGEST_SEQUENCE}, the largest sequence number",
                 advice="With producer_name, ids that are whole numbers are sequence numbers; give it another form",
             )
-        # The client takes 0 for none, and so begins at 0 by itself.
-        return number or None
+        self._sequenced = max(self._sequenced, number)
+        return number
 
     async def _producer(self, partition: int | None) -> Producer:
         found = self._producers.get(partition)

@@ -83,6 +83,27 @@ async def test_a_producers_sequence_deduplicates(pulsar_server: PulsarServer, bu
     assert await bodies(bus, topic) == [b"x"] * 3
 
 
+async def test_ids_that_count_from_zero_deduplicate(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+    await bus.admin.ensure_topic(topic, deduplication=True)
+    url = f"{pulsar_server.url}&producer_name=till-9"
+    for stop in (3, 6):
+        async with broker.connect(url) as named:
+            receipts = [await named.topic(topic).publish(OutboundMessage(b"%d" % n, id=str(n))) for n in range(stop)]
+        assert [receipt.duplicate for receipt in receipts] == ([False] * 3 if stop == 3 else [True] * 3 + [False] * 3)
+    assert await bodies(bus, topic) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_what_has_no_number_follows_what_has_one(pulsar_server: PulsarServer, bus: Bus, topic: str) -> None:
+    await bus.admin.ensure_topic(topic, deduplication=True)
+    for turn in (1, 2):
+        async with broker.connect(f"{pulsar_server.url}&producer_name=till-10") as named:
+            publish = named.topic(topic).publish
+            first = OutboundMessage(b"x") if turn == 2 else OutboundMessage(b"x", id="7")
+            sent = [await publish(each) for each in (first, OutboundMessage(b"x", id="a name"), b"x")]
+            assert not any(receipt.duplicate for receipt in sent), turn
+    assert await bodies(bus, topic) == [b"x"] * 6
+
+
 async def test_an_id_that_is_no_sequence_is_refused_alone(pulsar_server: PulsarServer, topic: str) -> None:
     async with broker.connect(f"{pulsar_server.url}&producer_name=till-8") as named:
         with pytest.raises(PublishError) as caught:
