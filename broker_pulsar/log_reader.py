@@ -274,7 +274,7 @@ class PulsarLogReader:
         if bounds.first == bounds.next:
             return bounds.next
         # A message of the millisecond in which the time lies may have been published before it.
-        moment = milliseconds(time + _ALMOST)
+        moment = max(0, milliseconds(time + _ALMOST))
         reader = await self._open(log, pulsar.MessageId.earliest)
 
         patience = self._connection.settings.request_timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -98,3 +99,10 @@ async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, 
         while seen < 2 * MANY:
             assert await log.next_record(timeout=20) is not None
             seen += 1
+
+
+@pytest.mark.parametrize("year", [1, 1969])
+async def test_before_all_time_is_the_first_position(bus: Bus, topic: str, year: int) -> None:
+    await fill(bus, topic, 3)
+    first = (await bus.log.bounds(topic))[0].first
+    assert await bus.log.position_at(topic, datetime(year, 1, 1, tzinfo=UTC)) == {0: first}
