@@ -75,7 +75,8 @@ class ServiceBusTarget:
         :raises BrokerError: one is not there any more; then it may be that none was dropped.
         """
         for number in numbers:
-            if not isinstance(number, int):
+            # The client would try one that does not fit its 64 bits again and again.
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63:
                 raise ConfigurationError(
                     f"The number of a scheduled message is {number!r}", advice="Give the offset of its receipt"
                 )

@@ -41,6 +41,9 @@ async def test_schedules_can_be_cancelled(open_bus: Open, topic: str):
         await bus.backend.cancel_scheduled(topic, [receipts[1].offset])
         with pytest.raises(BrokerError):
             await bus.backend.cancel_scheduled(topic, [receipts[1].offset])
+        for number in (2**63, -1, True, None):
+            with pytest.raises(broker.ConfigurationError, match="number of a scheduled message"):
+                await bus.backend.cancel_scheduled(topic, [number])
         (message,) = await take(inbox, 1, SECONDS)
         assert message.data == b"kept"
         assert message.broker_time is not None
