@@ -14,7 +14,7 @@ from broker_spark.files import LocalFiles, StoredFiles
 from broker_spark.options import SourceOptions
 from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
 from broker_spark.pipeline.inspecting import parts, status
-from broker_spark.session import _configured_master
+from broker_spark.session import _configured
 from broker_spark.sink import SinkOptions
 from broker_spark.spool.segments import Segment, columns_of, identities_of, read
 from broker_spark.spool.spool import Spool
@@ -72,11 +72,11 @@ def test_the_master_of_the_defaults_goes_before_ours(
 ) -> None:
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert _configured_master() is None
+    assert "spark.master" not in _configured()
     (tmp_path / "spark-defaults.conf").write_text(f"# spark.master local\nspark.masters x\n{line}\n")
-    assert _configured_master() == "spark://host:7077"
+    assert _configured()["spark.master"] == "spark://host:7077"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2] pyspark-shell")
-    assert _configured_master() == "local[2]"
+    assert _configured()["spark.master"] == "local[2]"
 
 
 def test_nothing_shows_a_password(tmp_path: Path) -> None:
