@@ -81,6 +81,7 @@ class Lease:
     def __init__(self, files: Files, mine: Owner, before: Owner | None) -> None:
         self._files = files
         self._mine = mine
+        self._there = False
         self.before = before
 
     @classmethod
@@ -176,9 +177,11 @@ class Lease:
         try:
             self._files.write(f"{_DIRECTORY}/{self._mine.name}", lambda file: file.write(text))
         except FileNotFoundError:
-            # Who took over sweeps away what is half written.
-            self.check()
+            # Who took over sweeps away what is half written; or there never was a place to write to.
+            if self._there or self._files.names(_DIRECTORY):
+                self.check()
             raise
+        self._there = True
 
 
 def _newest(files: Files) -> Owner | None:

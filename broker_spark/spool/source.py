@@ -164,7 +164,16 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Own the spool and receive, from the first call on."""
         if self._spool is None or self._receiver is None:
             options = self._options
-            spool = Spool.open(open_files(options.spool), mask_within(options.spool), _what(options))
+            shown = mask_within(options.spool)
+            try:
+                spool = Spool.open(open_files(options.spool), shown, _what(options))
+            except OSError as error:
+                if isinstance(error, BrokerError):
+                    raise
+                raise ConfigurationError(
+                    f"Option spool is {shown!r}, which cannot be used: {str(error).replace(options.spool, shown)}",
+                    advice="It takes a directory, or a URI such as s3://bucket/spools/orders, that can be written to",
+                ) from error
             receiver = Receiver(options, spool)
             if self._draining:
                 receiver.drain()

@@ -147,3 +147,15 @@ def test_columns_that_the_spool_has_not_are_refused(bus: Bus, make_topic: MakeTo
     query.reader.stop()
     with pytest.raises(ConfigurationError, match=r"has no column 'key', but value.*Run the query with those columns"):
         make_query(topic, columns="value,key").begin()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/spool"])
+def test_a_spool_that_cannot_be_written_is_told_by_its_option(
+    make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    spool = tmp_path / place
+    with pytest.raises(
+        ConfigurationError, match=rf"Option spool is '{spool}', which cannot be used: .*It takes a directory, or a URI"
+    ):
+        make_query(make_topic(), spool).begin()
