@@ -27,8 +27,8 @@ def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCa
             release_keeps_attempt=True,
             key_affinity=False,
             shared_by_message=False,
-            # What comes again is written at the end of the log.
-            ordered_delivery=False,
+            # What comes again lies at the end of the log, and its key waits; too long with V1 after a lost lease.
+            ordered_delivery=settings.marker_format != "v1",
             creates_subscriptions=True,
             start_latest=True,
             start_time=True,
