@@ -110,8 +110,10 @@ class KafkaGroups:
         except SubscriptionNotFound:
             return
 
-    async def refuse_members(self, name: str, consequence: str) -> None:
-        """:raises BackendError: the group has members."""
+    async def refuse_members(self, name: str, consequence: str, *, members: str = "consumers") -> None:
+        """:param members: what to stop, for people.
+        :raises BackendError: the group has members.
+        """
         info = await self.state(name)
         if info is not None and info.members:
             count = len(info.members)
@@ -119,7 +121,7 @@ class KafkaGroups:
             raise BackendError(
                 f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
                 retriable=True,
-                advice="Stop its consumers, and do it again",
+                advice=f"Stop its {members}, and do it again",
             )
 
     # -- a topic's groups ------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ async def purge_queue(
         leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]
         return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
     groups = KafkaGroups(connection)
-    for group in (subscription, trackers):
-        await groups.refuse_members(group, f"queue {subscription!r} is not purged")
+    for group, members in ((subscription, "consumers"), (trackers, "consumers, which track, and each broker tracker")):
+        await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
     claims = await claim(connection, GroupOffsetStore(connection), trackers, places)
     try:
         ready = await _skip(groups, log, own, ranges)

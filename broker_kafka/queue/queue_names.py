@@ -45,7 +45,7 @@ def check_subscription(name: str, shared: str | None) -> str:
     """The marker topic of a subscription, or of a `queue_group`, by its name alone.
 
     :param shared: the setting `marker_topic`.
-    :raises InvalidName: it is named as the trackers of another are, or cannot have a marker topic.
+    :raises InvalidName: it is named as the trackers of another are, or cannot have a marker topic; or `shared` is none.
     """
     if not name:
         raise InvalidName("subscription is ''", advice="Give the name that its consumers have")
@@ -55,6 +55,11 @@ def check_subscription(name: str, shared: str | None) -> str:
             advice=f"Name a queue with markers so that it does not end with {TRACKER!r}",
         )
     markers = marker_topic_name(name, shared)
+    if shared is not None and not is_topic_name(shared):
+        raise InvalidName(
+            f"marker_topic is {shared!r}, and no topic on Kafka can be named so",
+            advice="Name a topic by at most 249 of ASCII letters, digits, '.', '_' and '-'; '.' and '..' are none",
+        )
     if not is_topic_name(markers):
         raise InvalidName(
             f"subscription is {name!r}, and no topic on Kafka can be named {markers!r} for its markers",

@@ -25,9 +25,10 @@ QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
         ("team/billing", "", "subscription is 'team/billing', .* 'team/billing.markers' .* marker_topic"),
         ("b" * 242, "", "subscription is 'bbb.* at most 241"),
         ("billing", "&marker_topic={topic}", "topic is '{topic}', where the markers of subscription 'billing' lie"),
+        ("billing", "&marker_topic=..", "marker_topic is '..', .* '.' and '..' are none"),
         ("billing", "&marker_topic={topic}.dead", "dead_letter is '{topic}.dead', where .* with marker_topic"),
     ],
-    ids=["trackers", "slash", "long", "topic", "letters"],
+    ids=["trackers", "slash", "long", "topic", "dots", "letters"],
 )
 async def test_a_name_that_cannot_be_is_told_with_the_mend_and_leaves_nothing(
     kafka: KafkaServer, topic: str, subscription: str, settings: str, told: str
