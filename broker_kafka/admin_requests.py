@@ -19,6 +19,7 @@ from broker.errors import BrokerError, OperationTimeout, TopicNotFound
 from broker.hooks import logger
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error, translate
+from broker_kafka.names import check_id, check_topic
 
 __all__ = [
     "ask",
@@ -101,7 +102,9 @@ async def describe(connection: Connection, topic: str) -> Any:
     """The library's description of a topic. It never creates the topic, as asking for its metadata may.
 
     :raises TopicNotFound: there is none.
+    :raises InvalidName: no topic can have this name.
     """
+    check_topic(topic)
     timeout = connection.settings.request_timeout
     return await ask_one(
         connection,
@@ -115,7 +118,10 @@ async def coordinator_ready(connection: Connection, group: str) -> None:
 
     On a cluster that never had a group, the admin client's search for the coordinator makes the topic of the offsets
     and then waits for nothing until its time-out; that of a consumer does not.
+
+    :raises InvalidName: no group can have this name.
     """
+    check_id(group, "group")
     if connection in _ready:
         return
     try:
@@ -135,7 +141,10 @@ async def committed(
     """What a group has stored, by the library's consumer, which joins nothing.
 
     The admin client that is told that a coordinator has moved looks for its own group, has none, and ends the process.
+
+    :raises InvalidName: no group can have this name.
     """
+    check_id(group, "group")
     timeout = connection.settings.request_timeout
     config = {
         **connection.settings.client_config("consumer"),

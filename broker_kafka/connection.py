@@ -24,6 +24,7 @@ from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionF
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
 from broker_kafka.errors import configuration_error, translate
 from broker_kafka.lifeline import Lifeline
+from broker_kafka.names import check_id
 from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
 from broker_kafka.settings import KafkaSettings
@@ -162,11 +163,12 @@ class Connection:
         """The configuration of a producer of transactions. What the settings say of idle connections goes before.
 
         :param timeout_ms: of a transaction, in milliseconds; None is that of the settings.
+        :raises InvalidName: no publisher can have this id.
         """
         config = self.client_config("producer")
         # librdkafka refuses settings under which a message or a request could outlive its transaction.
         longest = self.settings.transaction_timeout_ms if timeout_ms is None else timeout_ms
-        config["transactional.id"] = transactional_id
+        config["transactional.id"] = check_id(transactional_id, "transactional id")
         config["transaction.timeout.ms"] = longest
         config["message.timeout.ms"] = min(self.settings.message_timeout_ms, longest)
         config["socket.timeout.ms"] = min(self.settings.socket_timeout_ms or 60_000, longest)

@@ -6,20 +6,59 @@ import re
 import uuid
 from typing import Final
 
+from broker.errors import InvalidName
 from broker.names import Ephemeral
 
-__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "group_id", "is_internal", "is_topic_name"]
+__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "check_topic", "group_id", "is_internal", "is_topic_name"]
 
 EPHEMERAL_PREFIX: Final = "anybroker.ephemeral."
 """Groups of one consumer, deleted when it closes; what a crash leaves behind expires with the broker's retention."""
 INTERNAL_PREFIX: Final = "__"
 """Topics of the brokers themselves."""
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_LONGEST_ID: Final = 32_000
+"""Bytes. The protocol has room for 32,767, and a broker's answers that repeat the name need some of it."""
+_STRIPPED: Final = " \t\n\v\f\r"
+"""What librdkafka takes from the beginning of a setting."""
 
 
 def group_id(group: str | Ephemeral) -> str:
-    """The group's id on the broker; each ephemeral one is new."""
-    return f"{EPHEMERAL_PREFIX}{uuid.uuid4().hex}" if isinstance(group, Ephemeral) else group
+    """The group's id on the broker; each ephemeral one is new.
+
+    :raises InvalidName: as `check_id`.
+    """
+    return f"{EPHEMERAL_PREFIX}{uuid.uuid4().hex}" if isinstance(group, Ephemeral) else check_id(group, "group")
+
+
+def check_id(name: str, what: str) -> str:
+    """Return the id of a group or a transactional publisher if the client and the brokers take it as it is.
+
+    :param what: what the id is of, for the error.
+    :raises InvalidName: it is empty, begins with white space, or is too long: the client would end the process, join
+        another group, or wait for an answer that never comes.
+    """
+    if not name or name[0] in _STRIPPED:
+        raise InvalidName(
+            f"{what} is {name!r}, and Kafka's client cuts white space off its beginning",
+            advice="Give a name that begins with another character",
+        )
+    size = len(name.encode())
+    if size > _LONGEST_ID:
+        raise InvalidName(
+            f"{what} is {name[:40]!r}… of {size} bytes", advice=f"Kafka takes {_LONGEST_ID} at most: shorten it"
+        )
+    return name
+
+
+def check_topic(name: str) -> str:
+    """Return the name if a topic can have it. :raises InvalidName: no broker takes it."""
+    if not is_topic_name(name):
+        shown = repr(name) if len(name) <= 300 else f"{name[:40]!r}… of {len(name)} characters"
+        raise InvalidName(
+            f"No topic on Kafka can be named {shown}",
+            advice="Kafka takes ASCII letters, digits, '.', '_' and '-', 249 at most",
+        )
+    return name
 
 
 def is_internal(topic: str) -> bool:

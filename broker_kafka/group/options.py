@@ -16,6 +16,7 @@ from broker.spi import Start, TopicPartition
 from broker.starts import check_start
 from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
+from broker_kafka.names import check_id
 from broker_kafka.offsets.arguments import check_store
 from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.property_names import CONSUMER_PROPERTIES
@@ -60,7 +61,7 @@ class GroupOptions:
     settings: KafkaSettings
 
     def __post_init__(self) -> None:
-        check_name(self.group, "group")
+        check_id(check_name(self.group, "group"), "group")
         self._check_topics_of(_check_start(self.start))
         check_codec(self.codec)
         if self.store is not None:

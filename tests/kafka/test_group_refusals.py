@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.errors import InvalidSetting
+import broker
+from broker.errors import InvalidName, InvalidSetting
+from broker.names import native_name
 from tests.kafka.group_members import both_protocols, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
 
@@ -61,3 +63,36 @@ async def test_members_must_agree_on_a_strategy(kafka: KafkaServer, topic: str, 
         await take(first, 3)
         told = await refused(kafka, topic, group, partition_assignment_strategy=("cooperative-sticky",))
     assert "Give all members of a group the same partition_assignment_strategy" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("g" * 40_000, "of 40000 bytes. Kafka takes 32000 at most"),
+        (" billing", "is ' billing', and Kafka's client cuts white space off its beginning"),
+    ],
+)
+async def test_an_id_that_kafka_would_not_take_as_it_is_is_refused_at_once(
+    kafka: KafkaServer, topic: str, name: str, told: str
+) -> None:
+    group = native_name(name)
+    async with broker.connect(kafka.url) as bus:
+        with pytest.raises(InvalidName, match=told):
+            async with bus.records(topic, group=group):
+                pass
+        with pytest.raises(InvalidName, match=told):
+            async with bus.messages(topic, subscription=group):
+                pass
+        with pytest.raises(InvalidName, match=told):
+            await bus.admin.ensure_subscription(topic, group)
+        with pytest.raises(InvalidName, match=told):
+            async with bus.transactional_publisher(group):
+                pass
+
+
+async def test_a_topic_that_no_broker_can_have_is_told_at_once(kafka: KafkaServer) -> None:
+    async with broker.connect(kafka.url) as bus:
+        with pytest.raises(InvalidName, match=r"No topic on Kafka can be named 'orders/eu'"):
+            await bus.admin.describe_topic(native_name("orders/eu"))
+        with pytest.raises(InvalidName, match="of 70000 characters"):
+            await bus.admin.describe_topic(native_name("o" * 70_000))
