@@ -13,7 +13,16 @@ from broker.errors import InvalidSetting
 from broker.urls import is_secret_name
 from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
 
-__all__ = ["ALIASES", "OWNED", "Role", "check_property", "check_servers", "did_you_mean", "for_role"]
+__all__ = [
+    "ALIASES",
+    "OF_THE_OTHER_PROTOCOL",
+    "OWNED",
+    "Role",
+    "check_property",
+    "check_servers",
+    "did_you_mean",
+    "for_role",
+]
 
 _SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
 
@@ -71,6 +80,12 @@ ALIASES: Final[Mapping[str, str]] = {
     "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
 }
 """librdkafka's second names, with the one that is used here."""
+
+OF_THE_OTHER_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
+    "classic": ("group_remote_assignor",),
+    "consumer": ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"),
+}
+"""By `group_protocol`, settings that librdkafka refuses with it."""
 
 
 def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from broker.errors import InvalidSetting
+from broker.hooks import logger
 from broker.urls import UrlParts
 from broker_kafka.client_log import CLIENT_LOG
-from broker_kafka.properties import ALIASES, OWNED, Role, check_property, check_servers, for_role
+from broker_kafka.properties import ALIASES, OF_THE_OTHER_PROTOCOL, OWNED, Role, check_property, check_servers, for_role
 from broker_kafka.property_names import KNOWN_PROPERTIES
 from broker_kafka.queue_settings import QueueSettings
 from broker_kafka.security import check_security, protocol_of
@@ -347,6 +348,10 @@ class KafkaSettings(QueueSettings):
     def check_given(self) -> None:
         super().check_given()
         check_security(self)
+        for name in filter(self.is_given, OF_THE_OTHER_PROTOCOL[self.group_protocol]):
+            logger.warning(
+                "Setting %r (%s) does nothing with group_protocol=%s", name, self.origin(name), self.group_protocol
+            )
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a client of confluent-kafka, by librdkafka's names.
@@ -358,12 +363,8 @@ class KafkaSettings(QueueSettings):
             value = getattr(self, name)
             if name not in _OURS and value is not None:
                 config[name.replace("_", ".")] = _as_librdkafka(value)
-        if self.group_protocol == "consumer":
-            # With KIP-848 these are the broker's, and librdkafka refuses them.
-            for name in ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms"):
-                del config[name]
-        else:
-            config.pop("group.remote.assignor", None)
+        for name in OF_THE_OTHER_PROTOCOL[self.group_protocol]:
+            config.pop(name.replace("_", "."), None)
         config["security.protocol"] = self.protocol
         if not self.protocol.startswith("SASL"):
             config = {name: value for name, value in config.items() if not name.startswith(("sasl.", "enable.sasl."))}

@@ -194,6 +194,21 @@ class TestRoles:
         assert config["group.remote.assignor"] == "range"
         assert not {"session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"} & config.keys()
 
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [
+            ("group_protocol=consumer&session_timeout_ms=6000", "session_timeout_ms"),
+            ("group_protocol=consumer&partition_assignment_strategy=range", "partition_assignment_strategy"),
+            ("group_remote_assignor=range", "group_remote_assignor"),
+        ],
+    )
+    def test_a_setting_of_the_other_group_protocol_is_told_to_do_nothing(
+        self, given: str, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings = KafkaSettings.from_url(f"kafka://host?{given}")
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told == f"Setting {name!r} (url) does nothing with group_protocol={settings.group_protocol}"
+
     @pytest.mark.parametrize("protocol", ["classic", "consumer"])
     def test_librdkafka_takes_every_default(self, protocol: str) -> None:
         settings = KafkaSettings(group_protocol=protocol, servers=("127.0.0.1:1",))  # pyright: ignore[reportArgumentType]
