@@ -16,6 +16,7 @@ from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import ask_coordinator, ask_one, plain
 from broker_kafka.connection import NEVER, Connection
+from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
 from broker_kafka.starts import StartPositions
 
@@ -24,6 +25,7 @@ __all__ = ["Claim", "Claims"]
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _TRY_SECONDS: Final = 30.0
+_NOTHING: Final = object()
 
 
 class Claim(NamedTuple):
@@ -82,7 +84,7 @@ class Claims:
         claims: dict[TopicPartition, Claim] = {}
         missing: list[TopicPartition] = []
         for partition in partitions:
-            position = found[partition]
+            position = self._told(partition, found.get(partition, _NOTHING))
             if isinstance(position, BrokerError):
                 raise position
             if position is None:
@@ -90,6 +92,22 @@ class Claims:
             else:
                 claims[partition] = Claim(position, position.offset)
         return claims | await self._begin(missing)
+
+    def _told(self, partition: TopicPartition, answer: object) -> StoredOffset | BrokerError | None:
+        """What the store answered, if a position can be that: below 0, the client would take it for an end of the log.
+
+        :raises BackendError: it cannot.
+        """
+        if answer is None or isinstance(answer, BrokerError):
+            return answer
+        if isinstance(answer, StoredOffset) and is_offset(answer.offset):
+            return answer
+        said = "nothing" if answer is _NOTHING else repr(answer)
+        raise BackendError(
+            f"The offset store says {said} of {partition.topic!r}[{partition.partition}] of group {self._group!r}",
+            advice="It has to answer with a StoredOffset of 0 or more, None or an error; put the stored position right "
+            "with its reset(group, positions)",
+        )
 
     async def _begin(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Claim]:
         if not partitions:

@@ -143,7 +143,7 @@ class Commits:
         try:
             async with asyncio.timeout_at(until if deadline is None else min(until, deadline)) as self._clock:
                 answer = await self._store.commit(self._owner(), positions, rewind=rewind)
-                return {partition: answer.get(partition, _UNANSWERED) for partition in positions}
+                return {partition: _told(answer.get(partition, _UNANSWERED)) for partition in positions}
         except BrokerError as error:
             return dict.fromkeys(positions, error)
         except TimeoutError as error:
@@ -184,6 +184,13 @@ class Commits:
             self._running = None
             if self._timer is None and any(held.marks.dirty for held in self._held.values()):
                 self._set_timer()
+
+
+def _told(answer: object) -> BrokerError | None:
+    """What a store answered for a partition, which may be one of the application's own."""
+    if answer is None or isinstance(answer, BrokerError):
+        return answer
+    return _broken(TypeError(f"it answered {answer!r}, which is neither None nor a BrokerError"))
 
 
 def _broken(error: Exception) -> BackendError:

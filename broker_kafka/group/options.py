@@ -17,7 +17,7 @@ from broker.starts import check_start
 from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
 from broker_kafka.names import check_id
-from broker_kafka.offsets.arguments import check_store
+from broker_kafka.offsets.arguments import check_store, is_offset, is_partition
 from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.property_names import CONSUMER_PROPERTIES
 from broker_kafka.settings import KafkaSettings
@@ -147,11 +147,11 @@ def _check_start(start: GroupStart) -> Start | Mapping[TopicPartition, int]:
         return check_start(start)
     found: dict[TopicPartition, int] = {}
     for key, position in start.items():
-        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and is_whole(key[1])):
+        if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and is_partition(key[1])):
             raise ConfigurationError(
                 f"start has the key {key!r}", advice="It takes TopicPartition(topic, partition) as keys"
             )
-        if not is_whole(position) or position < 0:
+        if not is_offset(position):
             raise ConfigurationError(
                 f"start of {key[0]!r}[{key[1]}] is {position!r}", advice="It takes the next offset to read, 0 or more"
             )

@@ -24,6 +24,8 @@ __all__ = [
     "check_positions",
     "check_reset",
     "check_store",
+    "is_offset",
+    "is_partition",
 ]
 
 _LARGEST: Final = 2**63 - 1
@@ -81,7 +83,7 @@ def _check_partition(partition: object) -> None:
     topic, number = partition
     if not (_is_text(topic) and 0 < len(topic) <= _LONGEST_TOPIC):
         raise refused("topic", topic, f"a topic's name, of at most {_LONGEST_TOPIC} characters")
-    if not (is_whole(number) and 0 <= number <= _LARGEST_PARTITION):
+    if not is_partition(number):
         raise refused(f"partition of {topic!r}", number, "its number, an int of 0 or more")
 
 
@@ -102,9 +104,19 @@ def check_positions(positions: object) -> None:
         where = f"{partition.topic!r}[{partition.partition}]"
         if not isinstance(position, StoredOffset):
             raise refused(f"The position of {where}", position, "a StoredOffset(offset, metadata)")
-        if not (is_whole(position.offset) and 0 <= position.offset <= _LARGEST):
+        if not is_offset(position.offset):
             raise refused(f"The offset of {where}", position.offset, "the next offset to read, 0 or more")
         check_metadata(partition, position.metadata)
+
+
+def is_offset(value: object) -> bool:
+    """Whether it can be the next offset to read."""
+    return is_whole(value) and 0 <= value <= _LARGEST
+
+
+def is_partition(value: object) -> bool:
+    """Whether it can be the number of a partition."""
+    return is_whole(value) and 0 <= value <= _LARGEST_PARTITION
 
 
 def check_metadata(partition: tuple[str, int], metadata: object) -> None:

@@ -258,6 +258,8 @@ def test_a_pattern_of_nothing():
         ({"start": datetime(2026, 1, 1)}, "no timezone"),  # noqa: DTZ001 - on purpose
         ({"start": {"orders": 7}}, "start has the key 'orders'"),
         ({"start": {ORDERS: -1}}, "start of 'orders'[0] is -1"),
+        ({"start": {ORDERS: 2**63}}, "start of 'orders'[0] is 9223372036854775808"),
+        ({"start": {("orders", -1): 0}}, "start has the key ('orders', -1)"),
         ({"start": {("order", 0): 1}}, "start has topic 'order', and this consumer reads orders. Name a topic"),
         ({"store": 5}, "store is 5"),
         ({"store": MemoryOffsetStore}, "an OffsetStore, which has fetch"),

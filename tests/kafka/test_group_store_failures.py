@@ -192,3 +192,49 @@ async def test_a_database_without_the_table_ends_the_reading(
     disposed = engine.dispose()
     if disposed is not None:
         await disposed
+
+
+class TellingStore(MemoryOffsetStore):
+    """Answers what it is told to, whether a store may or not."""
+
+    def __init__(self, claimed: Any = None, committed: Any = None) -> None:
+        super().__init__()
+        self._claimed = claimed
+        self._committed = committed
+
+    async def claim(
+        self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False
+    ) -> FetchResults:
+        return dict.fromkeys(partitions, self._claimed) if self._claimed != "nothing" else {}
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        return dict.fromkeys(positions, self._committed)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [StoredOffset(-1), StoredOffset(-2), StoredOffset(2**63), 5, "nothing"],
+    ids=["end", "begin", "large", "int", "none"],
+)
+async def test_a_position_that_is_none_is_told_and_nothing_is_passed_over(
+    kafka: KafkaServer, topic: str, group: str, answer: Any
+) -> None:
+    await fill(kafka, topic, 1, 3)
+    async with opened(kafka, topic, group, store=TellingStore(answer)) as consumer:
+        with pytest.raises(BackendError, match=f"The offset store says .* of '{topic}'"):
+            async with asyncio.timeout(20):
+                await take(consumer, 1)
+
+
+async def test_an_answer_to_a_commit_that_is_none_is_told_and_the_member_leaves(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+) -> None:
+    await fill(kafka, topic, 1, 3)
+    async with asyncio.timeout(20), opened(kafka, topic, group, store=TellingStore(None, True)) as consumer:
+        for record in await take(consumer, 3):
+            consumer.mark(record)
+        (error,) = (await consumer.commit()).values()
+        assert "it answered True" in str(error)
+    assert members_of(admin, group) == 0
