@@ -137,7 +137,7 @@ class KafkaSettings(QueueSettings):
         default=1_000, ge=1, le=300_000, description="Longest time between repetitions of a request"
     )
     topic_metadata_refresh_interval_ms: int = Field(
-        default=30_000, ge=-1, le=3_600_000, description="How often new topics and partitions are looked for"
+        default=30_000, ge=-1, le=3_600_000, description="How often topics and partitions are looked for; -1: never"
     )
     metadata_max_age_ms: int | None = Field(default=None, ge=1, le=86_400_000, description="Age at which metadata ends")
 

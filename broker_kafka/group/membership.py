@@ -85,10 +85,11 @@ class Membership:
             timeout=settings.request_timeout,
             report=lambda place, error: member.warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
         )
+        refresh = settings.topic_metadata_refresh_interval_ms
         self._watch = TopicWatch(
             connection,
             options.subscription,
-            interval=max(0.1, settings.topic_metadata_refresh_interval_ms / 1000),
+            interval=None if refresh < 0 else max(0.1, refresh / 1000),
             subscribe=self._subscribe,
             failed=self.delivery.fail,
         )

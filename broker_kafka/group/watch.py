@@ -24,7 +24,7 @@ _AGAIN: Final = 1.0
 
 
 class TopicWatch:
-    """:param interval: seconds between two looks; only patterns need them.
+    """:param interval: seconds between two looks, which only patterns need; None is never by time.
     :param subscribe: is told the topics when they change.
     :param failed: is told that an explicit topic is gone.
     """
@@ -34,7 +34,7 @@ class TopicWatch:
         connection: Connection,
         subscription: Subscription,
         *,
-        interval: float,
+        interval: float | None,
         subscribe: Callable[[Sequence[str]], Awaitable[object]],
         failed: Callable[[BrokerError], None],
     ) -> None:

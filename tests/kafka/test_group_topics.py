@@ -309,3 +309,20 @@ async def test_topics_that_could_not_be_subscribed_to_are_at_the_next_look(kafka
         assert told == [[first], [first, second], [first, second]]
         assert watch.topics == [first, second]
         await watch.stop()
+
+
+async def test_topics_are_not_looked_for_by_time_where_that_is_switched_off(
+    kafka: KafkaServer, admin: RawAdmin, group: str
+) -> None:
+    prefix = f"still-{uuid.uuid4().hex[:8]}"
+    first, second = f"{prefix}-1", f"{prefix}-2"
+    pattern = TopicPattern(f"{prefix}-.*")
+    async with connect(kafka.url) as bus:
+        await bus.admin.ensure_topic(first)
+        async with (
+            GroupConsumer(bus, pattern, group=group, topic_metadata_refresh_interval_ms=-1) as still,
+            GroupConsumer(bus, pattern, group=f"{group}-2", **SOON) as looking,
+        ):
+            await bus.admin.ensure_topic(second)
+            await eventually(lambda: looking.subscription() == [first, second])
+            assert still.subscription() == [first]
