@@ -141,9 +141,16 @@ async def _ask(
     found = await once(timeout / 3)
     if any(map(_is_stale, found.values())):
         # The client knows topics as they were when it last looked, and does not look again by itself.
+        there: set[TopicPartition] = set()
         for topic in topics:
-            await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
+            listed = await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
+            there.update(TopicPartition(topic, number) for number in listed.topics[topic].partitions)
         found = await once(max(timeout / 3, until - monotonic()))
+        # A leader may not have heard yet of a topic that others tell of: that passes.
+        found = {
+            each: _unanswered(each, what) if _is_stale(result) and (each.topic, each.partition) in there else result
+            for each, result in found.items()
+        }
     return found
 
 
