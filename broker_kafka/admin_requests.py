@@ -19,7 +19,7 @@ from broker.errors import BrokerError, OperationTimeout, TopicNotFound
 from broker.hooks import logger
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error, translate
-from broker_kafka.names import check_id, check_topic
+from broker_kafka.names import check_id
 
 __all__ = [
     "ask",
@@ -102,9 +102,7 @@ async def describe(connection: Connection, topic: str) -> Any:
     """The library's description of a topic. It never creates the topic, as asking for its metadata may.
 
     :raises TopicNotFound: there is none.
-    :raises InvalidName: no topic can have this name.
     """
-    check_topic(topic)
     timeout = connection.settings.request_timeout
     return await ask_one(
         connection,

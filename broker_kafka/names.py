@@ -9,7 +9,7 @@ from typing import Final
 from broker.errors import InvalidName
 from broker.names import Ephemeral
 
-__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "check_topic", "group_id", "is_internal", "is_topic_name"]
+__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "group_id", "is_internal", "is_topic_name"]
 
 EPHEMERAL_PREFIX: Final = "anybroker.ephemeral."
 """Groups of one consumer, deleted when it closes; what a crash leaves behind expires with the broker's retention."""
@@ -46,17 +46,6 @@ def check_id(name: str, what: str) -> str:
     if size > _LONGEST_ID:
         raise InvalidName(
             f"{what} is {name[:40]!r}… of {size} bytes", advice=f"Kafka takes {_LONGEST_ID} at most: shorten it"
-        )
-    return name
-
-
-def check_topic(name: str) -> str:
-    """Return the name if a topic can have it. :raises InvalidName: no broker takes it."""
-    if not is_topic_name(name):
-        shown = repr(name) if len(name) <= 300 else f"{name[:40]!r}… of {len(name)} characters"
-        raise InvalidName(
-            f"No topic on Kafka can be named {shown}",
-            advice="Kafka takes ASCII letters, digits, '.', '_' and '-', 249 at most",
         )
     return name
 

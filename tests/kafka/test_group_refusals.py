@@ -88,11 +88,3 @@ async def test_an_id_that_kafka_would_not_take_as_it_is_is_refused_at_once(
         with pytest.raises(InvalidName, match=told):
             async with bus.transactional_publisher(group):
                 pass
-
-
-async def test_a_topic_that_no_broker_can_have_is_told_at_once(kafka: KafkaServer) -> None:
-    async with broker.connect(kafka.url) as bus:
-        with pytest.raises(InvalidName, match=r"No topic on Kafka can be named 'orders/eu'"):
-            await bus.admin.describe_topic(native_name("orders/eu"))
-        with pytest.raises(InvalidName, match="of 70000 characters"):
-            await bus.admin.describe_topic(native_name("o" * 70_000))
