@@ -6,7 +6,6 @@ Classic or Spark Connect. Call it from the driver's main thread. A session that 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import re
 import shlex
@@ -26,13 +25,12 @@ from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPr
 from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
+from broker.hooks import logger
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
 from broker_spark.shipping import python_path, shipped_source
 
 __all__ = ["register", "session"]
-
-logger = logging.getLogger("broker")
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
