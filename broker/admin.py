@@ -16,7 +16,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.names import check_name, known_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
-from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TellsIdentity, TopicInfo
 from broker.starts import check_start
 
 __all__ = ["AdminFacade"]
@@ -57,6 +57,18 @@ class AdminFacade:
     async def describe_topic(self, name: str) -> TopicInfo:
         """What the broker says of it. :raises TopicNotFound: there is none."""
         return await self._spi.describe_topic(check_name(name, "topic"))
+
+    async def topic_identity(self, name: str) -> str | None:
+        """What tells the topic from another that has its name at another time; None if the broker does not tell.
+
+        It is that of `describe_topic`, for fewer requests where the backend can.
+
+        :raises TopicNotFound: there is none.
+        """
+        check_name(name, "topic")
+        if isinstance(self._spi, TellsIdentity):
+            return await self._spi.topic_identity(name)
+        return (await self._spi.describe_topic(name)).identity
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start = "earliest", **options: Any
@@ -150,7 +162,7 @@ class AdminFacade:
             if not is_whole(to) or to < 0:
                 raise ConfigurationError(f"to is {to!r}", advice="An offset is an int of 0 or more; shift goes back")
         elif to is not None:
-            check_start(to, "to", offsets=True)
+            check_start(to, "to", also="an offset")
         for number in partitions:
             if not is_whole(number) or number < 0:
                 raise ConfigurationError(f"partitions has {number!r}", advice="They are numbers from 0")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 __all__ = [
@@ -64,8 +65,8 @@ class PublishCapabilities:
     limits: Limits = Limits()
     deduplication: bool = False
     """A second message of the same id within the broker's window is dropped."""
-    tells_duplicates: bool = True
-    """`Receipt.duplicate` says of a message that it was dropped as a second one of its id."""
+    tells_duplicates: bool = False
+    """`Receipt.duplicate` says of a message that it was dropped as a second one; never so where nothing is dropped."""
     deliver_at: bool = False
     ttl: bool = False
     tombstones: bool = False
@@ -157,3 +158,6 @@ class Capabilities:
     """What was published survives a restart of the server."""
     shared: bool = True
     """Several processes can use the same topics."""
+    settings_needed: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    """Of what is missing only because of settings of this connection, by its name such as `publish.partitions`: the
+    settings that it takes, and what they are here. An error that refuses it says so."""

@@ -23,6 +23,7 @@ __all__ = [
     "check_flag",
     "check_patience",
     "check_seconds",
+    "check_text",
     "check_time",
     "is_finite",
     "is_whole",
@@ -83,6 +84,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """:raises ConfigurationError: it is none of these."""
     if not isinstance(value, str) or value not in choices:
         raise refused(name, value, " or ".join(f'"{choice}"' for choice in choices))
+
+
+def check_text(name: str, value: object) -> None:
+    """:raises ConfigurationError: it is no str."""
+    if not isinstance(value, str):
+        raise refused(name, value, "a str")
 
 
 def check_callable(name: str, value: object, *, optional: bool = False) -> None:

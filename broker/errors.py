@@ -207,7 +207,10 @@ class SettleError(BrokerError):
 class LeaseLost(SettleError):
     """The message, or its partition, is no longer held here: the broker gives it to somebody again."""
 
-    default_advice = "Raise max_lease or call extend(); make the handler idempotent, since it runs again"
+    default_advice = (
+        "Make the work repeatable, since it runs again; raise max_lease or call extend() for messages whose lease is "
+        "renewed, and be done sooner where capabilities.messages.lease is fixed"
+    )
 
 
 class AlreadySettled(SettleError):

@@ -1,12 +1,12 @@
-"""What brokers say of topics and subscriptions: answers of the admin, the same for every backend."""
+"""What brokers say of topics and subscriptions: answers of the admin, for every backend; and who answers in short."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Lag", "SubscriptionInfo", "TopicInfo"]
+__all__ = ["Lag", "SubscriptionInfo", "TellsIdentity", "TopicInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +46,12 @@ class Lag:
     waiting: int
     unsettled: int | None = None
     partitions: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+@runtime_checkable
+class TellsIdentity(Protocol):
+    """Provisioning that asks the broker less for a topic's identity than for its description; optional."""
+
+    async def topic_identity(self, name: str) -> str | None:
+        """What `describe_topic` has as `identity`. :raises TopicNotFound: there is none."""
+        ...

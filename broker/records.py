@@ -88,7 +88,7 @@ class Record(msgspec.Struct, Generic[T], eq=False, gc=False):
         """Settle this record and every lower offset of its partition.
 
         :raises LeaseLost: the partition was taken away since; its new owner reads the record again.
-        :raises SettleError: the broker did not take the commit.
+        :raises BrokerError: the broker did not take the commit; it can be repeated.
         """
         if self.owner is not None:
             await self.owner.commit_records((self,))

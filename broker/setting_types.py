@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import SecretBytes, SecretStr
+from pydantic import GetCoreSchemaHandler, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
-__all__ = ["describe_type", "is_secret", "is_sequence"]
+__all__ = ["Form", "describe_type", "is_secret", "is_sequence"]
 
 _WORDS: Final[Mapping[object, str]] = {
     bool: "true or false",
@@ -28,8 +31,35 @@ _WORDS: Final[Mapping[object, str]] = {
 }
 
 
+class Form:
+    """Metadata of a field of text: a form that its text has, which is told in words and not as a pattern.
+
+    `name: Annotated[str | None, Form(r"[a-z]+", "lower-case letters")] = None`. Immutable, safe from any thread.
+
+    :param pattern: a regular expression that the whole text matches.
+    :param words: what it takes, after "It takes".
+    """
+
+    __slots__ = ("_pattern", "words")
+
+    def __init__(self, pattern: str, words: str) -> None:
+        self._pattern = re.compile(pattern)
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, text: str | None) -> str | None:
+        if text is not None and self._pattern.fullmatch(text) is None:
+            raise PydanticCustomError("form", "It has another form")
+        return text
+
+
 def describe_type(field: FieldInfo) -> str:
     """What the field accepts, for people."""
+    for constraint in field.metadata:
+        if isinstance(constraint, Form):
+            return constraint.words
     bounds = "".join(
         text
         for constraint in field.metadata

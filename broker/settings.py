@@ -158,6 +158,13 @@ class BackendSettings(BaseModel):
                     advice=f"Leave the {name} out",
                 )
 
+    @classmethod
+    def advice_on_unknown(cls, name: str) -> str:
+        """What to do about a name that is no setting here; a subclass may know what was meant."""
+        names = sorted(cls.model_fields)
+        near = get_close_matches(name, names, 1, 0.5)
+        return f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
+
     def check_given(self) -> None:
         """Refuse settings that do not fit together, by where they came from too: `origin` tells that here, as it does
         not yet in a validator.
@@ -255,11 +262,8 @@ class BackendSettings(BaseModel):
 
     @classmethod
     def _unknown(cls, name: str, origin: Origin | None) -> UnknownSetting:
-        names = sorted(cls.model_fields)
-        near = get_close_matches(name, names, 1, 0.5)
-        advice = f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
         source = f" (from {origin})" if origin is not None else ""
-        return UnknownSetting(f"{cls.__name__} has no setting {name!r}{source}", advice=advice)
+        return UnknownSetting(f"{cls.__name__} has no setting {name!r}{source}", advice=cls.advice_on_unknown(name))
 
     @classmethod
     def _invalid(

@@ -1,6 +1,4 @@
-"""What a backend implements. Small, batch first, and not the protocols that applications use.
-
-The contract, for all of it:
+"""What a backend implements. Small, batch first, and not the protocols that applications use. Its contract:
 
 *Loop.* Every call comes from the one event loop in which `Backend.open` ran. A client library's thread
 or callback must not call back into the core: it appends to a queue and wakes the loop, because an
@@ -44,7 +42,7 @@ from broker.capabilities import Capabilities
 from broker.envelopes import View
 from broker.errors import BrokerError
 from broker.hooks import Event
-from broker.infos import Lag, SubscriptionInfo, TopicInfo
+from broker.infos import Lag, SubscriptionInfo, TellsIdentity, TopicInfo
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
@@ -72,6 +70,7 @@ __all__ = [
     "Span",
     "Start",
     "SubscriptionInfo",
+    "TellsIdentity",
     "TellsIdle",
     "TellsSpans",
     "TopicInfo",
@@ -156,6 +155,13 @@ class SourceListener(Protocol):
 
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         """These are no longer ours: the broker gives them to somebody again."""
+        ...
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        """These were taken, and are not handed over, for their leases are over already: they come again.
+
+        What comes later of their keys waits for them, as it does behind one that was lost.
+        """
         ...
 
     def event(self, event: Event) -> None:

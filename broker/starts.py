@@ -10,15 +10,15 @@ from broker.spi import Start
 __all__ = ["check_start"]
 
 
-def check_start(start: Start, name: str = "start", *, offsets: bool = False) -> Start:
+def check_start(start: Start, name: str = "start", *, also: str = "") -> Start:
     """Return the start if it is one.
 
     :param name: of the argument.
-    :param offsets: whether the argument takes those too.
+    :param also: what the argument takes besides, for the error.
     :raises ConfigurationError: it is neither "earliest" nor "latest" nor a time with a timezone.
     """
     if isinstance(start, datetime):
         check_time(name, start)
     elif start not in ("earliest", "latest"):
-        raise refused(name, start, f'"earliest", "latest"{", an offset" if offsets else ""} or a datetime')
+        raise refused(name, start, f'"earliest", "latest"{also and f", {also}"} or a datetime')
     return start

@@ -24,7 +24,7 @@ from broker_jetstream.errors import connect_error
 from broker_jetstream.fastpath import FastClient, PublicClient, drop_socket, hang_up, make_client
 from broker_jetstream.settings import JetStreamSettings
 
-__all__ = ["Watcher", "connect", "discard"]
+__all__ = ["Watcher", "connect", "discard", "located"]
 
 logger = logging.getLogger("broker")
 _CLOSE_SECONDS = 2.0
@@ -106,10 +106,15 @@ async def connect(
         await discard(client, 0.1)
         if isinstance(reason, BrokerError) or not isinstance(reason, Exception):
             raise reason from None
-        shown = ", ".join(mask_url(server) for server in servers)
+        shown = located(settings, ", ".join(mask_url(server) for server in servers))
         raise connect_error(reason, shown, tls=tls is not None or _demands_tls(client)) from reason
     connecting = False
     return transport
+
+
+def located(settings: JetStreamSettings, servers: str) -> str:
+    """Servers that do not answer, by the URL that users gave as well: the address of one that is ours says little."""
+    return f"{settings.private} at {servers}" if settings.private else servers
 
 
 async def discard(client: Client, seconds: float = _CLOSE_SECONDS) -> None:

@@ -25,7 +25,7 @@ from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionF
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
 from broker.jitter import jitter
 from broker.urls import mask_url
-from broker_jetstream.connecting import connect, discard
+from broker_jetstream.connecting import connect, discard, located
 from broker_jetstream.errors import api_error, classify, connect_error
 from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler
 from broker_jetstream.headers import status_of
@@ -241,9 +241,10 @@ class Connection:
 
     def broken(self) -> BrokerError:
         """The error that says why the connection is down."""
+        where = located(self.settings, self.server)
         if self.last_error is not None:
-            return connect_error(self.last_error, self.server, tls=self.settings.uses_tls)
-        return ConnectionFailed(f"The connection to {self.server} is down and has not come back")
+            return connect_error(self.last_error, where, tls=self.settings.uses_tls)
+        return ConnectionFailed(f"The connection to {where} is down and has not come back")
 
     def check_open(self) -> None:
         """:raises Closed: the connection was closed."""

@@ -102,9 +102,9 @@ class Layouts:
             return await self._connection.api(f"STREAM.INFO.{stream}", what=f"Topic {topic!r}")
         except TopicNotFound as error:
             self.forget(topic)
-            raise TopicNotFound(
-                f"Topic {topic!r} does not exist on {self._connection.server}", native=error.native
-            ) from None
+            # The address of a server that is ours is nobody's to know.
+            where = self._connection.settings.private or self._connection.server
+            raise TopicNotFound(f"Topic {topic!r} does not exist on {where}", native=error.native) from None
 
     def forget(self, topic: str) -> None:
         """The topic changed or is gone."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import quote
 
 from pydantic import Field, SecretStr, model_validator
 
 from broker.errors import InvalidSetting
+from broker.setting_types import Form
 from broker.settings import BackendSettings
 from broker.urls import UrlParts, mask_url
 
@@ -61,9 +63,10 @@ class JetStreamSettings(BackendSettings):
 
     name: str = Field(default="anybroker", description="Name of the connection in the server's monitoring")
     domain: str | None = Field(default=None, description="JetStream domain, for leaf nodes")
-    inbox_prefix: str = Field(
+    inbox_prefix: Annotated[
+        str, Form(r"[^\s.*>]+(\.[^\s.*>]+)*", "words joined by dots, without spaces, * and >, such as _INBOX.orders")
+    ] = Field(
         default="_INBOX",
-        pattern=r"^[^\s.*>]+(\.[^\s.*>]+)*$",
         description="Prefix of the reply subjects, for accounts that restrict them",
     )
     connect_timeout: float = Field(
@@ -178,6 +181,13 @@ class JetStreamSettings(BackendSettings):
             if not server.startswith(("nats://", "tls://")):
                 raise ValueError(f"server {mask_url(server)!r} does not begin with nats:// or tls://")
         return self
+
+    @property
+    def private(self) -> str:
+        """The URL of a server that is ours, without its parameters; "" where it is somebody else's."""
+        if self.embedded is None:
+            return ""
+        return f"embedded://{quote(self.embedded)}" if self.embedded else "embedded:"
 
     @property
     def uses_tls(self) -> bool:

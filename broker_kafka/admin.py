@@ -47,6 +47,10 @@ class KafkaAdmin:
     async def describe_topic(self, name: str) -> TopicInfo:
         return await self._topics.describe(name)
 
+    async def topic_identity(self, name: str) -> str:
+        """In one request, where a description takes four."""
+        return await self._topics.identity(name)
+
     async def purge(self, topic: str) -> int | None:
         """Remove all records, and move the groups on that have not read them, unless they have members."""
         removed = await self._topics.purge(topic)

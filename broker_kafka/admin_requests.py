@@ -41,6 +41,8 @@ R = TypeVar("R")
 _PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 _FIRST_WAIT: Final = 0.25
+_HEARD: Final = 5.0
+"""Seconds in which every broker hears of a new topic."""
 _OFFSETS: Final = "__consumer_offsets"
 _ready: Final[WeakSet[Connection]] = WeakSet()
 
@@ -76,14 +78,30 @@ def forget_moved(connection: Connection, results: Iterable[object]) -> None:
 
 
 async def ask_one(
-    connection: Connection, start: Callable[[Any], Any], what: str, *, how: Callable[..., Awaitable[Any]] = ask
+    connection: Connection,
+    start: Callable[[Any], Any],
+    what: str,
+    *,
+    how: Callable[..., Awaitable[Any]] = ask,
+    known: bool = False,
 ) -> Any:
     """Make a request with one answer, again while that says that it will be another in a moment.
 
     :param how: `ask` or `ask_coordinator`.
+    :param known: a broker has just told of the topic, so that one that does not know it will hear of it: each request
+        goes to any of them.
     :raises BrokerError: it failed.
     """
-    result = await settled(connection.settings.request_timeout, lambda: how(connection, start, what), passing)
+    timeout = connection.settings.request_timeout
+
+    def attempt() -> Awaitable[Any]:
+        return how(connection, start, what)
+
+    result = await settled(timeout, attempt, passing)
+    if known and isinstance(result, TopicNotFound):
+        result = await settled(
+            min(timeout, _HEARD), attempt, lambda found: passing(found) or isinstance(found, TopicNotFound)
+        )
     if isinstance(result, BrokerError):
         raise result
     return result
@@ -98,9 +116,10 @@ async def cluster_id(connection: Connection) -> str:
     return found.cluster_id
 
 
-async def describe(connection: Connection, topic: str) -> Any:
+async def describe(connection: Connection, topic: str, *, known: bool = False) -> Any:
     """The library's description of a topic. It never creates the topic, as asking for its metadata may.
 
+    :param known: as of `ask_one`.
     :raises TopicNotFound: there is none.
     """
     timeout = connection.settings.request_timeout
@@ -108,6 +127,7 @@ async def describe(connection: Connection, topic: str) -> Any:
         connection,
         lambda client: client.describe_topics(TopicCollection([plain(topic)]), request_timeout=timeout),
         f"Topic {topic!r}",
+        known=known,
     )
 
 

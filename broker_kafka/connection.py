@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -27,6 +27,7 @@ from broker_kafka.lifeline import Lifeline
 from broker_kafka.names import check_id
 from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
+from broker_kafka.security import protocol_of
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["NEVER", "Connection"]
@@ -46,7 +47,13 @@ when some connection comes or goes, and does not heed the call's own time-out me
 
 _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
-_WRONG_LISTENER: Final = ("security.protocol", "broker listener?", "SSL handshake failed", "certificate verify failed")
+_WRONG_LISTENER: Final = (
+    "security.protocol",
+    "broker listener?",
+    "SSL handshake failed",
+    "certificate verify failed",
+    "SSL alert number",  # the broker refuses the client's certificate, or that there is none
+)
 
 
 class _AdminThread(OwnerThread[AdminClient]):
@@ -89,6 +96,7 @@ class Connection:
         self._making = asyncio.Lock()
         self._retired: set[asyncio.Task[bool]] = set()
         self._refused: KafkaError | None = None
+        self._no_token: Exception | None = None
         self._unreachable: KafkaError | None = None
         self._last = ""
         self._opened = False
@@ -110,13 +118,23 @@ class Connection:
     async def open(self) -> None:
         """Connect, once.
 
-        :raises AuthenticationFailed: the brokers refuse the credentials, or TLS fails.
+        :raises AuthenticationFailed: the brokers refuse the credentials, TLS fails, or `oauth_cb` gives no token.
         :raises ConnectionFailed: no broker answers within `connect_timeout`.
         :raises ConfigurationError: librdkafka does not take the settings.
         """
         self._loop = asyncio.get_running_loop()
         self._admin = _AdminThread(self.client_config("admin"))
-        await self._admin.start()
+        try:
+            await self._admin.start()
+        except BrokerError as error:
+            missing = self._no_token
+            if missing is None:
+                raise
+            raise AuthenticationFailed(
+                f"oauth_cb gave no token: {type(missing).__name__}: {missing}",
+                native=missing,
+                advice="It returns a token and the time.time() at which that ends",
+            ) from error
         await self._admin.call(self._first_contact)
         self._opened = True
         if self._hooks.listening:
@@ -146,18 +164,30 @@ class Connection:
                     raise self._refusal(self._refused) from error
                 if monotonic() >= deadline or self._unreachable is not None:
                     said = f": {self._last}" if self._last else ""
-                    raise ConnectionFailed(f"No broker at {self.servers} answers{said}", native=error) from error
+                    raise ConnectionFailed(
+                        f"No broker at {self.servers} answers{said}", native=error, advice=self._way_in()
+                    ) from error
 
     def _refusal(self, error: KafkaError) -> BrokerError:
         return AuthenticationFailed(
             f"Connecting to {self.servers} was refused: {error.str()}", native=KafkaException(error)
         )
 
+    def _way_in(self) -> str:
+        """What to look at where no broker answers: a listener that wants more than it gets only closes connections."""
+        protocol = protocol_of(self.settings)
+        advice = f"Check that the server runs, that the URL names it, and that it takes security_protocol={protocol}"
+        wants = {"PLAINTEXT": "TLS or a login", "SASL_PLAINTEXT": "TLS"}.get(protocol)
+        return f"{advice}: one that wants {wants} hangs up on it" if wants else advice
+
     # -- for the other parts -------------------------------------------------------------------------------
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
-        return {**self.settings.client_config(role), "error_cb": self._hear}
+        config: dict[str, Any] = {**self.settings.client_config(role), "error_cb": self._hear}
+        if "oauth_cb" in config:
+            config["oauth_cb"] = self._token_of(config["oauth_cb"])
+        return config
 
     def transactional_config(self, transactional_id: str, timeout_ms: int | None = None) -> dict[str, Any]:
         """The configuration of a producer of transactions. What the settings say of idle connections goes before.
@@ -171,7 +201,7 @@ class Connection:
         config["transactional.id"] = check_id(transactional_id, "transactional id")
         config["transaction.timeout.ms"] = longest
         config["message.timeout.ms"] = min(self.settings.message_timeout_ms, longest)
-        config["socket.timeout.ms"] = min(self.settings.socket_timeout_ms or 60_000, longest)
+        config["socket.timeout.ms"] = min(config["socket.timeout.ms"], longest)
         config.setdefault("connections.max.idle.ms", _TRANSACTIONAL_IDLE_MS)
         return config
 
@@ -285,6 +315,23 @@ class Connection:
             self._retired.add(ending)
             ending.add_done_callback(self._retired.discard)
 
+    def _token_of(self, ask: Callable[[str], object]) -> Callable[[str], object]:
+        """The application's callback, remembering why there was no token: a client says only that there was none."""
+
+        def token(config: str) -> object:
+            try:
+                found = ask(config)
+                if not _is_token(found):
+                    raise TypeError(f"it returned {type(found).__name__}, not a token and a time")
+            except Exception as error:
+                self._no_token = error
+                logger.warning("oauth_cb gave no token: %s: %s", type(error).__name__, error)
+                raise
+            self._no_token = None
+            return found
+
+        return token
+
     def _hear(self, error: KafkaError) -> None:
         """An error callback of a client; in that client's thread, where nothing may be raised."""
         code = error.code()
@@ -327,6 +374,10 @@ class Connection:
         self._down = False
         self._refused = self._unreachable = None
         self.event(Connected(server=self.servers, again=True))
+
+
+def _is_token(found: object) -> bool:
+    return isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) >= 2
 
 
 async def _outcomes(

@@ -116,6 +116,7 @@ _CLASSES: Final[dict[int, _Make]] = {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._RESOLVE,
         KafkaError._NODE_UPDATE,
+        KafkaError._DESTROY_BROKER,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -283,7 +284,7 @@ def configuration_error(
             "pip install --no-binary confluent-kafka confluent-kafka",
         )
     named = [name for name in (*_QUOTED.findall(text), *_DOTTED.findall(text)) if name in KNOWN_PROPERTIES]
-    if named or "ssl." in text or "sasl." in text:
+    if named or any(sign in text for sign in ("ssl.", "sasl.", "SSL routines")):
         values = {name: (config or {}).get(name) for name in named if not is_secret_name(name)}
         given = "".join(f"; {name} is {value!r}" for name, value in values.items() if value is not None)
         return InvalidSetting(

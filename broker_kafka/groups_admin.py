@@ -334,7 +334,10 @@ class KafkaGroups:
         for topic in sorted({place.topic for place in places}):
             missing = set(reset.partitions) - {place.partition for place in places if place.topic == topic}
             if missing:
-                raise NotFound(f"Topic {topic!r} has no partition {min(missing)}, or group {name!r} no position on it")
+                raise NotFound(
+                    f"Topic {topic!r} has no partition {min(missing)}, or group {name!r} no position on it",
+                    advice="Ask `describe_group(name)` for the partitions it has positions on",
+                )
         return sorted(place for place in places if place.partition in reset.partitions)
 
     async def _targets(

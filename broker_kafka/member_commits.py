@@ -2,9 +2,9 @@
 
 *Concurrency.* One event loop. Each commit is a task of its own, so that a release can wait for those that were begun.
 *Cancellation.* Whoever is cancelled while waiting leaves the commit behind, which goes on. *Failure.* What the store
-does not take is told for each partition. In the middle of a rebalance a commit is tried again, as long as its partition
-has stayed in the assignment it was asked for, and none that is newer was asked for. A process that was stopped
-meanwhile waits for its answer anew.
+does not take is told for each partition. In the middle of a rebalance, and while a coordinator moves, a commit is tried
+again for a few seconds, as long as its partition has stayed in the assignment it was asked for, and none that is newer
+was asked for. A process that was stopped meanwhile waits for its answer anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from broker.errors import BrokerError, LeaseLost, OperationTimeout
 from broker.spi import TopicPartition
+from broker_kafka.admin_requests import passing
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.errors import not_ours
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
@@ -22,7 +23,7 @@ from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 __all__ = ["MemberCommits"]
 
 _PAUSE: Final = 0.1
-_NEW_GENERATION_SECONDS: Final = 5.0
+_PASSING_SECONDS: Final = 5.0
 _STOOD_STILL: Final = 0.5
 """A timer that is so late says that this process did not run."""
 
@@ -88,13 +89,16 @@ class MemberCommits:
         self, positions: Mapping[TopicPartition, StoredOffset], mine: dict[TopicPartition, int]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         self.any = True
-        until = self._loop.time() + _NEW_GENERATION_SECONDS
+        until = self._loop.time() + _PASSING_SECONDS
         results = dict(await self._once(positions))
-        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next.
+        # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next. A new
+        # coordinator loads what the former one stored, and the client does not wait for all of that.
         while again := {
             partition: positions[partition]
             for partition, error in results.items()
-            if isinstance(error, LeaseLost) and partition in mine and self._owned.get(partition) == mine[partition]
+            if (isinstance(error, LeaseLost) or (passing(error) and not isinstance(error, OperationTimeout)))
+            and partition in mine
+            and self._owned.get(partition) == mine[partition]
         }:
             if self._thread.calling_back or self._closed or self._loop.time() > until:
                 break

@@ -29,8 +29,10 @@ _STALE: Final = frozenset(
     {
         KafkaError._NOENT,
         KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,
         KafkaError._TIMED_OUT,
         KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }

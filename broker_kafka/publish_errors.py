@@ -21,6 +21,9 @@ __all__ = ["TOO_LARGE", "batch_too_large", "not_sent", "not_taken", "publish_err
 
 
 _PARTITION: Final = "Give one of the topic's partitions, or None for the key to decide"
+_TIMED_OUT: Final = (
+    "It may be on the broker all the same: publish it again where twice does no harm, or raise message_timeout_ms"
+)
 TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 """The broker refused a batch: one of its messages is too large for the topic, or all together are."""
 
@@ -41,8 +44,9 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
             native=native,
             advice=_PARTITION,
         )
-    if code == KafkaError._MSG_TIMED_OUT and trouble is not None:
-        return OperationTimeout(f"{what}: no answer in time; {trouble.str()}", native=native)
+    if code == KafkaError._MSG_TIMED_OUT:
+        detail = "" if trouble is None else f"; {trouble.str()}"
+        return OperationTimeout(f"{what}: no answer in time{detail}", native=native, advice=_TIMED_OUT)
     if code == KafkaError._INVALID_DIFFERENT_RECORD:
         return BackendError(
             f"{what}: the broker refused another message of its batch, and all of the batch with it",

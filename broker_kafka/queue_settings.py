@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from broker.errors import InvalidSetting
+from broker.setting_types import Form
 from broker.settings import BackendSettings
 
 __all__ = ["QueueSettings"]
@@ -55,9 +58,10 @@ class QueueSettings(BackendSettings):
         description="Queue `markers`: how consumers write them. A tracker of kafka-mq-go follows `v2-single`, which "
         "loses nothing, and `v1`, which keeps no attributes, ids and attempts of what comes again; but not `v2`",
     )
-    marker_topic: str | None = Field(
+    marker_topic: Annotated[
+        str | None, Form("[A-Za-z0-9._-]{1,240}", "1 to 240 letters of ASCII, digits, dots, underscores and hyphens")
+    ] = Field(
         default=None,
-        pattern="^[A-Za-z0-9._-]{1,240}$",
         description="Queue `markers`: the topic of the markers, which several subscriptions or kafka-mq-go may share; "
         "left open, each subscription has its own, `<subscription>.markers`",
     )
@@ -115,6 +119,23 @@ class QueueSettings(BackendSettings):
         description="Queue `share`: most clients of one consumer, each of which waits for the last message it took",
     )
 
+    @field_validator("queue_ids", mode="before")
+    @classmethod
+    def _check_text_of_queues(cls, value: object) -> object:
+        # What is split passes over empty items, and one that was left out may be a queue whose messages are lost.
+        if isinstance(value, str) and value.strip():
+            _refuse_empty(value.split(","))
+        return value
+
+    @field_validator("queue_ids")
+    @classmethod
+    def _check_queues(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        _refuse_empty(value)
+        repeated = [name for name, count in Counter(value).items() if count > 1]
+        if repeated:
+            raise ValueError(f"it has {', '.join(map(repr, repeated))} more than once")
+        return value
+
     def check_given(self) -> None:
         super().check_given()
         for name, engine in _ENGINES.items():
@@ -141,7 +162,7 @@ class QueueSettings(BackendSettings):
                     )
             return
         given = f"queue_group is {self.queue_group!r} (from {self.origin('queue_group')})"
-        if not self.queue_ids or not all(self.queue_ids):
+        if not self.queue_ids:
             raise InvalidSetting(f"{given}, and queue_ids does not say of which queues", advice="Say queue_ids=a,b,c")
         if self.queue_group in self.queue_ids or ("*" in self.queue_ids and len(self.queue_ids) > 1):
             raise InvalidSetting(
@@ -166,3 +187,9 @@ class QueueSettings(BackendSettings):
     def is_outdone(self, name: str, by: str) -> bool:
         """Whether `by` was given in a place that goes before that of `name`: the URL before the environment."""
         return _RANKS[self.origin(by).kind] > _RANKS[self.origin(name).kind]
+
+
+def _refuse_empty(queues: Sequence[str]) -> None:
+    for place, name in enumerate(queues, 1):
+        if not name.strip():
+            raise ValueError(f"number {place} of its {len(queues)} names is empty")

@@ -34,7 +34,7 @@ from broker_kafka.idleness import Idleness
 from broker_kafka.member_commits import MemberCommits
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
-from broker_kafka.offsets.protocol import GroupMember
+from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.positions import bounds_of, not_within, partitions_of
 from broker_kafka.runs import NativeRun
 from broker_kafka.starts import StartPositions
@@ -296,13 +296,17 @@ class KafkaRecordSource:
         return self._notes.fullness(partition)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]:
+        stored = await self.stored(partitions)
+        return {partition: None if found is None else found.offset for partition, found in stored.items()}
+
+    async def stored(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, StoredOffset | None]:
+        """`committed`, with the text that was stored along with each position."""
         self._check_open()
-        found = await self._store.fetch(self.group, partitions)
-        positions: dict[TopicPartition, int | None] = {}
-        for partition, position in found.items():
+        positions: dict[TopicPartition, StoredOffset | None] = {}
+        for partition, position in (await self._store.fetch(self.group, partitions)).items():
             if isinstance(position, BrokerError):
                 raise position
-            positions[partition] = None if position is None else position.offset
+            positions[partition] = position
         return positions
 
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:

@@ -28,7 +28,7 @@ _error: Final = cast("_Getter", NativeRecord.error)
 
 
 class NativeRun:
-    """Implements `broker.records.RecordRun`: records of one partition, one at least."""
+    """Implements `broker.records.RecordRun`: records of one partition; a part of a split may be empty."""
 
     __slots__ = ("_all", "_begin", "_end", "_size", "partition", "topic")
 
@@ -66,6 +66,14 @@ class NativeRun:
     def last(self) -> int:
         return _offset(self._all[self._end - 1])
 
+    @property
+    def offsets(self) -> Iterable[int]:
+        """Of each record. They only grow, so that none is missing where the first and the last are so far apart."""
+        if not len(self):
+            return range(0)
+        begin, end = _offset(self._all[self._begin]), self.last + 1
+        return range(begin, end) if end - begin == len(self) else map(_offset, self.messages)
+
     def split(self, count: int) -> tuple[NativeRun, NativeRun]:
         begin, middle, end = self._begin, self._begin + count, self._end
         if 2 * count <= len(self):
@@ -90,7 +98,7 @@ class NativeRun:
                 Record,
                 repeat(self.topic),
                 repeat(self.partition),
-                map(_offset, messages),
+                self.offsets,
                 map(_key, messages),
                 data,
                 messages,
@@ -110,17 +118,14 @@ class NativeRun:
         times = _TIMES.get(name)
         if times is not None:
             return times(self.messages)
-        if name == "offset" and (end := self.last + 1) - (begin := _offset(self._all[self._begin])) == len(self):
-            # They only grow, so none is missing.
-            return range(begin, end)
         values = self.values(name)
-        return None if values is None else list(values)
+        return values if values is None or isinstance(values, range) else list(values)
 
 
 _VALUES: Final[Mapping[str, Callable[[NativeRun], Iterable[Any]]]] = {
     "topic": lambda run: repeat(run.topic, len(run)),
     "partition": lambda run: repeat(run.partition, len(run)),
-    "offset": lambda run: map(_offset, run.messages),
+    "offset": lambda run: run.offsets,
     "id": lambda run: map(RECORD_VIEW.id, run.messages),
     "key": lambda run: map(_key, run.messages),
     "data": lambda run: map(_value, run.messages),

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from broker.errors import InvalidSetting
 from broker.settings import Origin
 
-__all__ = ["MECHANISMS", "SecuritySettings", "check_security", "protocol_of"]
+__all__ = ["MECHANISMS", "Secured", "check_security", "protocol_of"]
 
 _TLS: Final = (
     "ssl_ca_location",
@@ -57,7 +57,7 @@ MECHANISMS: Final = {
 _CLOUD: Final = "sasl.oauthbearer.metadata.authentication.type"
 
 
-class SecuritySettings(Protocol):
+class Secured(Protocol):
     """What is looked at of `KafkaSettings`."""
 
     @property
@@ -81,7 +81,7 @@ class SecuritySettings(Protocol):
     def origin(self, name: str) -> Origin: ...
 
 
-def protocol_of(settings: SecuritySettings) -> str:
+def protocol_of(settings: Secured) -> str:
     """The security protocol, chosen from what is given if it is left open."""
     if settings.security_protocol is not None:
         return settings.security_protocol
@@ -90,7 +90,7 @@ def protocol_of(settings: SecuritySettings) -> str:
     return "PLAINTEXT" if all(getattr(settings, name) is None for name in _TLS) else "SSL"
 
 
-def check_security(settings: SecuritySettings) -> None:
+def check_security(settings: Secured) -> None:
     """:raises InvalidSetting: one would do nothing, so that a connection is less secure than it looks, or none."""
     mechanism = settings.sasl_mechanism
     if not protocol_of(settings).endswith("SSL"):
@@ -106,7 +106,7 @@ def check_security(settings: SecuritySettings) -> None:
         _check_tokens(settings)
 
 
-def _check_no_tls(settings: SecuritySettings) -> None:
+def _check_no_tls(settings: Secured) -> None:
     protocol = protocol_of(settings)
     # That a check is off is nothing to miss.
     given = [
@@ -124,7 +124,7 @@ def _check_no_tls(settings: SecuritySettings) -> None:
             )
 
 
-def _check_tokens(settings: SecuritySettings) -> None:
+def _check_tokens(settings: Secured) -> None:
     if settings.sasl_oauthbearer_method == "oidc":
         if settings.sasl_oauthbearer_token_endpoint_url is None and _CLOUD not in settings.properties:
             raise InvalidSetting(

@@ -21,6 +21,7 @@ from broker_kafka.properties import ALIASES, OF_THE_OTHER_PROTOCOL, OWNED, Role,
 from broker_kafka.property_names import KNOWN_PROPERTIES
 from broker_kafka.queue_settings import QueueSettings
 from broker_kafka.security import check_security, protocol_of
+from broker_kafka.security_settings import SecuritySettings
 
 __all__ = ["KafkaSettings"]
 
@@ -39,9 +40,12 @@ _OURS: Final = frozenset(QueueSettings.model_fields) | frozenset(
     }
 )
 """Settings that are no property of librdkafka."""
+_SOCKET_MS: Final = 60_000
+"""What librdkafka itself gives a request."""
+_ON_THE_WAY_MS: Final = 2_000
 
 
-class KafkaSettings(QueueSettings):
+class KafkaSettings(SecuritySettings, QueueSettings):
     """How to reach a Kafka cluster, and what this backend asks of it."""
 
     schemes: ClassVar[tuple[str, ...]] = ("kafka",)
@@ -53,71 +57,12 @@ class KafkaSettings(QueueSettings):
     )
     client_id: str = Field(default="anybroker", description="Name of the clients in the brokers' logs and quotas")
 
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = Field(
+    socket_timeout_ms: int | None = Field(
         default=None,
-        description="How to talk to the brokers; left open, TLS is used where a certificate setting is given, and SASL "
-        "over TLS where credentials are",
+        ge=10,
+        le=300_000,
+        description="Time for one request; if not given, 60 s, and request_timeout_ms and 2 s more for producers",
     )
-    ssl_ca_location: Path | None = Field(
-        default=None, description="PEM file or directory of the authorities that the brokers' certificates must be of"
-    )
-    ssl_ca_pem: str | None = Field(default=None, description="The same as PEM text")
-    ssl_certificate_location: Path | None = Field(
-        default=None, description="PEM file of the client's certificate, for mutual TLS"
-    )
-    ssl_certificate_pem: str | None = Field(default=None, description="The same as PEM text")
-    ssl_key_location: Path | None = Field(default=None, description="PEM file of the client's private key")
-    ssl_key_pem: SecretStr | None = Field(default=None, description="The same as PEM text")
-    ssl_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
-    ssl_keystore_location: Path | None = Field(default=None, description="PKCS#12 file of certificate and key")
-    ssl_keystore_password: SecretStr | None = Field(default=None, description="Password of the PKCS#12 file")
-    ssl_endpoint_identification_algorithm: Literal["none", "https"] = Field(
-        default="https", description="Whether the broker's certificate must be of the host's name"
-    )
-    enable_ssl_certificate_verification: bool = Field(
-        default=True, description="Whether the broker's certificate is checked at all"
-    )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
-        default=None, description="How to log in; PLAIN where a user is given and nothing else is said"
-    )
-    sasl_username: str | None = Field(default=None, description="User for PLAIN and SCRAM; the user of the URL")
-    sasl_password: SecretStr | None = Field(default=None, description="Its password; the password of the URL")
-    sasl_oauthbearer_method: Literal["default", "oidc"] = Field(
-        default="default", description="OAUTHBEARER: `oidc` fetches tokens from an endpoint"
-    )
-    sasl_oauthbearer_client_id: str | None = Field(default=None, description="OAUTHBEARER with oidc: the client's id")
-    sasl_oauthbearer_client_secret: SecretStr | None = Field(
-        default=None, description="OAUTHBEARER with oidc: its secret"
-    )
-    sasl_oauthbearer_token_endpoint_url: str | None = Field(
-        default=None, description="OAUTHBEARER with oidc: where tokens are fetched"
-    )
-    sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: the scope asked for")
-    sasl_oauthbearer_extensions: str | None = Field(
-        default=None, description="OAUTHBEARER with oidc: extensions as key=value, split by commas"
-    )
-    sasl_oauthbearer_config: str | None = Field(
-        default=None, description="OAUTHBEARER with unsecured tokens: principal=, scope= and lifeSeconds="
-    )
-    enable_sasl_oauthbearer_unsecure_jwt: bool = Field(
-        default=False, description="OAUTHBEARER: make unsecured tokens here; for tests only"
-    )
-    oauth_cb: Callable[[str], tuple[str, float]] | None = Field(
-        default=None,
-        description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() it ends; "
-        "for settings objects only",
-    )
-    sasl_kerberos_service_name: str | None = Field(
-        default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka that is built with it"
-    )
-    sasl_kerberos_principal: str | None = Field(default=None, description="GSSAPI: the client's principal")
-    sasl_kerberos_keytab: Path | None = Field(default=None, description="GSSAPI: the client's keytab file")
-    sasl_kerberos_kinit_cmd: str | None = Field(default=None, description="GSSAPI: the command that renews the ticket")
-    sasl_kerberos_min_time_before_relogin: int | None = Field(
-        default=None, ge=0, le=86_400_000, description="GSSAPI: milliseconds between renewals of the ticket"
-    )
-
-    socket_timeout_ms: int | None = Field(default=None, ge=10, le=300_000, description="Time for one request")
     socket_connection_setup_timeout_ms: int = Field(
         default=5_000, ge=1_000, description="Time to connect to one broker, TLS and login included"
     )
@@ -164,7 +109,10 @@ class KafkaSettings(QueueSettings):
     )
     compression_level: int | None = Field(default=None, ge=-1, le=12, description="How hard; -1 is the codec's own")
     message_max_bytes: int = Field(
-        default=1_000_000, ge=1_000, le=1_000_000_000, description="Largest message that a producer takes"
+        default=1_000_000,
+        ge=8_192,
+        le=1_000_000_000,
+        description="Largest record that a producer takes; 4096 bytes of it are left to what is not the message's own",
     )
     message_timeout_ms: int = Field(
         default=30_000, ge=1, le=2_147_483_647, description="Time in which a message is delivered, or fails"
@@ -203,7 +151,9 @@ class KafkaSettings(QueueSettings):
         "member at each change",
     )
     group_instance_id: str | None = Field(
-        default=None, description="Static membership: a name that is unique in the group and kept over restarts"
+        default=None,
+        min_length=1,
+        description="Static membership: a name that is unique in the group and kept over restarts",
     )
     session_timeout_ms: int = Field(
         default=10_000,
@@ -247,10 +197,11 @@ class KafkaSettings(QueueSettings):
         default={}, description="Any other property of librdkafka by its own name; in a URL simply name=value"
     )
 
-    connect_timeout: float = Field(default=5.0, gt=0, description="Seconds for the first connection")
+    connect_timeout: float = Field(default=5.0, gt=0, le=3_600, description="Seconds for the first connection")
     request_timeout: float = Field(
         default=10.0,
         gt=0,
+        le=3_600,
         description="Seconds to wait for an answer about topics, commits and positions",
     )
     publish_window: int = Field(
@@ -295,6 +246,20 @@ class KafkaSettings(QueueSettings):
 
     _check_servers = field_validator("servers")(check_servers)
 
+    @field_validator("replication_factor")
+    @classmethod
+    def _check_copies(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("a partition has one copy at least")
+        return value
+
+    @classmethod
+    def advice_on_unknown(cls, name: str) -> str:
+        dotted = name.replace("_", ".")
+        if dotted in OWNED:
+            return f"Leave it out: {OWNED[dotted]}"
+        return f"Give it as {dotted!r}" if dotted in KNOWN_PROPERTIES else super().advice_on_unknown(name)
+
     @field_validator("properties", mode="before")
     @classmethod
     def _read_properties(cls, value: object) -> object:
@@ -315,18 +280,8 @@ class KafkaSettings(QueueSettings):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        if self.sasl_password is not None and self.sasl_username is None:
-            raise ValueError("sasl_password is given without sasl_username")
-        if self.sasl_username is not None and self.sasl_password is None:
-            raise ValueError("sasl_username is given without sasl_password")
-        if (self.sasl_mechanism or "").startswith(("PLAIN", "SCRAM")) and self.sasl_username is None:
-            raise ValueError(f"sasl_mechanism {self.sasl_mechanism} needs sasl_username and sasl_password")
-        if self.security_protocol in {"PLAINTEXT", "SSL"} and (self.sasl_username or self.sasl_mechanism):
-            raise ValueError(f"credentials are given, and security_protocol {self.security_protocol} sends none")
         if self.enable_idempotence and self.acks not in {"all", "-1"}:
             raise ValueError(f"acks is {self.acks}, and enable_idempotence needs acks=all")
-        if self.sasl_mechanism == "GSSAPI" and self.sasl_kerberos_service_name is None:
-            raise ValueError("sasl_mechanism GSSAPI needs sasl_kerberos_service_name")
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise ValueError(
                 f"heartbeat_interval_ms {self.heartbeat_interval_ms} is not below "
@@ -348,6 +303,13 @@ class KafkaSettings(QueueSettings):
     def check_given(self) -> None:
         super().check_given()
         check_security(self)
+        idle = self.compression_type == "none" and self.is_given("compression_level")
+        if idle and not self.is_outdone("compression_level", "compression_type"):
+            raise InvalidSetting(
+                f"Setting 'compression_level' (from {self.origin('compression_level')}) is {self.compression_level}, "
+                f"and compression_type (from {self.origin('compression_type')}) is none",
+                advice="Say compression_type=zstd or another, or leave compression_level out",
+            )
         for name in filter(self.is_given, OF_THE_OTHER_PROTOCOL[self.group_protocol]):
             logger.warning(
                 "Setting %r (%s) does nothing with group_protocol=%s", name, self.origin(name), self.group_protocol
@@ -376,6 +338,10 @@ class KafkaSettings(QueueSettings):
             config["oauth_cb"] = self.oauth_cb
         config |= {name: _as_librdkafka(value) for name, value in self.properties.items()}
         config = for_role(config, role)
+        if role == "producer":
+            # A broker answers a batch within `request_timeout_ms`; one that is frozen must not have all the time of a
+            # message, which goes to the next leader then.
+            config.setdefault("socket.timeout.ms", min(_SOCKET_MS, self.request_timeout_ms + _ON_THE_WAY_MS))
         config["bootstrap.servers"] = ",".join(self.servers)
         config["logger"] = CLIENT_LOG
         return config

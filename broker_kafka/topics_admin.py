@@ -49,6 +49,20 @@ class KafkaTopics:
     async def ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
         if partitions is not None and partitions > _MOST_PARTITIONS:
             raise refused("partitions", partitions, f"1 to {_MOST_PARTITIONS} on Kafka, or None")
+
+        async def attempt() -> TopicInfo | TopicNotFound:
+            try:
+                return await self._ensure(name, partitions, options)
+            except TopicNotFound as error:
+                return error
+
+        # Each request goes to any broker, and of several one may not have heard yet of what another has told.
+        result = await settled(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
+        if isinstance(result, TopicNotFound):
+            raise result
+        return result
+
+    async def _ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
         try:
             found = await describe(self._connection, name)
         except TopicNotFound:
@@ -76,8 +90,9 @@ class KafkaTopics:
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 
-    async def describe(self, name: str) -> TopicInfo:
-        found = await describe(self._connection, name)
+    async def describe(self, name: str, *, known: bool = False) -> TopicInfo:
+        """:param known: it has just been made: a broker that has not heard of it is asked again."""
+        found = await describe(self._connection, name, known=known)
         places = [TopicPartition(name, each.id) for each in found.partitions]
         config, bounds = await asyncio.gather(self._config(name), bounds_of(self._connection, places, committed=False))
         return TopicInfo(
@@ -100,6 +115,9 @@ class KafkaTopics:
                 },
             },
         )
+
+    async def identity(self, name: str) -> str:
+        return str((await describe(self._connection, name)).topic_id)
 
     async def list(self) -> Sequence[str]:
         found: Any = await self._connection.call(
@@ -202,6 +220,7 @@ class KafkaTopics:
             self._connection,
             lambda client: client.describe_configs([resource], request_timeout=self._timeout),
             f"Describing topic {name!r}",
+            known=True,
         )
         return {key: entry.value for key, entry in sorted(found.items())}
 

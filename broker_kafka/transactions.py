@@ -161,7 +161,10 @@ class KafkaTransaction:
         for partition in positions:
             if partition not in owned:
                 # Ownership ends before a new generation begins, so metadata got while it lasted is fenced right.
-                raise LeaseLost(f"Partition {partition.partition} of topic {partition.topic!r} is not ours any more")
+                raise LeaseLost(
+                    f"Partition {partition.partition} of topic {partition.topic!r} is not this member's any more",
+                    advice="Abort the transaction: its new owner reads from the last commit on",
+                )
         offsets = [NativePartition(topic, partition, at) for (topic, partition), at in positions.items()]
         await self._attempt(
             "add positions to", lambda producer: producer.send_offsets_to_transaction(offsets, metadata, _SLICE)

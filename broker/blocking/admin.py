@@ -49,6 +49,15 @@ class Admin:
         """What the broker says of it. :raises TopicNotFound: there is none."""
         return self._portal.call(self._admin.describe_topic, name)
 
+    def topic_identity(self, name: str) -> str | None:
+        """What tells the topic from another that has its name at another time; None if the broker does not tell.
+
+        It is that of `describe_topic`, for fewer requests where the backend can.
+
+        :raises TopicNotFound: there is none.
+        """
+        return self._portal.call(self._admin.topic_identity, name)
+
     def ensure_subscription(
         self, topic: str, name: str, *, start: Start = "earliest", **options: Any
     ) -> SubscriptionInfo:

@@ -160,7 +160,7 @@ class RecordConsumer(Generic[T]):
 
         :raises LeaseLost: a partition with uncommitted records was taken away since the last call; the others are
             committed.
-        :raises SettleError: the broker did not take a commit.
+        :raises BrokerError: the broker did not take a commit; it can be repeated.
         """
         self._portal.call(self.asynchronous.commit)
 

@@ -14,7 +14,7 @@ from broker.cli.exits import Exit, describe
 from broker.cli.progress import counter
 from broker.cli.rendering import bytes_field, cut, escaped, json_line, json_text, printable, show_table, timestamp
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.names import known_name
+from broker.cli.topics import parse_name
 from broker.redrive import DeadLetter
 
 __all__ = ["app"]
@@ -29,7 +29,7 @@ DeadTopic = Annotated[
     str,
     typer.Argument(
         metavar="TOPIC",
-        parser=known_name,
+        parser=parse_name,
         help="The dead-letter topic, such as orders.dead, or the broker's own name of one.",
         show_default=False,
     ),

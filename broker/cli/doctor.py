@@ -6,11 +6,11 @@ It changes nothing on the server. What fails is told with its mend, and everythi
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -79,6 +79,9 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         entry = getattr(value, field.name)
         if is_dataclass(entry):
             yield from _flat(entry, f"{prefix}{field.name}.")
+        elif isinstance(entry, Mapping):
+            named = cast("Mapping[str, Any]", entry)
+            yield from ((f"{prefix}{field.name}.{name}", each) for name, each in named.items())
         else:
             yield f"{prefix}{field.name}", entry
 

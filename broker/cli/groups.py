@@ -10,9 +10,8 @@ from broker.cli.exits import Exit, Failure, describe
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
-from broker.cli.topics import Yes
+from broker.cli.topics import Yes, parse_name
 from broker.group_admin import GroupInfo, PositionChange
-from broker.names import known_name
 from broker.spi import Start
 
 __all__ = ["app"]
@@ -22,7 +21,7 @@ app = new_app("groups", "List, describe, reset and delete groups of record consu
 GroupName = Annotated[
     str,
     typer.Argument(
-        metavar="GROUP", parser=known_name, help="The group's name, or the broker's own.", show_default=False
+        metavar="GROUP", parser=parse_name, help="The group's name, or the broker's own.", show_default=False
     ),
 ]
 
@@ -80,7 +79,7 @@ async def reset(
             "--topic",
             "-t",
             metavar="TOPIC",
-            parser=known_name,
+            parser=parse_name,
             help="Only this topic; may be repeated. Else all of the group's.",
         ),
     ] = None,

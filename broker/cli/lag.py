@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli.session import AsJson, Session, command, new_app
-from broker.cli.topics import KnownTopic
-from broker.names import known_name
+from broker.cli.topics import KnownTopic, parse_name
 from broker.spi import Lag
 
 __all__ = ["app"]
@@ -24,7 +23,7 @@ async def lag(
         str | None,
         typer.Argument(
             metavar="SUBSCRIPTION",
-            parser=known_name,
+            parser=parse_name,
             help="One subscription or group; all of the topic's without it.",
             show_default=False,
         ),

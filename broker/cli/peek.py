@@ -16,9 +16,8 @@ from broker.cli.log_view import read_from, read_last
 from broker.cli.rendering import envelope_json, envelope_row, json_line, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
-from broker.cli.topics import KnownTopic
+from broker.cli.topics import KnownTopic, parse_name
 from broker.messages import Message
-from broker.names import known_name
 from broker.records import Record
 
 __all__ = ["app", "next_of", "show"]
@@ -51,7 +50,7 @@ async def peek(
         typer.Option(
             "--subscription",
             "-s",
-            parser=known_name,
+            parser=parse_name,
             help="Show what this subscription gets next, and give it back.",
             show_default=False,
         ),

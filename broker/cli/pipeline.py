@@ -48,7 +48,7 @@ async def run(session: Session, file: File, *, as_json: AsJson = False) -> None:
             work.result()
             raise
     if not as_json:
-        session.note(f"{pipeline.name}: {batches} batches, nothing more to do")
+        session.note(f"{pipeline.name}: {batches} {'batch' if batches == 1 else 'batches'}, nothing more to do")
 
 
 @command(app, "status", connect=False)

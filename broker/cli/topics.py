@@ -7,21 +7,35 @@ from typing import Annotated, Any
 
 import typer
 
+from broker.cli.exits import Exit, Failure
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_duration
+from broker.errors import InvalidName
 from broker.names import known_name
 from broker.spi import TopicInfo
 
-__all__ = ["app"]
+__all__ = ["KnownTopic", "app", "parse_name"]
 
 app = new_app("topics", "List, create, describe, delete and purge topics.")
+
+
+def parse_name(text: str) -> str:
+    """The name of something that exists already, as `known_name`.
+
+    :raises Failure: no broker can have it.
+    """
+    try:
+        return known_name(text)
+    except InvalidName as error:
+        raise Failure(f"{text!r} is no name: {error.message}", advice=error.advice, code=Exit.USAGE) from None
+
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)]
 KnownTopic = Annotated[
     str,
     typer.Argument(
-        metavar="TOPIC", parser=known_name, help="The topic's name, or the broker's own.", show_default=False
+        metavar="TOPIC", parser=parse_name, help="The topic's name, or the broker's own.", show_default=False
     ),
 ]
 """For what makes nothing: a broker has topics of others, too."""

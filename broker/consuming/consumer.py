@@ -8,8 +8,9 @@ cure are handled inside and reported to the hooks; a fatal one stops the consume
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
@@ -57,6 +58,8 @@ class MessageConsumer(Generic[T]):
         self._one_open = asyncio.Lock()
         self._opening: asyncio.Task[Any] | None = None
         self._stopped = False
+        self._never_ran = False
+        """It was stopped before it was open."""
         self._closed = False
 
     @property
@@ -90,6 +93,7 @@ class MessageConsumer(Generic[T]):
                 self._opening = None
             engine.owner = self
             if self._stopped:
+                self._never_ran = True
                 engine.end()
             if self._closed:
                 if task is not None:
@@ -100,7 +104,8 @@ class MessageConsumer(Generic[T]):
     def stop(self) -> None:
         """Hand nothing more over: iterations end, `receive` returns when its handlers have. Never waits.
 
-        What was not handed over is given back at once. It may come before the consumer is open.
+        What was not handed over is given back at once. It may come before the consumer is open; then nothing is handed
+        over, and `receive` returns at once.
         """
         self._stopped = True
         if self._engine is not None:
@@ -207,8 +212,7 @@ class MessageConsumer(Generic[T]):
         """
         check_handler(handler)
         check_count("concurrency", concurrency)
-        engine = self._opened()
-        await work(engine, self._name, concurrency, lambda: handle_each(engine, handler))
+        await self._work(concurrency, lambda engine: handle_each(engine, handler))
 
     async def receive_batches(self, handler: BatchHandler[T], *, max_messages: int = 100, concurrency: int = 1) -> None:
         """Run the handler on batches; it returns None to ack all, or per message None or its failure.
@@ -218,12 +222,16 @@ class MessageConsumer(Generic[T]):
         check_handler(handler)
         self._check_batch(max_messages)
         check_count("concurrency", concurrency)
-        engine = self._opened()
-        await work(engine, self._name, concurrency, lambda: handle_batches(engine, handler, max_messages))
+        await self._work(concurrency, lambda engine: handle_batches(engine, handler, max_messages))
 
     def handled_by(self, handler: Handler[T], *, concurrency: int = 1) -> Service:
         """This consumer and its handler, for `broker.run`."""
         return Service(self, handler, concurrency)
+
+    async def _work(self, concurrency: int, handle: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        engine = self._opened()
+        if not self._never_ran:
+            await work(engine, self._name, concurrency, partial(handle, engine))
 
     def _is_closed(self) -> Closed:
         return Closed(f"The consumer of {self._name} is closed", advice="Make a new one with bus.messages(...)")

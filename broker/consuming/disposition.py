@@ -196,7 +196,7 @@ class Disposition:
         longest = longest_delay(self._engine.options, intake.capabilities)
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
-                f"A delay of {delay:g} s is longer than this consumer can keep ({longest:g} s)",
+                f"A delay of {delay:,.10g} s is longer than this consumer can keep ({longest:,.10g} s)",
                 advice="Ask for a shorter delay"
                 if intake.capabilities.lease is LeaseMode.FIXED
                 else "Ask for a shorter delay or raise max_lease",

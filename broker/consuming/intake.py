@@ -27,15 +27,7 @@ from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
 from broker.consuming.transacted import Transacted
 from broker.errors import BrokerError, LeaseLost, Unsupported
-from broker.hooks import (
-    Event,
-    FetchFailed,
-    Hooks,
-    LeaseExpired,
-    PartitionsAssigned,
-    Settled,
-    SettleFailed,
-)
+from broker.hooks import Event, FetchFailed, Hooks, LeaseExpired, PartitionsAssigned, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import MessageSource, Settlement
 
@@ -295,6 +287,12 @@ class Intake:
             messages = [*messages, *(message for message in self.held if id(message.raw) in replaced)]
         self._lose(messages, "the broker took it back")
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        """These come again, and were never here (`SourceListener`)."""
+        self.ready.passed_over(messages)
+        for message in messages:
+            self._lost(message, "it could not be handed over in time")
+
     def _expired(self, messages: Sequence[Message[Any]]) -> None:
         expired = [each for each in messages if each.state is _OPEN or self.transacted.waits(each)]
         for message in set(messages).difference(expired):
@@ -314,16 +312,19 @@ class Intake:
                 continue
             # Before its state is told: an ack that is on its way may be carried out yet.
             self._give_back_followers(message)
-            message.state = _LOST
             if self.capabilities.lease is LeaseMode.NONE:
                 # It went with its partition, whose new owner need not leave anything of it to us.
                 self.ready.forget(message)
-            level = logging.DEBUG if message.lease_ends is None else logging.WARNING
-            logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
-            if self._hooks.listening:
-                self._hooks.emit(LeaseExpired(message=message, reason=reason))
+            self._lost(message, reason)
         self._refill()
         self.engine.settled()
+
+    def _lost(self, message: Message[Any], reason: str) -> None:
+        message.state = _LOST
+        level = logging.DEBUG if message.lease_ends is None else logging.WARNING
+        logger.log(level, "Message %r of %r is lost: %s", message.id, self.topic, reason)
+        if self._hooks.listening:
+            self._hooks.emit(LeaseExpired(message=message, reason=reason))
 
     def _give_back_followers(self, message: Message[Any]) -> None:
         self.release(self.ready.abandon(message))

@@ -68,6 +68,14 @@ class _Lane:
     def free(self) -> bool:
         return self.head is None and self.in_hand is None
 
+    def cut(self, at: int) -> list[Message[Any]]:
+        """Take out what waits from this place on."""
+        behind = list(islice(self.waiting, at, None))
+        for _ in behind:
+            self.waiting.pop()
+            self.arrivals.pop()
+        return behind
+
     def spill(self, message_id: str, now: float) -> float:
         """Note it as given back; the seconds after which its turn should have come."""
         spilled = self.spilled.get(message_id)
@@ -204,19 +212,18 @@ class Lanes:
         lane = self._lane(message)
         if lane is None:
             return []
-        if lane.head is not message:
-            if message not in lane.waiting:
-                return []
-            lane.waiting.remove(message)
-        else:
+        if lane.head is message:
             lane.head = None
             if message.in_use:
                 lane.in_hand = message
-        followers = list(lane.waiting)
-        lane.waiting.clear()
-        lane.arrivals.clear()
+            followers = lane.cut(0)
+        elif message in lane.waiting:
+            # What waits before it is still ours.
+            _, *followers = lane.cut(lane.waiting.index(message))
+        else:
+            return []
         now = self._clock()
-        # The broker delivers the whole lane again: it is let in only from its first message on.
+        # The broker delivers these again: they are let in only from the first on.
         earlier, lane.spilled = lane.spilled, OrderedDict()
         lane.numbers = count()
         for message_id in (message.id, *(follower.id for follower in followers), *earlier):
@@ -224,6 +231,14 @@ class Lanes:
         if message.id in lane.spilled:
             lane.spilled[message.id].doubted = message.state in _DOUBTED
         return followers
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        now = self._clock()
+        for message in messages:
+            key = message.key
+            if key is not None:
+                lane = self._lanes.setdefault((message.topic, key), _Lane())
+                self._spill(lane, message.topic, key, message.id, now)
 
     def forget(self, message: Message[Any]) -> None:
         lane = self._lane(message)

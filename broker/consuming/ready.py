@@ -42,6 +42,10 @@ class Ready(Protocol):
         """Its lease ended; what waits behind it and must be given back with it."""
         ...
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        """These were not handed over, and come again: what is put later of their keys is to follow them."""
+        ...
+
     def forget(self, message: Message[Any]) -> None:
         """Expect nothing of what was given back before it, or with it: another consumer has it by now."""
         ...
@@ -87,6 +91,9 @@ class ArrivalOrder:
 
     def abandon(self, message: Message[Any]) -> list[Message[Any]]:
         return []
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        return
 
     def forget(self, message: Message[Any]) -> None:
         return

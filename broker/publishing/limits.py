@@ -33,9 +33,9 @@ class PipelineSettings:
     :ivar retry_for: seconds for which a retriable failure is sent again; 0 is never.
     """
 
-    max_messages: int = 20_000
+    max_messages: int = 40_000
     max_bytes: int = 64 * 1024 * 1024
-    max_batch: int = 1000
+    max_batch: int = 2000
     max_batch_bytes: int = 4 * 1024 * 1024
     in_flight: int = 16
     retry_for: float = 30.0
@@ -82,6 +82,7 @@ class MessageLimits:
         "_key",
         "_limits",
         "_message",
+        "_needed",
         "_partitions",
         "_tombstones",
         "_ttl",
@@ -94,6 +95,7 @@ class MessageLimits:
         limits = publish.limits
         self._backend = capabilities.backend
         self._limits = limits
+        self._needed = capabilities.settings_needed
         self._body = limits.body
         self._key = limits.key
         self._id = limits.id
@@ -153,7 +155,7 @@ class MessageLimits:
         if data is None:
             size = 0
             if not self._tombstones:
-                raise self._lacks("tombstones (data=None)", "Publish b'' or a body that says 'deleted'")
+                raise self._lacks("tombstones", "tombstones (data=None)", "Publish b'' or a body that says 'deleted'")
         else:
             size = len(data)
             if self._body is not None and size > self._body:
@@ -175,11 +177,13 @@ class MessageLimits:
 
     def _check_abilities(self, message: OutboundMessage) -> None:
         if message.deliver_at is not None and not self._deliver_at:
-            raise self._lacks("scheduled delivery (deliver_at)", "Leave deliver_at out, or publish it when it is due")
+            raise self._lacks(
+                "deliver_at", "scheduled delivery (deliver_at)", "Leave deliver_at out, or publish it when it is due"
+            )
         if message.ttl is not None and not self._ttl:
-            raise self._lacks("time to live per message (ttl)", "Leave ttl out, or set the topic's retention")
+            raise self._lacks("ttl", "time to live per message (ttl)", "Leave ttl out, or set the topic's retention")
         if message.partition is not None and not self._partitions:
-            raise self._lacks("choosing a partition", "Leave partition out; the key keeps order")
+            raise self._lacks("partitions", "choosing a partition", "Leave partition out; the key keeps order")
 
     def _check_attributes(self, attributes: Mapping[str, str]) -> int:
         limits = self._limits
@@ -208,5 +212,7 @@ class MessageLimits:
             advice="Make it smaller, or store it elsewhere and publish where it is",
         )
 
-    def _lacks(self, feature: str, advice: str) -> Unsupported:
-        return Unsupported(f"{self._backend} has no {feature}", advice=advice)
+    def _lacks(self, ability: str, feature: str, advice: str) -> Unsupported:
+        needed = self._needed.get(f"publish.{ability}")
+        why = f"; it takes {needed}" if needed else ""
+        return Unsupported(f"{self._backend} has no {feature}{why}", advice=advice)

@@ -32,6 +32,8 @@ This page is written by `make conformance`; do not edit it.
 """
 _CONFIGURED = """\
 - `as kafka`, say, of `kafka[…]`, which is another configuration of that backend: the test runs on `kafka` only.
+- A column is of one configuration. Its other settings may promise less, as `marker_format=v1` of Kafka's markers,
+  which promises no order: the pages of the backends tell.
 """
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker.errors import BackendError, BrokerError, OperationTimeout
+from broker.errors import BackendError, BrokerError, OperationTimeout, TopicNotFound
 from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.errors import kafka_error
@@ -37,6 +37,7 @@ class Commits:
     :param every: offsets after which it is; None is never.
     :param timeout: seconds for one commit.
     :param report: is told of the errors of commits that nobody awaits.
+    :param gone: is told that a commit was refused since its topic seems to be gone.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Commits:
         every: int | None,
         timeout: float,
         report: Callable[[TopicPartition, BrokerError], None],
+        gone: Callable[[], None],
     ) -> None:
         self._held = held
         self._store = store
@@ -57,6 +59,7 @@ class Commits:
         self._every = every
         self._timeout = timeout
         self._report = report
+        self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._grown = 0
@@ -132,6 +135,9 @@ class Commits:
             for partition, error in results.items():
                 if error is None:
                     committing[partition].marks.stored({**forward, **backward}[partition])
+            if any(isinstance(error, TopicNotFound) for error in results.values()):
+                # The client of a classic group finds out only when its metadata is due.
+                self._gone()
             return results
 
     async def _carry_out(

@@ -84,6 +84,7 @@ class Membership:
             every=options.commit_every,
             timeout=settings.request_timeout,
             report=lambda place, error: member.warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
+            gone=lambda: self._watch.look(),
         )
         refresh = settings.topic_metadata_refresh_interval_ms
         self._watch = TopicWatch(

@@ -144,7 +144,7 @@ def with_options(settings: KafkaSettings, options: Mapping[str, Any]) -> KafkaSe
 
 def _check_start(start: GroupStart) -> Start | Mapping[TopicPartition, int]:
     if isinstance(start, (str, datetime)) or not isinstance(start, Mapping):
-        return check_start(start)
+        return check_start(start, also="a mapping of TopicPartition to offset")
     found: dict[TopicPartition, int] = {}
     for key, position in start.items():
         if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and is_partition(key[1])):

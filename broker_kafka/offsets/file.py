@@ -14,8 +14,9 @@ import fcntl
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import quote
 
 import msgspec
@@ -31,12 +32,16 @@ from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMemb
 __all__ = ["FileOffsetStore"]
 
 _VERSION: Final = 1
+_LONGEST_NAME: Final = 250
+"""Characters of a group in the name of its file; file systems take 255 bytes, and `.json` and `.lock` need five."""
+_SHOWN: Final = 100
+"""Characters of a longer one that the name of its file begins with."""
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    topic: str
-    partition: int
-    offset: int | None = None
+    topic: Annotated[str, msgspec.Meta(min_length=1)]
+    partition: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+    offset: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     metadata: str = ""
     generation: int = UNCLAIMED
     member: str = ""
@@ -52,7 +57,7 @@ class FileOffsetStore:
     """Implements `OffsetStore`.
 
     :param directory: made if it is missing.
-    :raises ConfigurationError: it is no path, cannot be made, or is a file.
+    :raises ConfigurationError: it is no path or empty, cannot be made, or is a file.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -60,8 +65,8 @@ class FileOffsetStore:
             self._directory = Path(directory)
         except TypeError:
             raise refused("directory", directory, "a path, as str or Path") from None
-        if "\0" in str(directory):
-            raise refused("directory", directory, "a path without NUL")
+        if not os.fspath(directory) or "\0" in str(directory):
+            raise refused("directory", directory, "a path that is not empty and has no NUL")
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -131,7 +136,11 @@ class FileOffsetStore:
 
     def _path(self, group: str) -> Path:
         # A dot is quoted too, so that no group is called like a directory or a lock.
-        return self._directory / f"{quote(group, safe='').replace('.', '%2E')}.json"
+        name = quote(group, safe="").replace(".", "%2E")
+        if len(name) > _LONGEST_NAME:
+            # Nothing that is quoted has a plus, so that no other group has this name.
+            name = f"{name[:_SHOWN]}+{sha256(group.encode()).hexdigest()}"
+        return self._directory / f"{name}.json"
 
     async def _change(self, group: str, change: Callable[[Entries], None]) -> SettleError | None:
         def run() -> None:
@@ -169,11 +178,17 @@ class FileOffsetStore:
         except msgspec.MsgspecError as error:
             raise BackendError(f"it is no file of offsets: {error}", native=error) from error
         if content.version != _VERSION or content.group != group:
-            raise BackendError(f"it is of version {content.version} and group {content.group!r}, not of {group!r}")
-        return {
-            TopicPartition(line.topic, line.partition): Entry(line.offset, line.metadata, line.generation, line.member)
-            for line in content.positions
-        }
+            raise BackendError(
+                f"it is of version {content.version} and group {content.group!r}, "
+                f"not of version {_VERSION} and {group!r}"
+            )
+        entries: Entries = {}
+        for line in content.positions:
+            partition = TopicPartition(line.topic, line.partition)
+            if partition in entries:
+                raise BackendError(f"it tells twice of partition {line.partition} of topic {line.topic!r}")
+            entries[partition] = Entry(line.offset, line.metadata, line.generation, line.member)
+        return entries
 
     def _write(self, group: str, entries: Mapping[TopicPartition, Entry]) -> None:
         lines = [_Line(*partition, *entry) for partition, entry in sorted(entries.items())]

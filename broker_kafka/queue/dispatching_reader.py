@@ -17,7 +17,7 @@ what waited in its lane sent again at once, and the others go on.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from math import inf
 from typing import Any, Final
@@ -129,6 +129,13 @@ class DispatchingReader:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         """Queues with markers tell it when a lease is renewed."""
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        lanes = Counter(lane.queue for lane in self._lanes)
+        for lane in self._lanes:
+            # Of two, either may get it when it comes again.
+            if lanes[lane.queue] == 1:
+                lane.passed_over([message for message in messages if message.key == lane.queue])
+
     def event(self, event: Event) -> None:
         """One of the consumers tells what concerns the reader, the first one what went before it."""
         if self._lanes:
@@ -139,13 +146,10 @@ class DispatchingReader:
     # -- for lanes: LaneReader -----------------------------------------------------------------------------
 
     def take(self, queue: bytes, max_messages: int, max_bytes: int) -> list[Message[Any]]:
-        now = self._loop.time()
-        while found := self._table.take(queue, max_messages, max_bytes, now):
+        found = self._table.take(queue, max_messages, max_bytes, self._loop.time())
+        if found:
             self._waker.wake()
-            # If this process stood still, a tracker may have sent some of it again.
-            if ours := [message for message in found if message.lease.until > now]:
-                return ours
-        return []
+        return found
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         assert self._client is not None

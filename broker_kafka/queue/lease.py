@@ -36,6 +36,7 @@ class Lease(msgspec.Struct, gc=False):
     :ivar renewing: a renewal of it is under way.
     :ivar queued: the deadline under which it stands in the queue of deadlines.
     :ivar started: the log time of its first START.
+    :ivar due_since: the deadline at which it was due first, whatever it waited for since; -1 if it was not due yet.
     """
 
     id: MessageId
@@ -52,6 +53,7 @@ class Lease(msgspec.Struct, gc=False):
     renewing: bool = False
     queued: int = -1
     reason: str = ""
+    due_since: int = -1
 
     def is_pinned(self, pin: int) -> bool:
         """Whether the log is still needed from there for it."""

@@ -12,7 +12,15 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
-from broker.errors import BackendError, BrokerError, ConnectionFailed, MessageTooLarge, NotAuthorized, TopicNotFound
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    ConnectionFailed,
+    MessageTooLarge,
+    NotAuthorized,
+    OperationTimeout,
+    TopicNotFound,
+)
 from broker.outbound import OutboundMessage
 from broker_kafka.connection import Connection
 from broker_kafka.producer_client import ProducerClient
@@ -158,6 +166,9 @@ def explained(error: BrokerError, topic: str, size: int) -> BrokerError:
             native=error,
             advice=f"Grant Write, Describe and Read on topic {topic!r}, and IdempotentWrite on the cluster",
         )
+    if isinstance(error, OperationTimeout):
+        # A START is written again by the next fetch, and who settles is told what became of the message.
+        return OperationTimeout(f"Markers are not known to be written: {error.message}", native=error.native, advice="")
     if isinstance(error, MessageTooLarge):
         least = size + MARKER_HEADROOM
         return MessageTooLarge(

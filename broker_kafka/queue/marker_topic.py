@@ -95,7 +95,7 @@ async def ensure_marker_topic(
         wanted = partitions or max((each.partitions or 1 for each in sources), default=connection.settings.partitions)
         await admin.create(name, wanted, TopicOptions(_config(needed)))
         # Somebody else may have been quicker, and have made it otherwise.
-        found = await admin.describe(name)
+        found = await admin.describe(name, known=True)
         await _note_as_new(connection, subscription, name, found.partitions or 1)
     _check(name, found.native["config"], needed)
     return found.partitions or 1

@@ -177,8 +177,7 @@ class MarkersQueue:
         lease.released = marker.released
         if lease.state == State.SENDING:
             return  # the message is on its way, and the END that follows it ends this lease too
-        lease.deadline = time + marker.after_ms
-        self._deadlines.add(lease)
+        self._put_off(lease, time + marker.after_ms)
 
     def _renewed(self, offset: int, time: int, marker: Marker, data: bytes, lease: Lease | None) -> None:
         assert marker.renews is not None
@@ -201,8 +200,7 @@ class MarkersQueue:
         attempt = lease.attempt if marker.attempt is None else marker.attempt
         if lease.state == State.OPEN and (lease.released, lease.attempt) != (marker.released, attempt):
             lease.released, lease.attempt = marker.released, attempt
-            lease.deadline = time + marker.after_ms
-            self._deadlines.add(lease)
+            self._put_off(lease, time + marker.after_ms)
 
     def _end(self, marker: Marker) -> None:
         topic, partition, first, queue = marker.id
@@ -263,7 +261,10 @@ class MarkersQueue:
                 lease.attempt = min(lease.attempt, max(marker.attempt, lease.attempt - 1))
         if marker.reason:
             lease.reason = marker.reason
-        lease.deadline = time + marker.after_ms
+        self._put_off(lease, time + marker.after_ms)
+
+    def _put_off(self, lease: Lease, deadline: int) -> None:
+        lease.deadline, lease.due_since = deadline, -1
         self._deadlines.add(lease)
 
     def _move_pin(self, lease: Lease, offset: int, time: int, data: bytes) -> None:
@@ -285,6 +286,8 @@ class MarkersQueue:
                 continue
             self._deadlines.pop(lease)
             lease.state = State.SENDING
+            if lease.due_since < 0:
+                lease.due_since = lease.deadline
             found.append(lease)
         return found
 

@@ -27,6 +27,7 @@ class MessageTopics:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._known: dict[str, tuple[TopicNotFound | None, float]] = {}
+        self._told: set[str] = set()
 
     async def missing(self, topics: Iterable[str]) -> dict[str, TopicNotFound]:
         """Those of the topics that do not exist."""
@@ -36,9 +37,17 @@ class MessageTopics:
             if until < monotonic():
                 error = await self._ask(topic)
                 self._known[topic] = error, monotonic() + _AGE
-            if error is not None:
+            if error is None:
+                self._told.discard(topic)
+            else:
                 found[topic] = error
         return found
+
+    def is_news(self, topic: str) -> bool:
+        """Whether nobody was told yet that it is missing; once for all marker partitions, until it is there again."""
+        is_news = topic not in self._told
+        self._told.add(topic)
+        return is_news
 
     async def _ask(self, topic: str) -> TopicNotFound | None:
         try:

@@ -22,8 +22,8 @@ from broker.errors import BackendError, BrokerError, Closed, LeaseLost, MessageT
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message
 from broker.spi import RecordListener, Settlement, SourceListener, TopicPartition
+from broker_kafka.queue.commit_doubts import CommitDoubts
 from broker_kafka.queue.commit_texts import commit_text
-from broker_kafka.queue.hold import Hold
 from broker_kafka.queue.lease_book import LeaseBook
 from broker_kafka.queue.marker_producer import MarkerProducer
 from broker_kafka.queue.set_aside import SetAside
@@ -46,6 +46,7 @@ class QueueClient:
 
     :param member: makes the member of the group, which tells this of its partitions.
     :param transactions: in which STARTs are written with the positions; None writes them one after the other.
+    :param doubts: about what was committed when partitions went; the same that `transactions` has.
     :param transacted: writes ENDs in transactions of others.
     :param tracker: with whose failure nothing more is handed over; None if others track.
     :param session_seconds: silence after which the group gives our partitions to others.
@@ -60,6 +61,7 @@ class QueueClient:
         producer: MarkerProducer,
         starting: Starting,
         transactions: StartTransactions | None,
+        doubts: CommitDoubts,
         book: LeaseBook,
         transacted: TransactedEnds,
         tracker: Tracking | None,
@@ -70,6 +72,7 @@ class QueueClient:
         self._producer = producer
         self._starting = starting
         self._transactions = transactions
+        self._doubts = doubts
         self._book = book
         self.transacted: Final = transacted
         self._tracker = tracker
@@ -113,9 +116,12 @@ class QueueClient:
             if not self._taken:
                 return []
             with self._under_way.claim():
-                if self._transactions is not None:
-                    return await self._claim_at_once(self._transactions)
-                return await self._claim()
+                if self._transactions is None:
+                    await self._settle_doubts()
+                    return await self._claim()
+                if not self._transactions.is_open:
+                    await self._settle_doubts()
+                return await self._claim_at_once(self._transactions)
         finally:
             self._fetching = False
             if not self._closed:
@@ -170,6 +176,20 @@ class QueueClient:
                 max_messages -= len(run)
                 max_bytes -= run.size
             wait = 0.0
+
+    async def _settle_doubts(self) -> None:
+        """Tell of what was ours when its partition went, and follows in the log on what is taken of that now.
+
+        :raises BrokerError: the group's positions cannot be read.
+        """
+        found = await self._doubts.settled(self._member, self._assignments)
+        self._pass_over([self._starting.message(each) for each in found if each.hold is not None and not each.waits])
+
+    def _pass_over(self, messages: Sequence[Message[Any]]) -> None:
+        """Have these come again at once, and what follows of their keys wait for them."""
+        if messages:
+            self._book.give_back([message.lease for message in messages])
+            self._listener.passed_over(messages)
 
     async def _claim(self) -> list[Message[Any]]:
         """START what was taken, commit, and hand over what is ours by then.
@@ -278,6 +298,7 @@ class QueueClient:
             # A member that was forgotten and comes back has another id, and is assigned anew.
             member = await self._member.member_id()
             self._named, self._text = self._assigned, commit_text(member, keys=self._starting.keys)
+        self._doubts.asked(positions, self._text)
         return await self._member.commit_noted({place: (at, self._text) for place, at in positions.items()})
 
     async def _start(self, taken: Sequence[Taken]) -> dict[Taken, BrokerError] | None:
@@ -297,7 +318,7 @@ class QueueClient:
     def _hand_over(self, committed: Mapping[TopicPartition, int], until: float) -> list[Message[Any]]:
         """What lies below the committed positions, as messages; what is left is kept."""
         messages: list[Message[Any]] = []
-        late: list[Hold] = []
+        late: list[Message[Any]] = []
         kept: list[Taken] = []
         # All that was started together has one lease; if it is over, this process stood still.
         is_over = self._loop.time() >= until
@@ -311,13 +332,10 @@ class QueueClient:
                 kept.append(taken)
             elif (hold := taken.hold) is not None and not taken.waits:
                 hold.until = until
-                if is_over:
-                    # A tracker may have sent it again.
-                    late.append(hold)
-                else:
-                    messages.append(self._starting.message(taken))
+                # A tracker may have sent it again.
+                (late if is_over else messages).append(self._starting.message(taken))
         self._taken = kept
-        self._book.give_back(late)
+        self._pass_over(late)
         return messages
 
     def _present(self) -> list[Taken]:
@@ -357,6 +375,7 @@ class QueueClient:
         """Forget all that is not committed of these, which are not ours."""
         for partition in partitions:
             self._assignments.pop(partition, None)
+            self._doubts.gone(partition, [each for each in self._taken if each.place == partition])
         self._forget(set(partitions))
         if waited := self._aside.forget(partitions):
             self._member.resume(waited)

@@ -69,8 +69,9 @@ class QueueLane:
         until = self._loop.time() + wait
         try:
             while True:
-                if found := self._reader.take(self.queue, max_messages, max_bytes):
-                    return found
+                while found := self._reader.take(self.queue, max_messages, max_bytes):
+                    if ours := self._ours(found):
+                        return ours
                 if self._troubles:
                     raise self._troubles.pop()
                 if self._reader.failure is not None:
@@ -112,6 +113,14 @@ class QueueLane:
         """Writes ENDs in transactions of others."""
         return self._reader.transacted
 
+    def _ours(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+        now = self._loop.time()
+        ours = [message for message in messages if message.lease.until > now]
+        if len(ours) < len(messages):
+            # This process stood still, and a tracker may have sent them again.
+            self.passed_over([message for message in messages if message.lease.until <= now])
+        return ours
+
     # -- the reader's --------------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -122,6 +131,11 @@ class QueueLane:
         """The reader goes on after this, which each of its lanes is to tell once."""
         self._troubles = [error]
         self._waker.wake()
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        """These come again, and were never handed over."""
+        if messages:
+            self._listener.passed_over(messages)
 
     def event(self, event: Event) -> None:
         self._listener.event(event)

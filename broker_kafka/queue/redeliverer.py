@@ -105,8 +105,6 @@ class Redeliverer:
         self._renewals = _RENEWALS
         self._unrenewed: dict[MessageId, float] = {}
         """Messages whose START is not taken again, and the local time in seconds at which it is tried anew."""
-        self._gone: set[str] = set()
-        """Topics that were told to be gone."""
         self._said_at = -_READ_BACK_MS
         self.told: list[str] = []
 
@@ -173,7 +171,9 @@ class Redeliverer:
             reason = _letter_reason(lease, content, refused, missing.get(lease.id.topic))
             topic = content.dead_letter if reason else lease.id.topic
             if lease.touched != seen[lease.id]:
-                partition.failed(lease, lease.after_ms)  # another reader has started it
+                # Another reader has started it.
+                partition.failed(lease, lease.after_ms)
+                lease.due_since = -1
             elif _may_be_ahead(lease) and lease.id not in behind and lease.id.topic not in missing:
                 # Its worker has written START and no position: the log hands it out again, while there is one.
                 self._counts.waiting_for_readers += 1
@@ -222,8 +222,7 @@ class Redeliverer:
     def _keep(self, partition: AssignedPartition, lease: Lease, error: BrokerError, topic: str) -> None:
         """The topic that a message is due for is gone: it waits until there is one again."""
         self._counts.refused += 1
-        if topic not in self._gone:
-            self._gone.add(topic)
+        if self._topics.is_news(topic):
             self.told.append(f"Messages that are due wait, because their topic is gone: {error}")
         partition.failed(lease, int(1000 * self._options.refused_after))
 
@@ -259,7 +258,7 @@ class Redeliverer:
     def _written(self, partition: AssignedPartition, turn: _Turn) -> None:
         now = partition.clock.estimate(int(1000 * monotonic()))
         for lease in turn.sent:
-            self._counts.lateness.add(max(0, now - lease.deadline) / 1000)
+            self._counts.lateness.add(max(0, now - lease.due_since) / 1000)
             self._counts.delay.add(max(0, now - lease.started) / 1000)
         self._counts.dead_lettered += len(turn.dead)
         if turn.dead:

@@ -20,9 +20,9 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, MessageTooLarge
 from broker.spi import TopicPartition
-from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
+from broker_kafka.queue.commit_doubts import CommitDoubts
 from broker_kafka.queue.commit_texts import commit_text, writer_in
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 from broker_kafka.queue.marker_producer import explained, packed
@@ -53,13 +53,22 @@ _NOTHING: Final = Claimed({}, 0.0)
 class StartTransactions:
     """:param queue: the subscription.
     :param marker: the topic and key of markers.
+    :param doubts: told of what is being committed.
     :param lasts: seconds after which the brokers undo what was not committed; so long may a process that died hold up
         the trackers, and who gets its partitions.
     :param together: the most markers of one record.
     """
 
     def __init__(
-        self, connection: Connection, queue: str, marker: Entry, starting: Starting, *, lasts: float, together: int
+        self,
+        connection: Connection,
+        queue: str,
+        marker: Entry,
+        starting: Starting,
+        doubts: CommitDoubts,
+        *,
+        lasts: float,
+        together: int,
     ) -> None:
         self._connection = connection
         self._marker: Final = marker
@@ -72,6 +81,7 @@ class StartTransactions:
         self._writer: FencedWriter | None = None
         self._doubted = _NOTHING
         """What may have been written."""
+        self._doubts: Final = doubts
         self._most: int | None = None
         """How much is claimed together, after something was refused."""
         self._task: asyncio.Task[Claimed] | None = None
@@ -99,6 +109,11 @@ class StartTransactions:
         if self._task is None:
             self._task = self._loop.create_task(self._claim(member, present), name="broker-kafka-claim")
         return self._task
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a claim whose outcome is not known, or nobody took."""
+        return self._task is not None or bool(self._doubted.positions)
 
     def take_outcome(self, claim: asyncio.Task[Claimed]) -> Claimed:
         """That of a claim that is done."""
@@ -132,6 +147,7 @@ class StartTransactions:
         entries = [self._marker._replace(value=data, partition=partition) for partition, data, _ in records]
         text = commit_text(member_id, self._id, keys=self._starting.keys)
         offsets = [NativePartition(*place, at, metadata=text) for place, at in claimed.positions.items()]
+        self._doubts.asked(claimed.positions, text)
         try:
             await writer.write(entries, Positions(offsets, metadata))
         except NotWritten as error:
@@ -155,13 +171,10 @@ class StartTransactions:
     async def _settle_doubt(self, member: KafkaRecordSource) -> Claimed:
         """By now all of it is written, or nothing ever will be: the group's positions tell, where they are ours yet."""
         doubted = self._doubted
-        store = ThreadOffsetStore(member.thread, timeout=self._connection.settings.request_timeout)
-        found = await store.fetch(member.group, list(doubted.positions))
+        found = await member.stored(list(doubted.positions))
         ours: dict[TopicPartition, int] = {}
         for place, at in doubted.positions.items():
             stored = found[place]
-            if isinstance(stored, BrokerError):
-                raise stored
             if stored is not None and stored.offset == at and writer_in(stored.metadata) == self._id:
                 ours[place] = at
         self._doubted = _NOTHING

@@ -13,6 +13,7 @@ from broker.hooks import Warned, logger
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, RecordListener, RecordSubscription, SourceListener
 from broker_kafka.connection import Connection
+from broker_kafka.queue.commit_doubts import CommitDoubts
 from broker_kafka.queue.fenced_writer import Entry
 from broker_kafka.queue.lease_book import LeaseBook
 from broker_kafka.queue.marker_format import FORMATS
@@ -95,6 +96,7 @@ async def open_queue(
         max_deliveries=subscription.max_deliveries,
         dead_letter=subscription.dead_letter,
     )
+    doubts = CommitDoubts()
     transactions = None
     if settings.queue_transactions:
         transactions = StartTransactions(
@@ -102,6 +104,7 @@ async def open_queue(
             queue,
             Entry(markers, (settings.queue_id or queue).encode(), None),
             starts,
+            doubts,
             lasts=lasts,
             together=written.together,
         )
@@ -124,6 +127,7 @@ async def open_queue(
         producer=producer,
         starting=starts,
         transactions=transactions,
+        doubts=doubts,
         book=book,
         transacted=TransactedEnds(connection, book, producer),
         tracker=tracker,

@@ -56,8 +56,8 @@ class TrackerCounts:
     :ivar refused: times at which the brokers refused a message.
     :ivar doubts: times at which it was not known what had been written, so that a partition was read anew.
     :ivar commits: of positions.
-    :ivar lateness: seconds from when a message was due until it was sent again, or its dead letter written. What was
-        refused, or left to its readers, is due when it is to be tried again.
+    :ivar lateness: seconds from when a message was due until it was sent again, or its dead letter written,
+        whatever it waited for in between.
     :ivar delay: the same since the START of its delivery.
     """
 

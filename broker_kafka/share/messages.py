@@ -19,7 +19,7 @@ from typing import Any, Final
 from confluent_kafka import AcknowledgeType, KafkaError
 
 from broker.buffers import take_from
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, OperationTimeout, Unsupported
+from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, Unsupported
 from broker.hooks import Warned, logger
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
@@ -31,6 +31,7 @@ from broker_kafka.headers import NativeRecord
 from broker_kafka.share.batch import Batch, place_of
 from broker_kafka.share.group_config import delete_group, no_share_groups
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
+from broker_kafka.share.taking_part import TakingPart
 from broker_kafka.share.views import SHARE_VIEW
 
 __all__ = ["ShareMessageSource"]
@@ -50,7 +51,7 @@ _KINDS: Final = {
 
 
 class ShareMessageSource:
-    """Implements `MessageSource` of `broker.spi`.
+    """Implements `MessageSource` and `TellsIdle` of `broker.spi`.
 
     :param lock: seconds for which a message is ours.
     :param limit: deliveries after which the brokers drop it, if they tell.
@@ -87,7 +88,7 @@ class ShareMessageSource:
         self._leaving: set[asyncio.Task[bool]] = set()
         self._buffer: deque[Message[Any]] = deque()
         self._failures: deque[BrokerError] = deque()
-        self._joined: asyncio.Future[None] = self._loop.create_future()
+        self._part = TakingPart(self._what, connection.settings)
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
 
@@ -97,19 +98,11 @@ class ShareMessageSource:
         :param waits: until it takes part, which shows that the brokers have share groups.
         :raises OperationTimeout: it does not in time.
         """
-        await self._add(watches=waits)
+        await self._add(watches=True)
         if not waits:
             return
         self._ask()
-        timeout = self._connection.settings.request_timeout
-        try:
-            async with asyncio.timeout(timeout):
-                await self._joined
-        except TimeoutError as error:
-            raise OperationTimeout(
-                f"{self._what}: no partition was assigned in {timeout:g} s",
-                advice="A new group waits for the brokers' group.share.heartbeat.interval.ms; raise request_timeout",
-            ) from error
+        await self._part.wait()
 
     # -- fetching ------------------------------------------------------------------------------------------
 
@@ -141,6 +134,10 @@ class ShareMessageSource:
                     return []
         finally:
             self._fetching = self._interrupted = False
+
+    async def is_idle(self, seconds: float) -> bool:
+        """The brokers do not tell: it has taken part for so long that it was answered what there is."""
+        return self._part.is_idle()
 
     def interrupt(self) -> None:
         self._interrupted = self._fetching
@@ -268,11 +265,11 @@ class ShareMessageSource:
             self._loop.call_at(since + self._lock / 2, self._give_back_waiting, batch),
             self._loop.call_at(batch.deadline, self._expire, batch),
         ]
-        self._begun()
+        self._part.begun()
         self._waker.wake()
 
     def joined(self, member: ShareMember) -> None:
-        self._begun()
+        self._part.begun()
 
     def failed(self, member: ShareMember, error: BrokerError) -> None:
         if self._closed:
@@ -282,8 +279,7 @@ class ShareMessageSource:
         found = kafka_error(error.native) if error.native is not None else None
         if found is not None and found.code() == KafkaError.UNSUPPORTED_VERSION:
             error = no_share_groups(self._connection, error.native)
-        if not self._joined.done() and not error.retriable:
-            self._joined.set_exception(error)
+        self._part.failed(error)
         self._fail(error)
 
     def _fail(self, error: BrokerError) -> None:
@@ -294,10 +290,6 @@ class ShareMessageSource:
         if not self._failures or (not error.retriable and all(each.retriable for each in self._failures)):
             self._failures.append(error)
         self._waker.wake()
-
-    def _begun(self) -> None:
-        if not self._joined.done():
-            self._joined.set_result(None)
 
     # -- members -------------------------------------------------------------------------------------------
 
@@ -377,8 +369,6 @@ class ShareMessageSource:
                 batch.stop_timers()
                 for message in batch.open.values():
                     self._tell_if_last(message, "given back")
-        if self._joined.done():
-            self._joined.exception()  # whoever waited for it was told
         if self._adding is not None:
             await asyncio.wait({self._adding})
         left = await asyncio.gather(*(member.stop(_CLOSE_SECONDS) for member in self._members), *self._leaving)

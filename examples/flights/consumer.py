@@ -9,6 +9,7 @@ twice: it is recognised by its number and counts once.
 from __future__ import annotations
 
 import asyncio
+import sys
 from time import perf_counter
 from typing import Final
 
@@ -115,11 +116,18 @@ class DelayConsumer:
 
 
 async def main() -> None:
-    """A consumer in a process of its own, on the broker that BROKER_URL names, until SIGTERM."""
+    """A consumer in a process of its own, on the broker that BROKER_URL names, until SIGTERM.
+
+    It prints a line when it heeds that.
+    """
     async with broker.connect() as bus:
         consumer = DelayConsumer(bus)
         await consumer.begin()
-        await broker.serve(consumer.inbox.handled_by(consumer.handle, concurrency=CONCURRENCY))
+        serving = asyncio.create_task(broker.serve(consumer.inbox.handled_by(consumer.handle, concurrency=CONCURRENCY)))
+        await asyncio.sleep(0)  # until it has begun
+        sys.stdout.write("serving\n")
+        sys.stdout.flush()
+        await serving
         await consumer.end()
 
 

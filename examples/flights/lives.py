@@ -85,6 +85,7 @@ class _ProcessLife:
             "examples.flights.consumer",
             cwd=Path(__file__).parents[2],
             env={**os.environ, "BROKER_URL": self._url},
+            stdout=asyncio.subprocess.PIPE,
         )
 
     async def kill(self) -> None:
@@ -95,6 +96,9 @@ class _ProcessLife:
 
     async def stop(self) -> None:
         process = self._started()
+        assert process.stdout is not None
+        # Where all is done already, it may not have come to heed SIGTERM yet; a line that never comes is its end.
+        await process.stdout.readline()
         if process.returncode is None:
             process.terminate()
         if await process.wait() != 0:

@@ -24,6 +24,8 @@ class Messages:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         return
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+
     def event(self, event: Event) -> None:
         return
 

@@ -73,6 +73,25 @@ async def test_leaders_are_lost_one_after_the_other(cluster: KafkaCluster, capsy
     assert written.keys() == account.receipts.keys()
 
 
+async def test_what_is_on_its_way_to_a_frozen_leader_goes_to_the_next_one(cluster: KafkaCluster) -> None:
+    """Nothing breaks the connection, so that only the time of the request tells."""
+    topic = cluster.admin.make_topic(copies=3, config={"min.insync.replicas": "2"})
+    await asyncio.to_thread(cluster.wait_until_whole, topic)
+    bodies = [b"%d" % number for number in range(200)]
+    async with broker.connect(cluster.url) as bus:
+        target = bus.topic(topic)
+        await target.publish(b"before")
+        leader = cluster[await asyncio.to_thread(cluster.leader, topic)]
+        leader.pause()
+        try:
+            receipts = await target.publish_batch(bodies)
+        finally:
+            leader.resume()
+    await asyncio.to_thread(cluster.wait_until_whole, topic)
+    assert len(receipts) == len(bodies)
+    assert [message.value() for message in read_all(cluster.bootstrap, topic)] == [b"before", *bodies]
+
+
 @pytest.mark.deep
 async def test_transactions_go_on_with_the_next_leader(cluster: KafkaCluster) -> None:
     topic = cluster.admin.make_topic(partitions=PARTITIONS, copies=3, config={"min.insync.replicas": "2"})

@@ -164,6 +164,15 @@ def test_errors_for_programs(memory):
     assert error["retriable"] is False
 
 
+@pytest.mark.parametrize(
+    "command", [("lag", "orders", ""), ("groups", "describe", ""), ("peek", ""), ("dead", "list", "", "s-1")]
+)
+def test_an_empty_name_is_told_in_one_sentence(memory, command):
+    told = memory(*command, code=2).err
+    assert told.startswith("broker: '' is no name: A native name is empty."), told
+    assert len(told.splitlines()) == 1
+
+
 def test_the_url_stands_before_or_behind_the_command(memory, monkeypatch, capsys):
     monkeypatch.setenv("BROKER_URL", "nonsense")
     assert main(["topics", "list", "--json", "--url", memory.url]) == 0

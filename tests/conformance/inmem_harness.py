@@ -43,7 +43,7 @@ class InmemHarness(Harness):
     name = "inmem"
     patience = 5.0
     quiet = 0.1
-    lease_seconds = 0.4
+    lease_seconds = 1.0
     options: ClassVar[BrokerOptions] = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0)
 
     def __init__(self) -> None:

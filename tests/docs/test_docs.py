@@ -236,9 +236,11 @@ def commands(block: Block) -> Iterator[Command]:
 
 def run_command(block: Block, command: Command, places: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     text = replaced(command.text, places)
-    export = re.fullmatch(r"export (\w+)=(\S*)", text)
-    if export:
-        monkeypatch.setenv(export[1], export[2])
+    if export := re.match(r"export (\w+)=", text):
+        # By a shell, which takes an `&` that is not quoted for the end of the command.
+        _, value = run_by_shell(f'{text}\nprintf %s "${export[1]}"')
+        assert value == shlex.split(text)[1].removeprefix(f"{export[1]}="), f"{block.place}: {text} sets {value!r}"
+        monkeypatch.setenv(export[1], value)
         return
     if not re.search(r"(^|[|;&(] *)broker ", text):
         return
@@ -333,7 +335,7 @@ async def capabilities_table(url: str) -> str:
     elif PULSAR in url:
         url = url.replace(PULSAR, pulsar.shared_server().url)
     async with connect(url) as bus:
-        lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities)]
+        lines = [f"| `{name}` | {value} |" for name, value in flat(bus.capabilities) if value != "{}"]
     return "\n".join(["| capability | value |", "|---|---|", *lines]) + "\n"
 
 

@@ -15,10 +15,11 @@ import broker
 from examples.flights import app, reading
 from examples.flights.data import FLIGHTS_IN_ALL, Flight, read_airlines, read_flights
 from examples.flights.fold import Delay, DelayFold
+from examples.flights.lives import new_life
 from examples.flights.reading import read_all, subscribe
 from examples.flights.screen import Screen, carrier_rows
 from examples.flights.story import Balance
-from examples.flights.topics import FOLD
+from examples.flights.topics import FOLD, make_topics
 from tests.servers.pubsub import shared_server as pubsub
 from tests.servers.servicebus import missing, shared_double
 
@@ -93,6 +94,15 @@ def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
     assert len(balance.auditor.delays) + len(balance.auditor.cancelled) == 100
     assert isinstance(console.file, io.StringIO)
     assert "servicebus keeps no log" in console.file.getvalue()
+
+
+async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
+    url = f"{pubsub().url}&ordering=on"
+    async with broker.connect(url) as bus:
+        await make_topics(bus)
+        life = new_life(url, bus)
+        await life.start()
+        await life.stop()
 
 
 async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ class MessageListener(Listener):
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.lost_messages += messages
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+
 
 class PartitionListener(Listener):
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:

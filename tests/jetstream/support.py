@@ -26,6 +26,8 @@ class Listener:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.gone.extend(messages)
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+
     def event(self, event: Event) -> None:
         self.events.append(event)
 

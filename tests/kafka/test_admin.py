@@ -18,6 +18,7 @@ from broker.errors import (
 )
 from broker.hooks import Hooks
 from broker.names import native_name
+from broker_kafka import topics_admin
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
@@ -49,7 +50,7 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
     await spi.delete_topic(name)
     await spi.delete_topic(name)
     assert name not in await spi.list_topics()
-    for call in (spi.describe_topic(name), spi.purge(name)):
+    for call in (spi.describe_topic(name), spi.topic_identity(name), spi.purge(name)):
         with pytest.raises(TopicNotFound, match=name):
             await call
     # And made again at once, as another topic.
@@ -57,6 +58,7 @@ async def test_a_topic_from_creation_to_deletion(spi: KafkaAdmin, kafka: KafkaSe
     assert anew.partitions == 1
     assert again.identity
     assert anew.identity not in {None, again.identity}
+    assert await spi.topic_identity(name) == anew.identity
     await asyncio.to_thread(produce, kafka.bootstrap, name, [b"x"])
 
 
@@ -85,6 +87,27 @@ async def test_ensure_at_once_from_many(spi: KafkaAdmin, name: str):
     assert set(found) <= {2, 3}
     assert all(isinstance(info, Unsupported) for info in made if isinstance(info, BaseException))
     assert (await spi.describe_topic(name)).partitions == 3
+
+
+async def test_a_broker_that_has_not_heard_of_a_topic_yet_passes(
+    spi: KafkaAdmin, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    describe = topics_admin.describe
+    strangers = {2, 4, 5}  # of the requests, by number: to the brokers that hear of it later
+    asked = 0
+
+    async def of_any_broker(connection: Connection, topic: str, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        found = await describe(connection, topic, **options)
+        if asked in strangers:
+            raise TopicNotFound(f"Topic {topic!r}: unknown topic or partition")
+        return found
+
+    monkeypatch.setattr(topics_admin, "describe", of_any_broker)
+    made = await ensure(spi, name, partitions=2)
+    assert (made.name, made.partitions) == (name, 2)
+    assert asked > max(strangers)
 
 
 async def test_partitions_can_be_added_only(spi: KafkaAdmin, kafka: KafkaServer, name: str):

@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from broker.bus import connect
+from broker.outbound import OutboundMessage
 from broker_kafka.group import GroupConsumer
 from tests.kafka.group_members import eventually
 from tests.servers.kafka import KafkaServer
@@ -41,3 +42,12 @@ async def test_closing_the_bus_closes_what_is_open(kafka: KafkaServer, topic: st
         member = GroupConsumer(bus, topic, group=group)
         await member.__aenter__()
     assert member.closed
+
+
+async def test_a_second_message_of_an_id_is_kept_and_told_to_be_none(kafka: KafkaServer, topic: str) -> None:
+    async with connect(kafka.url) as bus:
+        able = bus.capabilities.publish
+        receipts = [await bus.topic(topic).publish(OutboundMessage(b"x", id="one")) for _ in range(2)]
+        assert [receipt.offset for receipt in receipts] == [0, 1]
+        assert (able.deduplication, able.tells_duplicates) == (False, False)
+        assert not any(receipt.duplicate for receipt in receipts)

@@ -106,3 +106,11 @@ async def test_what_is_asked_of_a_partition_elsewhere_is_a_lost_lease_whether_th
         # Nothing was paused along with what could not be.
         await consumer.seek({mine: 0})
         assert len(await take(consumer, 3)) == 3
+
+
+async def test_a_start_that_is_none_tells_all_that_one_can_be(kafka: KafkaServer, topic: str, group: str):
+    with pytest.raises(
+        ConfigurationError, match=r'start is 5.*"latest", a mapping of TopicPartition to offset or a da'
+    ):
+        async with opened(kafka, topic, group, start=5):
+            pass

@@ -87,6 +87,23 @@ async def test_an_explicit_topic_that_is_deleted_ends_the_reading(
 
 
 @both_protocols
+async def test_a_refused_commit_tells_at_once_that_a_topic_is_deleted(
+    kafka: KafkaServer, topic: str, admin: RawAdmin, group: str, protocol: str
+):
+    await fill(kafka, topic, 1, 2)
+    # Topics are looked for every 30 s by default: who marks learns of it by the commit.
+    options = {"commit_interval": 0.2, "stop_when_idle": None, **options_of(protocol)}
+    async with opened(kafka, topic, group, **options) as consumer:
+        records = await take(consumer, 2)
+        admin.delete_topic(topic)
+        consumer.mark_all(records)
+        async with asyncio.timeout(10):
+            with pytest.raises(TopicNotFound, match=topic):
+                await take(consumer, 1)
+        assert consumer.closed
+
+
+@both_protocols
 async def test_partitions_that_are_added_are_read_from_their_beginning(
     kafka: KafkaServer, topic: str, admin: RawAdmin, group: str, protocol: str
 ):

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.commits import split_owned
+from broker_kafka.errors import translate
 from broker_kafka.member_commits import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
@@ -48,3 +50,27 @@ async def test_a_partition_that_goes_before_its_commit_begins_is_refused_by_the_
     # The task of the commit is made in this turn of the loop and begins in the next.
     asyncio.get_running_loop().call_soon(owned.clear)
     assert isinstance((await committing)[place], LeaseLost)
+
+
+async def test_a_commit_waits_for_a_coordinator_that_loads() -> None:
+    place = TopicPartition("orders", 0)
+    loading = KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+    answers: list[BrokerError | None] = [translate(loading, "Committing"), translate(loading, "Committing"), None]
+    stored: list[int] = []
+
+    async def load(
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        stored.append(positions[place].offset)
+        return {place: answers.pop(0)}
+
+    commits = MemberCommits(
+        cast("Any", SimpleNamespace(commit=load)),
+        cast("Any", SimpleNamespace(calling_back=False)),
+        {place: 1},
+        GroupMember("readers", 1),
+        group="readers",
+        timeout=5.0,
+    )
+    assert await commits.commit({place: (5, "")}) == {place: None}
+    assert stored == [5, 5, 5]

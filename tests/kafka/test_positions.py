@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from broker.errors import ConnectionFailed
 from broker.hooks import Hooks
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.connection import Connection
+from broker_kafka.errors import translate
 from broker_kafka.positions import bounds_of, positions_at
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import PLAIN, KafkaServer
@@ -60,6 +63,27 @@ async def test_a_leader_that_is_lost_before_it_answers_is_asked_again(server: tu
     finally:
         proxy.hold(False)
         await connection.close()
+
+
+async def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(
+    kafka: KafkaServer, topic: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = TopicPartition(topic, 0)
+    unknown = translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), f"Positions of {topic!r}")
+    ask = connection.outcomes
+    strange = 3
+
+    async def outcomes(start: Callable[[Any], Any], what: str) -> dict[Any, Any]:
+        nonlocal strange
+        found = await ask(start, what)
+        if what.startswith("Positions") and strange:
+            strange -= 1
+            return dict.fromkeys(found, unknown)
+        return found
+
+    monkeypatch.setattr(connection, "outcomes", outcomes)
+    assert await bounds_of(connection, [place]) == {place: Bounds(0, 0)}
+    assert not strange
 
 
 async def test_a_leader_that_never_answers_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:

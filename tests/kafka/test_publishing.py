@@ -157,10 +157,10 @@ async def test_what_the_topic_does_not_take_is_too_large(bus: Bus, make_topic: M
 
 
 async def test_what_the_client_does_not_take_is_too_large(kafka: KafkaServer, topic: str) -> None:
-    config = settings_of(kafka, message_max_bytes=2000).client_config("producer")
+    config = settings_of(kafka, message_max_bytes=9000).client_config("producer")
     thread = ProducerThread(config)
     await thread.start()
-    sizes = [10, 3000, 10, 3000, 3000, 10]
+    sizes = [10, 10_000, 10, 10_000, 10_000, 10]
     for attributes in (None, {"a": "b"}):
         for receipts in (True, False):
             outcomes = await thread.publish(
@@ -309,11 +309,18 @@ async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> 
         finally:
             own.resume()
         assert 1 < took < 8
+        late: list[str] = []
         for outcome in outcomes:
             assert isinstance(outcome, PublishError)
             assert all(error.retriable for error in failures(outcome).values())
             kinds = {type(error) for error in failures(outcome).values()}
             assert kinds <= {OperationTimeout, ConnectionFailed}
+            late += [str(error) for error in failures(outcome).values() if isinstance(error, OperationTimeout)]
+        assert late
+        for said in late:
+            assert f"Publishing to '{own_topic}': no answer in time" in said
+            assert "may be on the broker" in said
+            assert "message_timeout_ms" in said
         assert (await bus.topic(own_topic).publish(b"after")).offset is not None
 
 

@@ -1,4 +1,4 @@
-"""Failure cases B, H, J, M and P of a queue with markers, which are those of its client, on a real broker.
+"""Failure cases B, H, J, M, O and P of a queue with markers, which are those of its client, on a real broker.
 
 kafka-mq-go fails in each of them.
 """
@@ -186,6 +186,26 @@ async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServe
     async with connect(f"{server.url}?{QUICK}") as bus:
         # What the wire had taken of the END may have come through since.
         assert (await bus.admin.lag(topic, group)).unsettled in (9, 10)
+
+
+async def test_o_an_ack_counts_though_the_marker_topic_has_grown_meanwhile(
+    kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
+) -> None:
+    url = f"{kafka.url}?{QUICK}&lease_seconds=1&topic_metadata_refresh_interval_ms=200"
+    async with connect(url) as bus:
+        await bus.topic(topic).publish_batch(numbered(20))
+        async with bus.messages(topic, subscription=group, prefetch=20) as inbox:
+            messages = await take(inbox, 20, PATIENCE)
+            await asyncio.to_thread(admin.add_partitions, marker_topic_name(group), 7)
+            # Several KEEPALIVEs are written while all know of the new partitions.
+            await nothing_more(inbox, 2.5)
+            for message in messages:
+                await message.ack()
+            await nothing_more(inbox, 2.5)
+            assert not any(message.lease_lost for message in messages)
+    assert admin.bounds(topic, 0)[1] == 20
+    told = [read_all(kafka.bootstrap, marker_topic_name(group), partition) for partition in range(7)]
+    assert [bool(records) for records in told].count(True) == 1
 
 
 async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, Proxy], group: str) -> None:

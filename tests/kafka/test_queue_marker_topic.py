@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from broker.bus import connect
-from broker.errors import ConfigurationError, InvalidName, TopicNotFound
+from broker.errors import BrokerError, ConfigurationError, InvalidName, TopicNotFound
 from broker.spi import MessageSubscription, TopicInfo, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
+from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.queue.marker_topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
@@ -53,6 +57,29 @@ async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was
         await check_names(connection, MessageSubscription(topic=markers, subscription=f"{group}-2"))
 
 
+async def test_brokers_that_have_not_heard_yet_of_a_new_one_are_asked_again(
+    connection: Connection, group: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markers = marker_topic_name(group)
+    whats = {f"Topic {markers!r}", f"Describing topic {markers!r}"}
+    ask = connection.outcomes
+    asked: Counter[str] = Counter()
+
+    async def outcomes(start: Callable[[Any], Any], what: str) -> dict[Any, Any]:
+        found = await ask(start, what)
+        if what not in whats or any(isinstance(each, BrokerError) for each in found.values()):
+            return found
+        asked[what] += 1
+        # The first answer to each is of the broker that made it, the next ones are of others.
+        first = what.startswith("Topic")
+        strange = first < asked[what] < 4
+        return dict.fromkeys(found, translate(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), what)) if strange else found
+
+    monkeypatch.setattr(connection, "outcomes", outcomes)
+    assert await ensure_marker_topic(connection, group, topics=[topic]) == 1
+    assert all(asked[what] >= 4 for what in whats)
+
+
 async def test_one_that_is_there_keeps_its_partitions(
     connection: Connection, admin: RawAdmin, group: str, topic: str
 ) -> None:
@@ -65,9 +92,9 @@ async def test_a_consumer_sees_to_its_marker_topic_once(
 ) -> None:
     described: list[str] = []
 
-    async def describe(self: KafkaTopics, name: str) -> TopicInfo:
+    async def describe(self: KafkaTopics, name: str, *, known: bool = False) -> TopicInfo:
         described.append(name)
-        return await before(self, name)
+        return await before(self, name, known=known)
 
     before = KafkaTopics.describe
     monkeypatch.setattr(KafkaTopics, "describe", describe)

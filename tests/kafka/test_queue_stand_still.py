@@ -1,18 +1,25 @@
-"""A holder that stands still while its ack is written."""
+"""A holder that stands still while its STARTs or its ack are written."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from broker.bus import connect
 from broker.errors import BrokerError, LeaseLost, SettleError
-from broker.messages import SettleState
+from broker.hooks import Event, LeaseExpired
+from broker.messages import Message, SettleState
+from broker.outbound import OutboundMessage
+from broker.spi import TopicPartition
 from broker.testing.waiting import nothing_more, take
+from broker_kafka.queue.dispatch_table import DispatchTable
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed
+from broker_kafka.queue.queue_client import QueueClient
 from broker_kafka.queue.wire import Kind, read_markers
+from tests.kafka.test_queue_dispatch import url_of
 from tests.servers.kafka import KafkaServer
 
 
@@ -44,3 +51,63 @@ async def test_an_ack_that_was_in_time_is_not_told_as_lost(
         assert message.state is SettleState.UNKNOWN
         await nothing_more(inbox, 1.5)
         assert (await bus.admin.lag(topic, group)).unsettled == 0
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
+    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
+) -> None:
+    slow = 2
+    hand_over: Any = vars(QueueClient)["_hand_over"]
+
+    def too_late(client: QueueClient, positions: Mapping[TopicPartition, int], until: float) -> list[Message[Any]]:
+        nonlocal slow
+        slow -= bool(positions)
+        return hand_over(client, positions, until if slow < 0 else 0.0)
+
+    monkeypatch.setattr(QueueClient, "_hand_over", too_late)
+    told: list[Event] = []
+    bodies = [b"%d" % number for number in range(6)]
+    # One at a time is taken, so that the first two come too late, and what follows them does not.
+    async with (
+        connect(f"{kafka.url}?queue=markers&queue_transactions={str(transactions).lower()}") as bus,
+        bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
+    ):
+        bus.hooks.listen(told.append)
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
+        handled: list[bytes | None] = []
+        while len(handled) < len(bodies):
+            (message,) = await take(inbox, 1, 20.0)
+            handled.append(message.data)
+            await message.ack()
+    assert handled == bodies
+    assert [event.message.data for event in told if isinstance(event, LeaseExpired)] == bodies[:2]
+
+
+async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_next(
+    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = 2
+    taken: Any = vars(DispatchTable)["take"]
+
+    def too_late(table: Any, *how: Any) -> list[Message[Any]]:
+        nonlocal slow
+        found: list[Message[Any]] = taken(table, *how)
+        for message in found[:slow]:
+            message.lease.until = 0.0
+        slow -= len(found[:slow])
+        return found
+
+    monkeypatch.setattr(DispatchTable, "take", too_late)
+    bodies = [b"%d" % number for number in range(6)]
+    async with (
+        connect(url_of(kafka, group, "mail", lease_seconds=1)) as bus,
+        bus.messages(topic, subscription="mail", ordered_by_key=True, max_outstanding=1) as inbox,
+    ):
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="mail") for body in bodies])
+        handled: list[bytes | None] = []
+        while len(handled) < len(bodies):
+            (message,) = await take(inbox, 1, 20.0)
+            handled.append(message.data)
+            await message.ack()
+    assert handled == bodies

@@ -13,7 +13,7 @@ from broker.hooks import Hooks, Warned
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.connection import Connection
 from broker_kafka.queue.assigned_partition import PartitionOptions
-from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, Positions
+from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 from broker_kafka.queue.group_positions import GroupPositions
 from broker_kafka.queue.tracked_partition import now_ms
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
@@ -37,6 +37,24 @@ async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: 
     (letter,) = await asyncio.to_thread(wait_for, lambda: queue.read(queue.dead))
     assert letter.value() == b"m0"
     assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
+
+
+async def test_a_topic_that_is_gone_is_told_once_for_all_partitions(kafka: KafkaServer) -> None:
+    hooks, warned = Hooks(), list[str]()
+    hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    async with connected(kafka) as connection:
+        queue = await asyncio.to_thread(Queue, kafka, 3)
+        await queue.prepare(connection)
+        gone = [MessageId("no-such-topic", partition, 0, queue.subscription) for partition in range(3)]
+        async with tracking(connection, queue, hooks=hooks) as tracker:
+            starts = [Marker(kind=Kind.START, id=each, after_ms=200, attempt=1) for each in gone]
+            await asyncio.to_thread(queue.write, *((start, Content(value=b"m")) for start in starts))
+            await eventually(lambda: tracker.counts.refused == 3)
+            # What is told is told with the end of a turn.
+            await eventually(lambda: bool(warned))
+            await asyncio.to_thread(queue.take, await asyncio.to_thread(queue.send, 3))
+            await asyncio.to_thread(queue.wait_for_again, 3, 3)
+    assert ["topic is gone" in text for text in warned] == [True]
 
 
 @pytest.mark.parametrize("taken_at", [1, 2])
@@ -85,6 +103,30 @@ async def test_a_start_that_fits_no_more_holds_up_no_message(connection: Connect
         await eventually(lambda: any(f"{large.topic}:0:0 is not taken again" in text for text in warned))
         await eventually(lambda: tracker.counts.renewed >= 1)
         assert tracker.counts.dead_lettered == 0
+
+
+async def test_what_is_tried_again_is_late_since_it_was_due_first(
+    connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, refusals = FencedWriter.write, [1, 2, 3]
+
+    async def refusing(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        if refusals and any(entry.topic == queue.topic for entry in entries):
+            refusals.pop()
+            raise NotWritten("The transaction was aborted", refused={}, native=None)
+        await write(self, entries, positions)
+
+    monkeypatch.setattr(FencedWriter, "write", refusing)
+    ids = await asyncio.to_thread(queue.send, 1)
+    async with tracking(connection, queue, retry_after=0.5) as tracker:
+        await asyncio.to_thread(queue.take, ids)
+        await asyncio.to_thread(queue.wait_for_again, 1, 1)
+        await eventually(lambda: tracker.counts.redelivered == 1)
+        lateness, delay = tracker.counts.lateness, tracker.counts.delay
+        assert not refusals
+        assert lateness.sum >= 1.5
+        # Its lease was one of 0.3 s.
+        assert delay.sum - lateness.sum < 0.301
 
 
 async def test_what_cannot_be_read_anew_at_once_is_tried_again(

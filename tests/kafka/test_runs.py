@@ -161,6 +161,13 @@ def test_a_run_is_split(count: int) -> None:
     assert (len(first), len(rest), first.size + rest.size, rest.last) == (count, 3 - count, run.size, 4)
 
 
+def test_a_part_may_be_empty() -> None:
+    (run,) = runs_of([native(1), native(2)])
+    whole, nothing = run.split(2)
+    assert (list(whole.offsets), list(nothing.offsets), nothing.make(None, 0)) == ([1, 2], [], [])
+    assert nothing.column("offset") == range(0)
+
+
 @given(st.sets(st.integers(0, 12), min_size=1), st.integers(1, 2))
 def test_columns_tell_what_the_records_do_with_and_without_gaps(offsets: set[int], partitions: int) -> None:
     rows = [(partition, offset) for partition in range(partitions) for offset in sorted(offsets)]

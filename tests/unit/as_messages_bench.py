@@ -29,6 +29,8 @@ class Ears:
     def lost(self, messages: Sequence[Message[Any]]) -> None:
         self.gone.extend(messages)
 
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+
     def event(self, event: Event) -> None:
         self.events.append(event)
         self.heard.set()

@@ -23,6 +23,7 @@ from broker_kafka.settings import KafkaSettings
         (KafkaError._SSL, errors.AuthenticationFailed, False),
         (KafkaError.MSG_SIZE_TOO_LARGE, errors.MessageTooLarge, False),
         (KafkaError._TRANSPORT, errors.ConnectionFailed, True),
+        (KafkaError._DESTROY_BROKER, errors.ConnectionFailed, True),
         (KafkaError._MSG_TIMED_OUT, errors.OperationTimeout, True),
         (KafkaError.ILLEGAL_GENERATION, errors.LeaseLost, False),
         (KafkaError._FENCED, errors.TransactionFatal, False),

@@ -23,6 +23,21 @@ def refused(url: str) -> str:
     return str(caught.value)
 
 
+class TestTimeOfRequests:
+    def test_a_frozen_broker_does_not_have_all_the_time_of_a_message(self) -> None:
+        settings = KafkaSettings()
+        given = settings.client_config("producer")["socket.timeout.ms"]
+        assert settings.request_timeout_ms < given < settings.message_timeout_ms / 2
+        assert "socket.timeout.ms" not in settings.client_config("consumer")
+
+    def test_what_is_given_counts(self) -> None:
+        config = KafkaSettings(socket_timeout_ms=45_000).client_config("producer")
+        assert config["socket.timeout.ms"] == 45_000
+
+    def test_it_is_no_more_than_the_clients_own(self) -> None:
+        assert KafkaSettings(request_timeout_ms=900_000).client_config("producer")["socket.timeout.ms"] == 60_000
+
+
 class TestServers:
     @pytest.mark.parametrize("server", ["h", "h:1", "10.0.0.1:65535", "[::1]", "[fe80::1%eth0]:9092", "höst_1:9092"])
     def test_hosts_are_taken_with_and_without_a_port(self, server: str) -> None:
@@ -65,8 +80,25 @@ class TestUrl:
         assert name in told
         assert OWNED[name] in told
 
+    @pytest.mark.parametrize("name", sorted(name for name in OWNED if "." in name))
+    def test_it_is_known_as_a_setting_would_be_written_too(self, name: str) -> None:
+        assert OWNED[name] in refused(f"kafka://h?{name.replace('.', '_')}=1")
+
+    def test_a_property_that_is_written_like_a_setting_is_told_its_name(self) -> None:
+        assert "Give it as 'socket.keepalive.enable'" in refused("kafka://h?socket_keepalive_enable=true")
+
+    def test_a_level_of_no_compression_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "Say compression_type=zstd" in refused("kafka://h?compression_level=3")
+        KafkaSettings.from_url("kafka://h?compression_level=3&compression_type=gzip")
+        monkeypatch.setenv("BROKER_KAFKA_COMPRESSION_LEVEL", "3")
+        KafkaSettings.from_url("kafka://h?compression_type=none")
+
     def test_what_cannot_be_used_is_named_with_the_mend(self) -> None:
         assert "Did you mean 'linger_ms'?" in refused("kafka://h?lingr_ms=3")
+        assert "one copy at least" in refused("kafka://h?replication_factor=0")
+        assert "8192" in refused("kafka://h?message_max_bytes=1000")
+        assert "group_instance_id" in refused("kafka://h?group_instance_id=")
+        assert "3600" in refused("kafka://h?request_timeout=1e300")
         assert "one of none, gzip" in refused("kafka://h?compression_type=rar")
         assert "needs acks=all" in refused("kafka://h?acks=1")
         assert "without sasl_password" in refused("kafka://user@h")
@@ -307,6 +339,31 @@ class TestEngines:
     ) -> None:
         with pytest.raises(InvalidSetting, match=f"{told}.*{advice}"):
             KafkaSettings.from_url(f"kafka://h?queue=markers&{parameters}")
+
+    @pytest.mark.parametrize(
+        ("queues", "told"),
+        [
+            ("a,,b", r"is 'a,,b': number 2 of its 3 names is empty"),
+            ("a,", r"is 'a,': number 2 of its 2 names is empty"),
+            (", ,a", r"number 1 of its 3 names is empty"),
+            (",", r"number 1 of its 2 names is empty"),
+            ("a,b, a,c,c", r"it has 'a', 'c' more than once"),
+            ("*,*", r"it has '\*' more than once"),
+        ],
+    )
+    def test_queues_that_are_empty_or_repeated_are_refused_by_name(self, queues: str, told: str) -> None:
+        with pytest.raises(InvalidSetting, match=rf"'queue_ids' \(from url\) .*{told}"):
+            KafkaSettings.from_url(f"kafka://h?queue=markers&queue_group=g&queue_ids={queues}")
+        given = tuple([name.strip() for name in queues.split(",")])
+        with pytest.raises(InvalidSetting, match=r"'queue_ids' \(from argument\)"):
+            KafkaSettings(queue="markers", queue_group="g", queue_ids=given)
+
+    @pytest.mark.parametrize("name", ["a/b", "", "a b", "ä", "a\n", "a" * 241])
+    def test_a_marker_topic_that_is_no_name_is_told_in_words(self, name: str) -> None:
+        with pytest.raises(InvalidSetting, match=r"'marker_topic' .*1 to 240 letters of ASCII, digits, dots") as caught:
+            KafkaSettings(queue="markers", marker_topic=name)
+        assert "pattern" not in str(caught.value)
+        assert "A-Z" not in str(caught.value)
 
     def test_every_setting_of_queues_belongs_to_an_engine(self) -> None:
         assert set(QueueSettings.model_fields) == {"queue", *GIVEN["markers"], *GIVEN["share"]}

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import settings
@@ -31,6 +32,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.lanes = Lanes(3, lambda: self.time)
         self.next = 0
         self.returned: dict[bytes, list[int]] = defaultdict(list)
+        self.waiting: dict[bytes, list[Message]] = defaultdict(list)
         self.handed: dict[bytes, Message] = {}
         self.worked_on: dict[bytes, Message] = {}
         self.done: dict[bytes, list[int]] = defaultdict(list)
@@ -49,9 +51,28 @@ class LanesMachine(RuleBasedStateMachine):
         for number in again:
             self._offer(key, number)
 
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def publish_too_late(self, key: bytes) -> None:
+        number = self.next
+        self.next += 1
+        self.published[key].append(number)
+        self._pass_over(key, [number])
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def redeliver_too_late(self, key: bytes) -> None:
+        again, self.returned[key] = sorted(self.returned[key]), []
+        self._pass_over(key, again)
+
+    def _pass_over(self, key: bytes, numbers: list[int]) -> None:
+        self.lanes.passed_over([make(str(number), key) for number in numbers])
+        self.returned[key] += numbers
+
     def _offer(self, key: bytes, number: int) -> None:
-        if self.lanes.put_all([make(str(number), key)]):
+        message = make(str(number), key)
+        if self.lanes.put_all([message]):
             self.returned[key].append(number)
+        else:
+            self.waiting[key].append(message)
 
     @rule()
     def take(self) -> None:
@@ -60,6 +81,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert message.key is not None
             assert message.key not in self.handed, "two messages of one key at once"
             assert message.key not in self.worked_on, "a message of a key beside the handler of another"
+            assert message is self.waiting[message.key].pop(0)
             message.in_use = True
             self.handed[message.key] = message
 
@@ -96,6 +118,7 @@ class LanesMachine(RuleBasedStateMachine):
             copy = make(message.id, key)
             self.lanes.replace(message, copy)
             self.lanes.put_again(copy)
+            self.waiting[key].insert(0, copy)
 
     @rule(key=st.sampled_from([b"a", b"b"]), working=st.booleans())
     def lose(self, key: bytes, working: bool) -> None:
@@ -104,8 +127,18 @@ class LanesMachine(RuleBasedStateMachine):
             message.in_use = working
             if working:
                 self.worked_on[key] = message
-            followers = self.lanes.abandon(message)
-            self.returned[key].extend([int(message.id), *(int(f.id) for f in followers)])
+            self._abandon(key, message)
+
+    @rule(key=st.sampled_from([b"a", b"b"]), at=st.integers(0, 2))
+    def lose_one_that_waits(self, key: bytes, at: int) -> None:
+        if at < len(self.waiting[key]):
+            self._abandon(key, self.waiting[key].pop(at))
+
+    def _abandon(self, key: bytes, message: Message) -> None:
+        followers = self.lanes.abandon(message)
+        for follower in followers:
+            self.waiting[key].remove(follower)
+        self.returned[key].extend([int(message.id), *(int(f.id) for f in followers)])
 
     @invariant()
     def order_per_key_is_kept(self) -> None:
@@ -146,6 +179,16 @@ def test_what_was_given_back_and_never_comes_again_does_not_block_its_key_for_ev
     assert lanes.put_all([make("3", b"k")])
     now = 61.0
     assert lanes.put_all([make("3", b"k")]) == []
+
+
+def test_what_could_not_be_handed_over_in_time_and_never_comes_again_is_waited_for_like_any_other() -> None:
+    now = 0.0
+    lanes = Lanes(None, lambda: now)
+    lanes.passed_over([make("1", b"k"), make("none", None)])
+    assert lanes.put_all([make("2", b"k"), make("3", b"other"), make("4", None)]) == [(ANY, ANY)]
+    assert [message.id for message in lanes.take_some(5)] == ["3", "4"]
+    now = 61.0
+    assert lanes.put_all([make("2", b"k")]) == []
 
 
 def test_what_waited_behind_its_key_does_not_queue_again_behind_all_others() -> None:

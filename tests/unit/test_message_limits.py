@@ -75,6 +75,16 @@ def test_wish_that_the_backend_cannot_honour_is_refused_never_ignored(message: O
     assert limits_of(ability=ability).check(message) == 0
 
 
+def test_a_refusal_names_the_setting_that_causes_it() -> None:
+    needed = {"publish.partitions": "shared=true, which is false here"}
+    limits = MessageLimits(Capabilities(backend="test", publish=PublishCapabilities(), settings_needed=needed))
+    with pytest.raises(Unsupported, match="partition; it takes shared=true, which is false here"):
+        limits.check(OutboundMessage(b"", partition=0))
+    with pytest.raises(Unsupported) as raised:
+        limits.check(OutboundMessage(b"", ttl=1.0))
+    assert "shared" not in raised.value.message
+
+
 def test_no_limits_take_anything() -> None:
     message = OutboundMessage(b"x" * 100_000, "k" * 1000, {str(n): "v" * 100 for n in range(100)}, "i" * 1000)
     assert limits_of(Limits()).check(message) == message_size(message) > 111_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker_pulsar.client import pulsar
-from broker_pulsar.log_reader import has_more
+from broker_pulsar.readers import has_more
 
 
 class Moved:

@@ -245,6 +245,8 @@ class MessagesMachine(OnALoop):
             self.out.remove(message)
             self.stale.append(message)
 
+    def passed_over(self, messages: Any) -> None: ...
+
     def event(self, event: Any) -> None:
         return
 

@@ -176,3 +176,21 @@ async def test_one_failing_service_stops_the_others_and_is_raised() -> None:
             async with asyncio.timeout(5):
                 await serve(bad_consumer.handled_by(handle), good_consumer.handled_by(handle))
     assert good.outcomes(Outcome.ACK) == ["1"]
+
+
+@pytest.mark.parametrize("by", ["receive", "receive_batches"])
+async def test_a_consumer_that_was_stopped_before_it_opened_handles_nothing(by: str) -> None:
+    async with broker.connect("inmem:") as bus:
+        await bus.admin.ensure_topic("orders")
+        inbox = bus.messages("orders", subscription="billing")
+        inbox.stop()
+        async with inbox, asyncio.timeout(5):
+            await getattr(inbox, by)(_nothing)
+
+
+def test_a_consumer_of_threads_that_was_stopped_before_it_opened_handles_nothing() -> None:
+    with broker.blocking.connect("inmem:") as bus:
+        bus.admin.ensure_topic("orders")
+        service = bus.messages("orders", subscription="billing").handled_by(print)
+        service.consumer.stop()
+        service.serve()

@@ -12,6 +12,8 @@ import pytest
 from pydantic import Field, SecretStr, model_validator
 
 from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
+from broker.registry import load_backend
+from broker.setting_types import Form
 from broker.settings import BackendSettings, Origin
 from broker.urls import UrlParts
 
@@ -36,6 +38,7 @@ class ShopSettings(BackendSettings):
     folder: Path | None = None
     ports: tuple[int, ...] = ()
     prefix: Annotated[str, Field(pattern="[a-z]+", max_length=5)] = "shop"
+    place: Annotated[str | None, Form(r"\w+:\d+", "a host and a port")] = None
 
     @classmethod
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
@@ -94,6 +97,7 @@ def test_a_bare_scheme_is_all_defaults():
         ("verify=", "''. It takes true or false"),
         ("wait=soon", "'soon'. It takes a duration"),
         ("prefix=9", r"'prefix' .from url. is '9': String should match pattern '\[a-z\]\+'. It takes text"),
+        ("place=a:1/b", r"'place' .from url. is 'a:1/b'\. It takes a host and a port$"),
         ("ports=1,x", "It takes a list split by commas, each a whole number"),
     ],
 )
@@ -240,3 +244,16 @@ def test_replaced_values_leave_the_others_their_origin(monkeypatch: pytest.Monke
 def test_an_unknown_name_has_no_origin():
     with pytest.raises(UnknownSetting, match=r"Did you mean 'size'"):
         ShopSettings().origin("sizes")
+
+
+def test_what_has_its_form_is_taken():
+    assert ShopSettings.from_url("shop:?place=a:1").place == "a:1"
+    assert ShopSettings().place is None
+    (told,) = (info.accepts for info in ShopSettings().explain() if info.name == "place")
+    assert told == "a host and a port"
+
+
+@pytest.mark.parametrize("scheme", ["inmem", "kafka", "nats", "pubsub", "pulsar", "servicebus"])
+def test_no_backend_tells_of_a_pattern(scheme: str):
+    for field in load_backend(scheme).settings_type.model_fields.values():
+        assert not any(getattr(constraint, "pattern", None) for constraint in field.metadata)

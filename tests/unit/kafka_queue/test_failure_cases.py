@@ -235,6 +235,19 @@ def test_k_what_cannot_be_sent_is_tried_again_and_stays_pinned() -> None:
     assert len(queue.redeliver()) == 2
 
 
+def test_k_what_is_tried_again_is_due_since_it_was_first_until_somebody_says_otherwise() -> None:
+    queue = taken(2)
+    expire(queue)
+    due = queue.now
+    for _ in range(3):
+        assert [lease.due_since for lease in queue.redeliver(fails=True)] == [due, due]
+        queue.now += 100
+        queue.read()
+    queue.keep(queue.held[0])
+    expire(queue)
+    assert [lease.due_since for lease in queue.redeliver()] == [due, queue.now]
+
+
 def test_l_a_storm_is_taken_in_portions_and_in_order() -> None:
     queue = taken(1_000)
     expire(queue)

@@ -7,6 +7,7 @@ from typing import Any
 
 from broker.hooks import Event
 from broker.spi import TopicPartition
+from broker_kafka.queue.commit_doubts import CommitDoubts
 from broker_kafka.queue.queue_client import QueueClient
 
 HERE = TopicPartition("orders", 0)
@@ -27,6 +28,7 @@ async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() 
         producer=unused,
         starting=unused,
         transactions=None,
+        doubts=CommitDoubts(),
         book=unused,
         transacted=unused,
         tracker=None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from broker_kafka.queue.marker_producer import Placed, packed
+from broker.errors import OperationTimeout
+from broker_kafka.queue.marker_producer import Placed, explained, packed
 from broker_kafka.queue.wire import Kind, Marker, MessageId, read_markers, write_marker
 
 
@@ -42,3 +43,11 @@ def test_what_is_a_record_already_stays_one_in_its_place() -> None:
     assert places == [0, 0, 1, 2, 3, 3, 1]
     assert records[2].data == b"whole"
     assert [offsets_of(record) for record in (records[0], records[1], records[3])] == [[0, 1], [2, 5], [3, 4]]
+
+
+def test_markers_of_an_unknown_fate_are_not_for_the_user_to_publish_again() -> None:
+    error = OperationTimeout("Publishing to 'q.markers': no answer in time", advice="Publish it again")
+    told = explained(error, "q.markers", 10)
+    assert isinstance(told, OperationTimeout)
+    assert str(told) == "Markers are not known to be written: Publishing to 'q.markers': no answer in time"
+    assert told.retriable == error.retriable

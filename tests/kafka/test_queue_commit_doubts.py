@@ -1,0 +1,70 @@
+"""Partitions of a queue that go while what was taken of them is committed, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from broker.bus import connect
+from broker.errors import BrokerError, ConnectionFailed
+from broker.outbound import OutboundMessage
+from broker.spi import TopicPartition
+from broker.testing.waiting import take
+from broker_kafka.queue.fenced_writer import Entry, FencedWriter, Positions
+from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.records import KafkaRecordSource
+from tests.servers.kafka import KafkaServer
+
+
+@pytest.mark.parametrize("transactions", [True, False])
+async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of_its_key(
+    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
+) -> None:
+    clients: list[QueueClient] = []
+    open_client, commit, write = QueueClient.open, KafkaRecordSource.commit_noted, FencedWriter.write
+    place = TopicPartition(topic, 0)
+    goes = 2
+
+    async def opened(client: QueueClient) -> None:
+        clients.append(client)
+        await open_client(client)
+
+    def lose() -> bool:
+        """As of a session that ended, whose next one reads on from what is committed."""
+        nonlocal goes
+        goes -= 1
+        if goes >= 0:
+            clients[0].lost([place])
+            clients[0].assigned([place])
+        return goes >= 0
+
+    async def unanswered(
+        source: KafkaRecordSource, positions: Mapping[TopicPartition, tuple[int, str]]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        results = await commit(source, positions)
+        return dict.fromkeys(positions, ConnectionFailed("No answer")) if lose() else results
+
+    async def written(writer: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        await write(writer, entries, positions)
+        if positions is not None:
+            lose()
+
+    monkeypatch.setattr(QueueClient, "open", opened)
+    monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
+    monkeypatch.setattr(FencedWriter, "write", written)
+    bodies = [b"%d" % number for number in range(6)]
+    handled: list[Any] = []
+    # One at a time is taken, so that what follows the first two is not of their commits.
+    async with (
+        connect(f"{kafka.url}?queue=markers&queue_transactions={str(transactions).lower()}") as bus,
+        bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
+    ):
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
+        while len(handled) < len(bodies):
+            (message,) = await take(inbox, 1, 20.0)
+            handled.append(message.data)
+            await message.ack()
+    assert goes < 0
+    assert handled == bodies

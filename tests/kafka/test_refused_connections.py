@@ -1,0 +1,82 @@
+"""What is said where a secured listener lets nobody in, and where the settings of a client cannot let anybody in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import broker
+from broker.errors import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
+from broker_kafka.settings import KafkaSettings
+from tests.servers.kafka_security import SecureBroker
+
+pytestmark = pytest.mark.xdist_group("kafka-security")
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[SecureBroker]:
+    with SecureBroker() as broker:
+        yield broker
+
+
+async def refused(secure: SecureBroker, door: str, **values: Any) -> BrokerError:
+    with pytest.raises(BrokerError) as caught:
+        async with broker.connect(KafkaSettings(servers=(secure.server.address(door),), **values)):
+            pass
+    return caught.value
+
+
+async def test_a_listener_that_misses_the_clients_certificate_refuses(secure: SecureBroker) -> None:
+    authority = secure.certificates.authority
+    for _ in range(3):
+        error = await refused(secure, "MUTUAL", ssl_ca_location=authority)
+        assert isinstance(error, AuthenticationFailed)
+        assert "alert" in str(error)
+        assert not error.retriable
+
+
+@pytest.mark.parametrize(
+    ("door", "values", "wants"),
+    [
+        ("TLS", {}, "TLS or a login"),
+        ("SASL_PLAIN", {}, "TLS or a login"),
+        (
+            "SASL_PLAIN_TLS",
+            {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "ann", "sasl_password": "x"},
+            "TLS",
+        ),
+    ],
+)
+async def test_a_listener_that_hangs_up_is_told_with_the_protocol(
+    secure: SecureBroker, door: str, values: dict[str, Any], wants: str
+) -> None:
+    error = await refused(secure, door, **values)
+    assert isinstance(error, ConnectionFailed)
+    protocol = values.get("security_protocol", "PLAINTEXT")
+    assert f"security_protocol={protocol}: one that wants {wants} hangs up" in error.advice
+
+
+async def test_a_key_without_its_certificate_is_a_setting(secure: SecureBroker) -> None:
+    known = secure.certificates
+    error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_key_location=known.client_key)
+    assert isinstance(error, InvalidSetting)
+    assert "no certificate assigned" in str(error)
+
+
+@pytest.mark.parametrize("way", ["raises", "returns"])
+async def test_why_a_function_gave_no_token_is_told(secure: SecureBroker, way: str) -> None:
+    def token(config: str) -> Any:
+        if way == "raises":
+            raise RuntimeError("the vault is closed")
+
+    error = await refused(
+        secure,
+        "OIDC",
+        ssl_ca_location=secure.certificates.authority,
+        sasl_mechanism="OAUTHBEARER",
+        oauth_cb=token,
+    )
+    assert isinstance(error, AuthenticationFailed)
+    assert {"raises": "RuntimeError: the vault is closed", "returns": "NoneType"}[way] in str(error)

@@ -1,0 +1,61 @@
+"""Since when a consumer takes part in its share group, and when it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.errors import BackendError, OperationTimeout, Unsupported
+from broker_kafka.settings import KafkaSettings
+from broker_kafka.share.taking_part import TakingPart
+
+
+class Clock:
+    """The time of the running loop, as a test wants it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.now)
+
+
+SETTINGS = KafkaSettings(fetch_wait_max_ms=500, request_timeout=10)
+
+
+async def test_it_is_idle_when_its_first_request_was_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration with a short `stop_when_idle` ended before the group had given it anything."""
+    clock = Clock(monkeypatch)
+    part = TakingPart("orders", SETTINGS)
+    clock.now += 9
+    assert not part.is_idle()
+    part.begun()
+    clock.now += 0.9
+    assert not part.is_idle()
+    part.begun()  # by messages, too
+    clock.now += 0.1
+    assert part.is_idle()
+    monkeypatch.undo()
+
+
+async def test_who_never_comes_to_take_part_is_idle_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    part = TakingPart("orders", SETTINGS)
+    clock.now += 10
+    assert part.is_idle()
+    monkeypatch.undo()
+
+
+async def test_waiting_ends_with_the_part_the_failure_or_the_time() -> None:
+    part = TakingPart("orders", SETTINGS)
+    part.begun()
+    part.failed(Unsupported("no share groups"))
+    await part.wait()
+
+    refused = TakingPart("orders", SETTINGS)
+    refused.failed(BackendError("a broker is away", retriable=True))
+    refused.failed(Unsupported("no share groups"))
+    with pytest.raises(Unsupported, match="no share groups"):
+        await refused.wait()
+
+    with pytest.raises(OperationTimeout, match=r"orders: no partition was assigned in 0\.01 s"):
+        await TakingPart("orders", KafkaSettings(request_timeout=0.01)).wait()
