@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import grpc
 from google.protobuf.json_format import MessageToDict
 
+from broker.checks import check_choice, check_text
 from broker.errors import BrokerError, InvalidSetting, NotFound, TopicNotFound, UnknownSetting
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 from broker_pubsub import subscriptions
@@ -78,8 +79,7 @@ class PubSubAdmin:
             made.message_retention_duration.FromTimedelta(keeps)
         if schema := subscriptions.text_of(options, "schema"):
             encoding = options.get("encoding", "json")
-            if encoding not in _ENCODINGS:
-                raise InvalidSetting(f"encoding is {encoding!r}", advice="It takes 'json' or 'binary'")
+            check_choice("encoding", encoding, tuple(_ENCODINGS))
             made.schema_settings.schema = self._names.schema(schema)
             made.schema_settings.encoding = _ENCODINGS[encoding]
         elif "encoding" in options:
@@ -172,7 +172,10 @@ class PubSubAdmin:
         await subscriptions.seek(self._connection, path, target, f"Subscription {subscription!r} of topic {topic!r}")
 
     async def snapshot(self, topic: str, subscription: str, name: str) -> None:
-        """Keep where a subscription is under this name, for at most seven days."""
+        """Keep where a subscription is under this name, for at most seven days.
+
+        :raises InvalidName: the name is neither portable nor a snapshot's. :raises SubscriptionNotFound: there is none.
+        """
         await self._call(
             Methods.CREATE_SNAPSHOT,
             request_of(
@@ -193,10 +196,10 @@ class PubSubAdmin:
         """Make a schema if it is missing; a topic made with `schema=name` refuses what does not fit it.
 
         :raises InvalidName: the name is neither portable nor a schema's.
-        :raises InvalidSetting: the kind is another.
+        :raises ConfigurationError: the kind is another, or the definition no text.
         """
-        if kind not in _SCHEMA_TYPES:
-            raise InvalidSetting(f"kind is {kind!r}", advice="It takes 'avro' or 'protobuf'")
+        check_choice("kind", kind, tuple(_SCHEMA_TYPES))
+        check_text("definition", definition)
         parent, _, own = self._names.schema(name).rpartition("/schemas/")
         request = request_of(Methods.CREATE_SCHEMA, parent=parent, schema_id=own)
         request.schema.type_ = _SCHEMA_TYPES[kind]

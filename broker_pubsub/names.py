@@ -44,7 +44,7 @@ class Names:
 
         :raises InvalidName: the name is neither portable nor a topic's.
         """
-        return self._path(name, "topic", "topics", _escaped(name))
+        return self._path(name, "topic", "topics")
 
     def topic_of(self, path: str) -> str:
         """The topic at a path; one that no portable name stands for comes back as a native name."""
@@ -58,7 +58,7 @@ class Names:
         :raises InvalidName: the name is neither portable nor a subscription's.
         """
         if isinstance(name, NativeName):
-            return self._path(name, "subscription", "subscriptions", name)
+            return self._path(name, "subscription", "subscriptions")
         check_name(name, "subscription")
         topic = str(topic).rpartition("/")[2]
         whole = f"{_escaped(name)}~{topic}"
@@ -97,16 +97,15 @@ class Names:
 
     def snapshot(self, name: str) -> str:
         """The path of a snapshot; portable and native names as for topics."""
-        return self._path(name, "snapshot", "snapshots", _escaped(name))
+        return self._path(name, "snapshot", "snapshots")
 
     def schema(self, name: str) -> str:
         """The path of a schema."""
-        return self._path(name, "schema", "schemas", _escaped(name))
+        return self._path(name, "schema", "schemas")
 
-    def _path(self, name: str, what: str, collection: str, last: str) -> str:
+    def _path(self, name: str, what: str, collection: str) -> str:
         if not isinstance(name, NativeName):
-            check_name(name, what)
-            return f"{self._project}/{collection}/{last}"
+            return f"{self._project}/{collection}/{_escaped(check_name(name, what))}"
         if "/" in name:
             if re.fullmatch(rf"projects/[^/]+/{collection}/[^/]+", name):
                 return str(name)

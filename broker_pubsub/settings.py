@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from broker.errors import InvalidSetting
+from broker.setting_types import Form
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
 
@@ -30,19 +31,24 @@ class PubSubSettings(BackendSettings):
 
     schemes: ClassVar[tuple[str, ...]] = ("pubsub",)
 
-    project: str | None = Field(
+    project: Annotated[
+        str | None,
+        Form(
+            r"[a-z][a-z0-9.:-]{4,61}[a-z0-9]",
+            "6 to 63 lower-case letters, digits and .:-, of which the first is a letter and the last none of .:-",
+        ),
+    ] = Field(
         default=None,
-        pattern=r"^[a-z][a-z0-9.:-]{4,61}[a-z0-9]$",
         description="Id of the Google Cloud project; the host of the URL, else GOOGLE_CLOUD_PROJECT",
     )
-    emulator_host: str | None = Field(
+    emulator_host: Annotated[str | None, Form(r"[^\s:/]+:\d+", "a host and a port, such as localhost:8085")] = Field(
         default=None,
-        pattern=r"^[^\s:/]+:\d+$",
         description="host:port of an emulator, reached without TLS and credentials; else PUBSUB_EMULATOR_HOST",
     )
-    endpoint: str = Field(
+    endpoint: Annotated[
+        str, Form(r"[^\s/]+:\d+", "a host and a port, such as europe-west1-pubsub.googleapis.com:443")
+    ] = Field(
         default="pubsub.googleapis.com:443",
-        pattern=r"^[^\s/]+:\d+$",
         description="host:port of the service; a regional one keeps the order of keys over publishers of a region",
     )
     tls_ca: Path | None = Field(
@@ -52,9 +58,10 @@ class PubSubSettings(BackendSettings):
         default=None,
         description="JSON file of a service account, or of gcloud's login; else the default credentials",
     )
-    impersonate: str | None = Field(
+    impersonate: Annotated[
+        str | None, Form(r"[^@\s]+@[^@\s]+", "an e-mail address, such as robot@project.iam.gserviceaccount.com")
+    ] = Field(
         default=None,
-        pattern=r"^[^@\s]+@[^@\s]+$",
         description="E-mail of the service account to act as, which the credentials may impersonate",
     )
     quota_project: str | None = Field(default=None, description="Project that is billed, where it is another one")

@@ -13,6 +13,7 @@ import pytest
 import broker
 from broker.errors import (
     BackendError,
+    ConfigurationError,
     ConnectionFailed,
     InvalidName,
     InvalidSetting,
@@ -39,6 +40,8 @@ class Listener:
 
     def lost(self, messages: object) -> None:
         raise AssertionError("nothing is lost here")
+
+    def passed_over(self, messages: object) -> None: ...
 
     def event(self, event: Event) -> None:
         pass
@@ -267,3 +270,19 @@ async def test_closing_leaves_no_subscription_of_a_moment(bus: broker.Bus, topic
         return native == ["readers"]
 
     await eventually(only_ours, PATIENCE, "the end of what was temporary")
+
+
+async def test_names_and_schemas_of_a_wrong_type_are_named(bus: broker.Bus, topic: str):
+    admin: Any = bus.backend.admin()
+    for asked, told in (
+        (lambda: admin.snapshot(topic, "readers", 5), "snapshot name is 5"),
+        (lambda: admin.delete_snapshot(5), "snapshot name is 5"),
+        (lambda: admin.seek(topic, "readers", 5), "to is 5"),
+        (lambda: admin.ensure_schema(5, "{}"), "schema name is 5"),
+        (lambda: admin.ensure_schema(f"{topic}.s", 5), "definition is 5. It takes a str"),
+        (lambda: admin.ensure_schema(f"{topic}.s", "{}", []), 'kind is .*It takes "avro" or "protobuf"'),
+        (lambda: admin.delete_schema(None), "schema name is None"),
+        (lambda: bus.admin.ensure_topic(f"{topic}.t", schema="s", encoding=[]), "encoding is .*It takes"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            await asked()
