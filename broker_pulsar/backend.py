@@ -63,6 +63,8 @@ class PulsarBackend:
         self.connection: Final = Connection(settings, hooks)
         self._open: set[Closing] = set()
         largest = settings.max_message_bytes - _HEADROOM
+        # The producer that is named or alone has all partitions, and no second one is let in beside it.
+        alone = _settings_against_partitions(settings)
         self._capabilities = Capabilities(
             backend="pulsar",
             publish=PublishCapabilities(
@@ -76,8 +78,9 @@ class PulsarBackend:
                     letter_attributes=8,
                 ),
                 deliver_at=True,
+                tells_duplicates=True,
                 tombstones=True,
-                partitions=True,
+                partitions=not alone,
                 ordered_calls=True,
             ),
             messages=MessageCapabilities(
@@ -91,6 +94,7 @@ class PulsarBackend:
             ),
             records=RecordCapabilities(rebalance=True, start_time=True, position_at=True, counting_offsets=False),
             durable=True,
+            settings_needed={"publish.partitions": alone} if alone else {},
         )
 
     @property
@@ -152,3 +156,13 @@ class PulsarBackend:
 
     def _detach(self, closed: Closing) -> None:
         self._open.discard(closed)
+
+
+def _settings_against_partitions(settings: PulsarSettings) -> str:
+    """What has to be set otherwise for partitions to be chosen; empty if nothing has."""
+    needed: list[str] = []
+    if settings.producer_name is not None:
+        needed.append(f"no producer_name, which is {settings.producer_name!r} here")
+    if settings.access_mode != "shared":
+        needed.append(f"access_mode=shared, which is {settings.access_mode!r} here")
+    return ", and ".join(needed)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
+from urllib.parse import quote
 
 from broker.errors import (
     AuthenticationFailed,
@@ -42,6 +43,8 @@ __all__ = ["Connection"]
 
 T = TypeVar("T")
 _THREADS: Final = 16
+_HEALTH: Final = "anybroker-health"
+"""A topic in memory, which nobody has."""
 
 
 class Connection:
@@ -75,7 +78,7 @@ class Connection:
         """Try both doors, and make the client.
 
         :raises ConnectionFailed, AuthenticationFailed: after one honest try.
-        :raises InvalidSetting: a file or a token that cannot be used.
+        :raises InvalidSetting: a file, a token or a listener that cannot be used.
         """
         settings = self.settings
         await self._knock()
@@ -112,6 +115,7 @@ class Connection:
         except Exception as error:
             raise translate(error, f"Connecting to {settings.service_url}") from error
         await self._shake_hands()
+        await self._check_listener()
         if self.hooks.listening:
             self.hooks.emit(Connected(server=settings.service_url))
 
@@ -197,7 +201,7 @@ class Connection:
         client, began = self.client, monotonic()
         settings = self.settings
         # No answer keeps anything: a topic in memory that nobody uses has no partitions.
-        topic = f"non-persistent://{settings.tenant}/{settings.namespace}/anybroker-health"
+        topic = f"non-persistent://{settings.tenant}/{settings.namespace}/{_HEALTH}"
         asking = asyncio.ensure_future(self.call(lambda: client.get_topic_partitions(topic)))
         done, _ = await asyncio.wait({asking}, timeout=settings.connect_timeout)
         if not done:
@@ -289,6 +293,25 @@ class Connection:
             self.later(client.shutdown)  # which takes its time there
             error.advice = "Check that the URL's port is the broker's own, such as 6650, and not its web service's"
             raise
+
+    async def _check_listener(self) -> None:
+        """:raises InvalidSetting: the brokers say that they have no listener of this name; the client times out."""
+        settings = self.settings
+        name = settings.listener_name
+        if name is None:
+            return
+        space = f"non-persistent/{quote(settings.tenant)}/{quote(settings.namespace)}"
+        place = f"/lookup/v2/topic/{space}/{_HEALTH}?listenerName={quote(name, safe='')}"
+        try:
+            await self.http.get(place, f"Looking for listener {name!r}", once=True)
+        except BrokerError as error:
+            if f"do not have {name} listener" in error.message:
+                raise InvalidSetting(
+                    f"Setting 'listener_name' is {name!r}, which the broker does not have",
+                    native=error,
+                    advice="Name one of the broker's advertisedListeners, or leave it out",
+                ) from None
+            # Any other answer tells nothing of it: a proxy need not know where topics are.
 
     async def _ask_who_we_are(self) -> None:
         """Let the HTTP API judge our credentials, which are the client's too.

@@ -28,6 +28,8 @@ from broker_pulsar.settings import PulsarSettings
 __all__ = ["Answer", "HttpApi"]
 
 _BASE: Final = "/admin/v2"
+_LOOKUP: Final = "/lookup/"
+"""Begins the paths that are not below it."""
 _REDIRECTS: Final = 3
 _THREADS: Final = 8
 _LEAST_SECONDS: Final = 0.1
@@ -127,7 +129,8 @@ class HttpApi:
         if body is not None:
             headers["Content-Type"] = "application/json"
             payload = json.dumps(body).encode()
-        status, told, tries = self._exchange(method, f"{_BASE}{path}", payload, headers, what, seconds)
+        place = path if path.startswith(_LOOKUP) else f"{_BASE}{path}"
+        status, told, tries = self._exchange(method, place, payload, headers, what, seconds)
         decoded: Any = None
         if told:
             try:

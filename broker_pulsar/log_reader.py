@@ -13,34 +13,34 @@ nothing for the request timeout raises OperationTimeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, Final
 
 from broker.errors import BrokerError, NotFound, OffsetOutOfRange, OperationTimeout
 from broker.hooks import Warned
 from broker.records import Record
-from broker.spi import Bounds, Span
+from broker.spi import Bounds, Span, TopicPartition
+from broker_pulsar.chunks import FURTHEST, SILENT, before, entry_at, first_chunk, has_entries, near
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import Reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate
 from broker_pulsar.logs import bounds_of, keeps, look, removed, spans_of, topic_bounds
-from broker_pulsar.names import READERS, TopicPath
-from broker_pulsar.positions import PER_LEDGER, after, built_id, offset_of
+from broker_pulsar.names import TopicPath
+from broker_pulsar.positions import PER_ENTRY, PER_LEDGER, after, built_id, offset_of
 from broker_pulsar.properties import LogView, data_of, key_of
+from broker_pulsar.readers import has_more, open_reader
 from broker_pulsar.subscribing import milliseconds
 
-__all__ = ["PulsarLogReader", "has_more", "make_record"]
+__all__ = ["PulsarLogReader", "make_record"]
 
 _VIEW: Final = LogView()
 _OVERHEAD: Final = 64
 _WAIT: Final = 100
 """Milliseconds after which a reader that found nothing asks the broker whether anything is left."""
-_QUEUE: Final = 1000
-_AGAIN: Final = 0.02
 _ALMOST: Final = timedelta(microseconds=999)
 
 
@@ -60,17 +60,40 @@ def make_record(topic: str, partition: int, raw: NativeMessage, message_id: Any)
 
 
 class _Read:
-    """One read of a range, used by one thread at a time."""
+    """One read of a range, used by one thread at a time.
 
-    def __init__(self, reader: Reader, topic: str, partition: int, start: int, stop: int, patience: float) -> None:
+    :param seen: what the log held when it began.
+    :param reopen: opens a reader at another position.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        place: TopicPartition,
+        start: int,
+        stop: int,
+        seen: Mapping[str, Any],
+        patience: float,
+        reopen: Callable[[int], Reader],
+    ) -> None:
         self._reader = reader
-        self._topic = topic
-        self._partition = partition
-        self._start = start
-        self._stop = stop
+        self.topic, self.partition = place
+        self.start = start
+        self.stop = stop
+        self._seen = seen
         self._patience = patience
+        self._reopen = reopen
         self._last: Any = None
+        self._next = start
+        """Below this all has come."""
+        self._entry = entry_at(start) // PER_ENTRY
+        """The entry that follows on what has come."""
         self._ledger = start // PER_LEDGER
+        self._back = 0
+        """So many entries before its start it has begun again."""
+        self._is_known = False
+        """Whether a message ends in the entry before the start, as where no other lies between the chunks of one."""
+        self._closed = False
         self.done = False
         self.leaps: list[tuple[int, int]] = []
         """From where to where the last records went on in another ledger, or ended early."""
@@ -80,41 +103,79 @@ class _Read:
     def take(self, most: int) -> list[Record[Any]]:
         """The next records of the range; an empty list only at its end, or where `silence` says why."""
         found: list[Record[Any]] = []
-        deadline = monotonic() + self._patience
+        came = monotonic()
         while len(found) < most and not self.done:
             try:
                 raw = self._reader.read_next(_WAIT)
             except pulsar.Timeout:
-                if not self._reader.has_message_available():
-                    self.done = True
-                    self.leaps.append((self._expected(), self._stop))
+                silent = monotonic() - came
+                # What lies behind the range may be chunks of a message that never ends.
+                if self._expected() >= self.stop or not has_more(self._reader, self._patience):
+                    if not (self._lacks(self.stop) and self._goes_back()):
+                        self.done = True
+                        self.leaps.append((self._expected(), self.stop))
                 elif found:
                     break
-                elif monotonic() >= deadline:
+                elif silent >= min(self._patience, SILENT) and self._goes_back():
+                    came = monotonic()
+                elif silent >= self._patience:
                     # A broker has also nothing to send of what was removed.
-                    self.leaps.append((self._expected(), self._stop))
+                    self.leaps.append((self._expected(), self.stop))
                     self.silence = OperationTimeout(
-                        f"No broker sent the records of {self._topic!r}[{self._partition}] for {self._patience:g} s"
+                        f"No broker sent the records of {self.topic!r}[{self.partition}] for {self._patience:g} s"
                     )
                     break
                 continue
+            came = monotonic()
             message_id = raw.message_id()
             offset = offset_of(message_id)
+            entry = offset // PER_ENTRY
             # The position behind a message that is in no batch is its own to the client.
-            if self._start <= offset < self._stop:
-                found.append(make_record(self._topic, self._partition, raw, message_id))
+            if offset < self._next:
+                self._is_known = self._is_known or (self._last is None and entry == self._entry - 1)
+                continue
+            if entry > self._entry:
+                # Between its own chunks may be the rest of others; whoever went back has got those.
+                below = first_chunk(message_id) if self._back else offset
+                if self._lacks(below) and self._goes_back():
+                    continue
+            if offset < self.stop:
+                found.append(make_record(self.topic, self.partition, raw, message_id))
             if offset // PER_LEDGER != self._ledger:
-                self.leaps.append((self._expected(), min(offset, self._stop)))
+                self.leaps.append((self._expected(), min(offset, self.stop)))
                 self._ledger = offset // PER_LEDGER
-            self._last = message_id
-            self.done = offset >= self._stop - 1
+            self._last, self._next, self._entry = message_id, offset + 1, entry + 1
+            self.done = offset >= self.stop - 1
         return found
+
+    def _lacks(self, stop: int) -> bool:
+        """Whether there is an entry of the range below this position of which nothing has come."""
+        return has_entries(self._seen, self._entry * PER_ENTRY, min(stop, self.stop))
+
+    def _goes_back(self) -> bool:
+        """Begin again before the start, for messages that begin there; False if that would bring nothing new."""
+        if not self._back:
+            count = near(self._seen)
+        elif self._back < FURTHEST and self._last is None and not self._is_known:
+            count = FURTHEST
+        else:
+            return False
+        begin = before(self._seen, entry_at(self.start), count)
+        if begin is None:
+            return False
+        self._back = count
+        self._reader.close()
+        self._reader = reader = self._reopen(begin)
+        if self._closed:
+            reader.close()
+        return True
 
     def _expected(self) -> int:
         """The first position that it has not come to."""
-        return self._start if self._last is None else max(self._start, after(self._last))
+        return self.start if self._last is None else max(self.start, after(self._last))
 
     def close(self) -> None:
+        self._closed = True
         self._reader.close()
 
 
@@ -136,23 +197,6 @@ class _Unbroken:
                     advice="Give the topic a longer retention, or read faster",
                 )
         self._seen = now
-
-
-def has_more(reader: Reader, patience: float) -> bool:
-    """Whether anything is behind the place of a reader that was moved; it blocks.
-
-    A seek has the broker drop the reader, which comes back by itself; until then the broker does not know it.
-
-    :param patience: seconds for which that is waited for.
-    """
-    deadline = monotonic() + patience
-    while True:
-        try:
-            return reader.has_message_available()
-        except pulsar.BrokerMetadataError:
-            if monotonic() >= deadline:
-                raise
-            sleep(_AGAIN)
 
 
 class PulsarLogReader:
@@ -198,7 +242,16 @@ class PulsarLogReader:
         if start >= stop:
             return
         reader = await self._open(log, built_id(partition, start))
-        ranged = _Read(reader, topic, partition, start, stop, self._connection.settings.request_timeout)
+        client, patience = self._connection.client, self._connection.settings.request_timeout
+        ranged = _Read(
+            reader,
+            TopicPartition(topic, partition),
+            start,
+            stop,
+            seen,
+            patience,
+            lambda position: open_reader(client, log, built_id(partition, position)),
+        )
         checked = _Unbroken(self._connection, log, seen)
         ahead: asyncio.Task[list[Record[Any]]] | None = None
         try:
@@ -256,16 +309,7 @@ class PulsarLogReader:
     async def _open(self, log: TopicPath, start: Any) -> Reader:
         client = self._connection.client
         try:
-            return await self._connection.make(
-                lambda: client.create_reader(
-                    log.url,
-                    start,
-                    receiver_queue_size=_QUEUE,
-                    subscription_role_prefix=READERS,
-                    start_message_id_inclusive=True,
-                ),
-                lambda reader: reader.close(),
-            )
+            return await self._connection.make(lambda: open_reader(client, log, start), lambda reader: reader.close())
         except Exception as error:
             raise translate(error, f"Reading {log.url!r}") from error
 
@@ -281,12 +325,14 @@ class PulsarLogReader:
 
         def find() -> int:
             reader.seek(moment)
-            if not has_more(reader, patience):
-                return bounds.next
-            raw = reader.read_next(round(patience * 1000))
-            found = offset_of(raw.message_id())
-            # The first message of a batch comes right behind the batch's own position.
-            return bounds.first if found == bounds.first + 1 else found
+            while has_more(reader, patience):
+                raw = reader.read_next(round(patience * 1000))
+                # What was on its way when it was sought may come all the same.
+                if raw.publish_timestamp() >= moment:
+                    found = offset_of(raw.message_id())
+                    # The first message of a batch comes right behind the batch's own position.
+                    return bounds.first if found == bounds.first + 1 else found
+            return bounds.next
 
         try:
             return await self._connection.call(find)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import time
@@ -31,6 +31,7 @@ from broker.receipts import Receipt
 from broker_pulsar.client import Producer, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import result_error, translate
+from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import pack
 from broker_pulsar.properties import partition_key, properties_of
 
@@ -210,7 +211,6 @@ class PulsarTarget:
                 )
             path = path.partition(partition) if self._partitions else path
         settings = self._settings
-        waits = settings.access_mode == "wait_for_exclusive"
         options: dict[str, Any] = {
             "producer_name": settings.producer_name,
             "send_timeout_millis": round(settings.publish_timeout * 1000),
@@ -228,18 +228,32 @@ class PulsarTarget:
             "chunking_enabled": settings.chunking,
             "access_mode": _ACCESS[settings.access_mode],
         }
-        client = self._connection.client
-        try:
-            producer = await self._connection.make(lambda: client.create_producer(path.url, **options), _close)
-        except Exception as error:
-            raise translate(error, f"Publishing to topic {self._topic!r}") from error
-        if waits:
-            logger.debug("Topic %r: this producer has exclusive access now", self._topic)
+        producer = await self._create(path, options)
         if self._closed:
             await self._drop(producer)
             raise Closed(f"Topic {self._topic!r} was closed")
         self._producers[partition] = producer
         return producer
+
+    async def _create(self, path: TopicPath, options: Mapping[str, Any]) -> Producer:
+        """Open a producer. One that waits for exclusive access does so until it has it, or its caller is cancelled.
+
+        :raises BrokerError: the broker refuses it, or does not answer. :raises Closed: the topic was closed meanwhile.
+        """
+        client, what = self._connection.client, f"Publishing to topic {self._topic!r}"
+        while True:
+            try:
+                return await self._connection.make(lambda: client.create_producer(path.url, **options), _close)
+            except Exception as error:
+                told = translate(error, what)
+                if not isinstance(told, OperationTimeout) or self._settings.access_mode != "wait_for_exclusive":
+                    raise told from error
+            # The client gives up a place in the broker's queue as it does a broker that says nothing.
+            if self._closed:
+                raise Closed(f"Topic {self._topic!r} was closed")
+            await self._connection.partitions(self._topic, once=True)
+            await self._connection.check_health()
+            logger.info("Topic %r: another producer has access to it; waiting on", self._topic)
 
     # -- the window ----------------------------------------------------------------------------------------
 

@@ -24,13 +24,13 @@ from broker.records import Record
 from broker.spi import RecordListener, RecordSubscription, TopicPartition
 from broker.waker import Waker
 from broker_pulsar import subscribing
+from broker_pulsar.chunks import begin_id
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection
 from broker_pulsar.logs import bounds_of, committed_in, cursor_in, first_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
 from broker_pulsar.partition import GroupPartition, not_ours, subscribe_part, take_from
-from broker_pulsar.positions import built_id
 from broker_pulsar.receiving import Receiver
 
 __all__ = ["PulsarRecordSource"]
@@ -217,7 +217,7 @@ class PulsarRecordSource:
         part.changing = True
         begin, expected = 0, 0
         try:
-            target = built_id(part.place.partition, position)
+            target = await begin_id(self._connection, part.place, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
             part.cursor, part.acked, begin, expected = position, 0, position, None
         except BrokerError:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from broker.setting_types import Form
 from broker.settings import BackendSettings
 from broker.urls import UrlParts, mask_url
 
@@ -23,6 +24,8 @@ LONGEST_SECONDS: Final = 2_000_000.0
 
 LARGEST_BYTES: Final = 2**31 - 1
 """The client counts the bytes of a message so."""
+
+_NAME: Final = Form(r"[A-Za-z0-9._=:-]+", "letters, digits and any of ._=:-")
 
 
 class PulsarSettings(BackendSettings):
@@ -38,9 +41,9 @@ class PulsarSettings(BackendSettings):
         default=None,
         description="HTTP API of a broker; port 8080 (8443 with TLS) of the first host if not given",
     )
-    tenant: str = Field(default="public", pattern=r"^[A-Za-z0-9._=:-]+$", description="Tenant; in the URL's path")
-    namespace: str = Field(
-        default="default", pattern=r"^[A-Za-z0-9._=:-]+$", description="Namespace of the topics; in the URL's path"
+    tenant: Annotated[str, _NAME] = Field(default="public", description="Tenant; in the URL's path")
+    namespace: Annotated[str, _NAME] = Field(
+        default="default", description="Namespace of the topics; in the URL's path"
     )
 
     token: SecretStr | None = Field(default=None, description="Token to authenticate with")
@@ -104,7 +107,9 @@ class PulsarSettings(BackendSettings):
         description="Name of the producers, for deduplication: ids that are whole numbers become sequence numbers",
     )
     access_mode: Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"] = Field(
-        default="shared", description="Whether other producers may publish to the same topics"
+        default="shared",
+        description="Whether other producers may publish to the same topics; wait_for_exclusive has the first publish "
+        "wait, without end, until no other one does",
     )
 
     receiver_queue: int = Field(

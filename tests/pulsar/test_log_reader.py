@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
@@ -12,6 +13,7 @@ import broker
 from broker.bus import Bus
 from broker.errors import OffsetOutOfRange
 from broker.testing.waiting import eventually
+from broker_pulsar.positions import PER_ENTRY
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -106,3 +108,43 @@ async def test_before_all_time_is_the_first_position(bus: Bus, topic: str, year:
     await fill(bus, topic, 3)
     first = (await bus.log.bounds(topic))[0].first
     assert await bus.log.position_at(topic, datetime(year, 1, 1, tzinfo=UTC)) == {0: first}
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+async def test_a_message_in_chunks_is_in_the_range_that_has_its_offset(
+    pulsar_server: PulsarServer, topic: str, compression: str
+) -> None:
+    url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=30000000&compression={compression}"
+    large = [os.urandom(12_000_000), os.urandom(6_000_000)]
+    async with broker.connect(url) as bus:
+        for body in (large[0], b"a", b"b", large[1], large[0], b"c"):
+            await bus.topic(topic).publish(body)
+        bounds = (await bus.log.bounds(topic))[0]
+        whole = [record async for batch in bus.log.read(topic, 0, bounds.first, bounds.next) for record in batch]
+        assert [len(record.data or b"") for record in whole] == [12_000_000, 1, 1, 6_000_000, 12_000_000, 1]
+        for record in whole:
+            read = bus.log.read(topic, 0, record.offset, bounds.next)
+            assert [each.offset async for batch in read for each in batch] == [
+                each.offset for each in whole if each.offset >= record.offset
+            ]
+        found: list[int] = []
+        for start in range(bounds.first, bounds.next, PER_ENTRY):
+            read = bus.log.read(topic, 0, start, min(start + PER_ENTRY, bounds.next))
+            found += [record.offset async for batch in read for record in batch]
+        assert found == [record.offset for record in whole]
+
+
+async def test_a_group_that_seeks_a_message_in_chunks_gets_it(pulsar_server: PulsarServer, topic: str) -> None:
+    url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=30000000"
+    async with broker.connect(url) as bus:
+        for body in (b"a", b"x" * 12_000_000, b"b"):
+            await bus.topic(topic).publish(body)
+        async with bus.records(topic, group="audit") as log:
+            offsets = [record.offset for _ in range(3) if (record := await log.next_record(timeout=20)) is not None]
+            for start in (offsets[1], offsets[1] - PER_ENTRY, offsets[2]):
+                await log.seek({(topic, 0): start})
+                expected = [offset for offset in offsets if offset >= start]
+                for offset in expected:
+                    record = await log.next_record(timeout=20)
+                    assert record is not None
+                    assert record.offset == offset

@@ -65,3 +65,9 @@ async def test_a_log_that_cannot_be_written_is_told(pulsar_server: PulsarServer,
     error = await refused(f"{pulsar_server.url}&client_log={tmp_path}/missing/client.log")
     assert isinstance(error, InvalidSetting)
     assert "client_log" in error.message
+
+
+async def test_a_listener_that_no_broker_has_is_named(pulsar_server: PulsarServer) -> None:
+    with pytest.raises(InvalidSetting, match=r"listener_name.*'nowhere', which the broker does not have"):
+        async with broker.connect(f"{pulsar_server.url}&listener_name=nowhere"):
+            pass

@@ -13,6 +13,7 @@ from broker.errors import (
     BackendError,
     BrokerError,
     Closed,
+    ConnectionFailed,
     InvalidMessage,
     MessageTooLarge,
     PublishError,
@@ -152,6 +153,69 @@ async def test_waiting_for_access_and_fencing(pulsar_server: PulsarServer, topic
             await second.topic(topic).publish(b"second")
             with pytest.raises(BackendError):
                 await first.topic(topic).publish(b"late")
+
+
+async def test_who_waits_for_access_gets_it_after_the_timeouts(
+    pulsar_server: PulsarServer, bus: Bus, topic: str
+) -> None:
+    waiting = f"{pulsar_server.url}&access_mode=wait_for_exclusive&request_timeout=1"
+    async with (
+        broker.connect(f"{pulsar_server.url}&access_mode=exclusive") as first,
+        broker.connect(waiting) as second,
+        broker.connect(waiting) as cancelled,
+    ):
+        await first.topic(topic).publish(b"first")
+        given_up = asyncio.ensure_future(cancelled.topic(topic).publish(b"never"))
+        second_waits = asyncio.ensure_future(second.topic(topic).publish(b"second"))
+        done, _ = await asyncio.wait({given_up, second_waits}, timeout=2.5)
+        assert not done
+        given_up.cancel()
+        await first.close()
+        async with asyncio.timeout(20):
+            assert isinstance(await second_waits, Receipt)
+    assert await bodies(bus, topic) == [b"first", b"second"]
+
+
+async def test_who_waits_for_access_is_told_of_a_broker_that_is_gone_and_of_a_close(topic: str) -> None:
+    with PulsarServer() as server:
+        url = f"{server.url}&request_timeout=1&connect_timeout=1&access_mode="
+        async with broker.connect(f"{url}exclusive") as first, broker.connect(f"{url}wait_for_exclusive") as second:
+            await first.admin.ensure_topic(topic)
+            await first.topic(topic).publish(b"first")
+            async with broker.connect(f"{url}wait_for_exclusive") as third:
+                closed = asyncio.ensure_future(third.topic(topic).publish(b"x"))
+                done, _ = await asyncio.wait({closed}, timeout=1.5)
+                assert not done
+            with pytest.raises(BrokerError):
+                await closed
+            waiting = asyncio.ensure_future(second.topic(topic).publish(b"x"))
+            done, _ = await asyncio.wait({waiting}, timeout=1.5)
+            assert not done
+            await asyncio.to_thread(server.kill)
+            with pytest.raises(ConnectionFailed):
+                async with asyncio.timeout(20):
+                    await waiting
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("producer_name=till-11", "it takes no producer_name, which is 'till-11' here. Leave"),
+        ("access_mode=exclusive", "it takes access_mode=shared, which is 'exclusive' here. Leave"),
+        ("access_mode=wait_for_exclusive", "it takes access_mode=shared, which is 'wait_for_exclusive' here. Leave"),
+        ("producer_name=a&access_mode=exclusive", "which is 'a' here, and access_mode=shared, which is 'exclusive'"),
+    ],
+)
+async def test_a_producer_that_has_all_partitions_takes_none(
+    pulsar_server: PulsarServer, bus: Bus, topic: str, option: str, told: str
+) -> None:
+    await bus.admin.ensure_topic(topic, partitions=2)
+    async with broker.connect(f"{pulsar_server.url}&{option}") as only:
+        assert not only.capabilities.publish.partitions
+        await only.topic(topic).publish(OutboundMessage(b"x", key="a"))
+        with pytest.raises(Unsupported, match=f"choosing a partition; .*{told}"):
+            await only.topic(topic).publish(OutboundMessage(b"x", partition=1))
+    assert bus.capabilities.publish.partitions
 
 
 async def test_a_schedule_is_kept_for_messages_and_not_for_records(bus: Bus, topic: str) -> None:

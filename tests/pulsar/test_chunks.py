@@ -1,0 +1,184 @@
+"""Messages whose chunks lie between each other in a log: each is read once, wherever a read begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import OperationTimeout
+from broker.spi import Bounds
+from broker.testing.waiting import eventually
+from broker_pulsar import chunks, log_reader
+from broker_pulsar.positions import PER_ENTRY
+from broker_pulsar.readers import open_reader
+from tests.pulsar.chunk_writer import ChunkWriter
+from tests.pulsar.test_log_reader import PATIENCE, shorten, unload
+from tests.servers.pulsar import PulsarServer
+
+pytestmark = pytest.mark.xdist_group("pulsar")
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+async def bus(pulsar_server: PulsarServer) -> AsyncIterator[Bus]:
+    async with broker.connect(f"{pulsar_server.url}&request_timeout=20") as bus:
+        yield bus
+
+
+@pytest.fixture
+async def write(pulsar_server: PulsarServer, bus: Bus, topic: str) -> Write:
+    """As `ChunkWriter.write`, to the topic."""
+    connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+    log = connection.topic(topic).partition(0).url
+
+    def write(layout: str, start: int = 0, stop: int | None = None) -> None:
+        with ChunkWriter(pulsar_server.port, log) as writer:
+            writer.write(layout, start, stop)
+
+    # The broker takes a producer for what it has loaded.
+    await bus.log.bounds(topic)
+    return write
+
+
+async def bounds_of(bus: Bus, topic: str) -> Bounds:
+    return (await bus.log.bounds(topic))[0]
+
+
+async def read(bus: Bus, topic: str, start: int, stop: int) -> list[int]:
+    """In which entries the messages end that a read brings, counted from the log's first."""
+    first, end = await bounds_of(bus, topic)
+    batches = bus.log.read(topic, 0, first + start * PER_ENTRY, min(first + stop * PER_ENTRY, end))
+    return [(record.offset - first) // PER_ENTRY async for batch in batches for record in batch]
+
+
+def ends(layout: str) -> Sequence[int]:
+    """In which entries the messages of a layout end."""
+    found = [number for number, each in enumerate(layout) if each == "." or each.islower()]
+    return [number for number in found if layout[number] == "." or layout.rindex(layout[number]) == number]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "abab.",
+        # The log ends with what is the rest of a message to a read that begins there.
+        "aab.cbcc",
+        "dcaddab.bbcca.c",
+        "abcacb.dbcd.ed.e",
+        "ab.Aa.bB.Ab.",
+        # As many as the client keeps open.
+        "abcdefghijabcdefghij.",
+    ],
+)
+async def test_each_message_is_read_once_wherever_a_read_begins_and_ends(
+    bus: Bus, topic: str, write: Write, layout: str
+) -> None:
+    write(layout)
+    size = len(layout)
+    ranges = [(start, stop) for start in range(size) for stop in sorted({start + 1, size})]
+    found = await asyncio.gather(*(read(bus, topic, start, stop) for start, stop in ranges))
+    assert dict(zip(ranges, found, strict=True)) == {
+        (start, stop): [end for end in ends(layout) if start <= end < stop] for start, stop in ranges
+    }
+
+
+@pytest.mark.parametrize(("before", "rest"), [("a", "a."), ("b", "ab.a.")])
+async def test_much_that_is_small_may_lie_between_the_chunks(
+    bus: Bus, topic: str, write: Write, before: str, rest: str
+) -> None:
+    before += "." * 1000
+    layout = before + rest
+    write(layout)
+    start = len(before)
+    assert await read(bus, topic, start, len(layout)) == [end for end in ends(layout) if end >= start]
+
+
+@pytest.mark.parametrize(("before", "rest"), [("." + "a" * 60, "a."), ("b" + "." * 30, "ab.a.")])
+async def test_the_first_of_large_chunks_may_be_far_before(
+    bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch, before: str, rest: str
+) -> None:
+    # As if the chunks were so large that the fewest entries are read again.
+    monkeypatch.setattr(chunks, "_NEAR_BYTES", 0)
+    layout = before + rest
+    write(layout)
+    start = len(before)
+    assert await read(bus, topic, start, len(layout)) == [end for end in ends(layout) if end >= start]
+
+
+async def test_a_message_that_never_ends_is_told_of_at_the_end_of_a_log_alone(
+    pulsar_server: PulsarServer, topic: str, write: Write
+) -> None:
+    async with broker.connect(f"{pulsar_server.url}&request_timeout=2") as bus:
+        write("ab.aAb.A")
+        found = await asyncio.gather(*(read(bus, topic, start, 8) for start in range(8)), return_exceptions=True)
+        assert [type(each) for each in found] == [OperationTimeout] * 8
+        for start in range(7):
+            assert await read(bus, topic, start, 7) == [end for end in (2, 3, 5, 6) if end >= start]
+        write(".")
+        assert await read(bus, topic, 0, 9) == [2, 3, 5, 6, 8]
+
+
+async def test_a_message_whose_first_chunk_was_removed_is_passed_over(bus: Bus, topic: str, write: Write) -> None:
+    write("ab.ba.c.c.", 0, 3)
+    await unload(bus, topic)
+    first = (await bounds_of(bus, topic)).first
+    write("ab.ba.c.c.", 3)
+    await shorten(bus, topic)
+    assert (await bounds_of(bus, topic)).first > first
+    for start in range(7):
+        assert await read(bus, topic, start, 7) == [end for end in (2, 4, 5, 6) if end >= start]
+
+
+async def test_a_read_that_is_cancelled_while_it_begins_again_leaves_no_reader(
+    bus: Bus, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins_again, may_go_on, is_over = Event(), Event(), Event()
+    begins: list[Any] = []
+
+    def slow_reader(client: Any, log: Any, start: Any) -> Any:
+        begins.append(start)
+        if len(begins) == 1:
+            return open_reader(client, log, start)
+        begins_again.set()
+        assert may_go_on.wait(PATIENCE)
+        reader = open_reader(client, log, start)
+        is_over.set()
+        return reader
+
+    async def readers() -> int:
+        connection = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+        return len(await connection.http.get(f"{connection.topic(topic).partition(0).path}/subscriptions", topic))
+
+    async def has_none() -> bool:
+        return await readers() == 0
+
+    monkeypatch.setattr(log_reader, "open_reader", slow_reader)
+    write("ab.ab.")
+    reading = asyncio.ensure_future(read(bus, topic, 1, 6))
+    assert await asyncio.to_thread(begins_again.wait, PATIENCE)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    may_go_on.set()
+    assert await asyncio.to_thread(is_over.wait, PATIENCE)
+    await eventually(has_none, PATIENCE, "the end of all readers")
+
+
+async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus: Bus, topic: str, write: Write) -> None:
+    layout = "abcacb.bc"
+    write(layout)
+    first = (await bounds_of(bus, topic)).first
+    async with bus.records(topic, group="audit") as log:
+        assert await log.next_record(timeout=20) is not None
+        for end in ends(layout):
+            await log.seek({(topic, 0): first + end * PER_ENTRY})
+            record = await log.next_record(timeout=20)
+            assert record is not None
+            assert record.offset == first + end * PER_ENTRY
