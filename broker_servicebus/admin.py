@@ -24,6 +24,7 @@ from broker_servicebus.names import QUEUE, entity_name, split_path, topic_of
 
 __all__ = ["ServiceBusAdmin"]
 
+_SHORTEST_LIFE: Final = timedelta(seconds=1)
 _PURGE_SECONDS: Final = 0.5
 _PURGE_BATCH: Final = 500
 
@@ -54,6 +55,8 @@ class ServiceBusAdmin:
         known = entities.QUEUE_OPTIONS if kind == "queue" else entities.TOPIC_OPTIONS
         entities.check_options(wanted, known, f"A Service Bus {kind or 'topic'}")
         if retention is not None:
+            if retention < _SHORTEST_LIFE:
+                raise InvalidSetting(f"retention is {retention}", advice="Service Bus takes a second or more")
             wanted["default_message_time_to_live"] = retention
         entity = entity_name(name)
         found = await entities.find(self._connection, entity)

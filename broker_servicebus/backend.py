@@ -87,7 +87,6 @@ class ServiceBusBackend:
                     letter_attributes=8,
                 ),
                 deduplication=settings.deduplication_window > 0,
-                tells_duplicates=False,
                 deliver_at=True,
                 ttl=True,
                 tombstones=True,

@@ -204,7 +204,7 @@ class Connection:
         if settings.proxy is not None:
             name, _, port = settings.proxy.rpartition(":")
             return name, int(port), False
-        emulated = settings.emulator or "UseDevelopmentEmulator=true" in (self._connection_string("x") or "")
+        emulated = settings.is_emulator
         default = _AMQP if emulated else _HTTPS if settings.transport == "websocket" else _AMQPS
         split = urlsplit(f"//{settings.custom_endpoint or self.host}")
         port = split.port if emulated or settings.custom_endpoint else None

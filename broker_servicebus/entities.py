@@ -5,14 +5,17 @@ Each call is one or a few requests; all may be repeated and may run in several p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+from broker.checks import is_whole
 from broker.errors import BackendError, InvalidSetting, TopicNotFound, UnknownSetting
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import topic_of
@@ -128,28 +131,53 @@ def check_options(options: Mapping[str, Any], known: frozenset[str], what: str) 
             raise InvalidSetting(f"{name} is {value!r}", advice=f"It takes {takes}")
 
 
-def _is_duration(value: Any) -> bool:
-    return value > timedelta() if isinstance(value, timedelta) else isinstance(value, str) and value.startswith("P")
+def _seconds_of(value: Any) -> float | None:
+    """The length of a timedelta, or of a duration of ISO 8601 such as PT1M; None if it is neither."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    found = _ISO.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return days * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _duration(takes: str, least: float, most: float = inf) -> _Kind:
+    """A duration of so many seconds."""
+
+    def fits(value: Any) -> bool:
+        seconds = _seconds_of(value)
+        return seconds is not None and least <= seconds <= most
+
+    return f"a timedelta {takes}", fits
+
+
+def _number(takes: str, least: int, most: int) -> _Kind:
+    def fits(value: Any) -> bool:
+        return is_whole(value) and least <= value <= most
+
+    return f"an int {takes}", fits
+
+
+def _is_size(value: Any) -> bool:
+    return is_whole(value) and value in _SIZES
 
 
 _Kind = tuple[str, Callable[[Any], bool]]
+_ISO: Final = re.compile(r"P(?=\d|T\d)(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.ASCII)
+_SIZES: Final = tuple(1024 * gigabytes for gigabytes in (1, 2, 3, 4, 5, 10, 20, 40, 80))
 _TEXT: Final[_Kind] = ("a str", lambda value: isinstance(value, str))
 _FLAG: Final[_Kind] = ("True or False", lambda value: isinstance(value, bool))
-_NUMBER: Final[_Kind] = ("an int above 0", _is_number)
-_DURATION: Final[_Kind] = ("a timedelta above 0", _is_duration)
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "auto_delete_on_idle": _DURATION,
+    "auto_delete_on_idle": _duration("of 5 minutes or more", 300),
     "dead_lettering_on_message_expiration": _FLAG,
-    "default_message_time_to_live": _DURATION,
+    "default_message_time_to_live": _duration("of a second or more", 1),
     "enable_partitioning": _FLAG,
-    "lock_duration": _DURATION,
-    "max_delivery_count": _NUMBER,
-    "max_message_size_in_kilobytes": _NUMBER,
-    "max_size_in_megabytes": _NUMBER,
+    "lock_duration": _duration("of 5 seconds to 5 minutes", 5, 300),
+    "max_delivery_count": _number("from 1 to 2000", 1, 2000),
+    "max_message_size_in_kilobytes": _number("from 1024 to 102400", 1024, 102_400),
+    "max_size_in_megabytes": (f"one of {', '.join(map(str, _SIZES))}", _is_size),
     "requires_session": _FLAG,
+    "user_metadata": ("a str of at most 1024 characters", lambda value: isinstance(value, str) and len(value) <= 1024),
 }
-"""Of the options that are no text."""
+"""Of the options that are not any text; the bounds are the service's, of its widest tier."""

@@ -21,6 +21,7 @@ from uuid import uuid4
 import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
+from broker.checks import is_whole
 from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.outbound import OutboundMessage
 
@@ -96,7 +97,7 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
 
 def _typed(value: Any) -> Any:
     """A value as the client encodes it: it takes integers of 32 bits, unless it is told that they are long."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**31:
+    if is_whole(value) and abs(value) >= 2**31:
         return {"TYPE": "LONG", "VALUE": value}
     return value
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from broker.setting_types import Form
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
 
 __all__ = ["ServiceBusSettings"]
 
+_SHORTEST_WINDOW: Final = 20.0
+_SHORTEST_LOCK: Final = 5.0
+"""Seconds; the service has no shorter lock, and tests on an emulator may be too impatient for that."""
 _LONGEST_LOCK: Final = 300.0
 """Seconds; the service grants no longer lock at once."""
 
@@ -51,9 +55,10 @@ class ServiceBusSettings(BackendSettings):
     tls_ca: Path | None = Field(
         default=None, description="PEM file of the authorities that the server's certificate is checked against"
     )
-    admin_endpoint: str | None = Field(
+    admin_endpoint: Annotated[
+        str | None, Form(r"https?://[^/]+", "http:// or https://, a host and a port, such as http://localhost:5300")
+    ] = Field(
         default=None,
-        pattern=r"^https?://[^/]+$",
         description="Where administration is, as http://host:port or https://host:port; the namespace's own otherwise",
     )
     connect_timeout: float = Field(default=10.0, gt=0, description="Seconds to open a connection and its link")
@@ -88,7 +93,8 @@ class ServiceBusSettings(BackendSettings):
         default=None,
         ge=0.2,
         le=_LONGEST_LOCK,
-        description="Lock duration of the subscriptions that are consumed; none leaves it as it is, and 60 to new ones",
+        description="Lock duration of the subscriptions that are consumed, 5 seconds or more but on an emulator that "
+        "takes less; none leaves it as it is, and 60 to new ones",
     )
     max_sessions: int = Field(
         default=8, ge=1, le=1000, description="Sessions that one consumer holds at once, each with a connection"
@@ -101,7 +107,8 @@ class ServiceBusSettings(BackendSettings):
         default=120.0,
         ge=0,
         le=604_800,
-        description="Seconds in which a new topic drops a second message of the same id; 0 makes topics without",
+        description="Seconds in which a new topic drops a second message of the same id, 20 or more; 0 makes topics "
+        "without",
     )
     max_delivery_count: int = Field(
         default=2000, ge=1, le=2000, description="Deliveries after which new subscriptions dead-letter by themselves"
@@ -142,6 +149,16 @@ class ServiceBusSettings(BackendSettings):
             raise ValueError("an emulator takes a key: servicebus://name:key@host:port?emulator=true")
         if self.emulator and (self.transport == "websocket" or self.proxy or self.tls_ca or self.custom_endpoint):
             raise ValueError("emulator=true is plain AMQP; leave transport, proxy, custom_endpoint and tls_ca out")
+        if not self.is_emulator and self.lease_seconds is not None and self.lease_seconds < _SHORTEST_LOCK:
+            raise ValueError(
+                f"lease_seconds is {self.lease_seconds:g}; Service Bus locks a message for {_SHORTEST_LOCK:g} to "
+                f"{_LONGEST_LOCK:g} seconds, so give {_SHORTEST_LOCK:g} or more, or leave it out"
+            )
+        if 0 < self.deduplication_window < _SHORTEST_WINDOW:
+            raise ValueError(
+                f"deduplication_window is {self.deduplication_window:g}; Service Bus takes {_SHORTEST_WINDOW:g} "
+                "seconds or more, and 0 is none"
+            )
         if self.proxy is not None and ":" not in self.proxy:
             raise ValueError(f"proxy {self.proxy!r} has no port; write host:port")
         if self.sas_token is not None and not self.sas_token.get_secret_value():
@@ -154,6 +171,12 @@ class ServiceBusSettings(BackendSettings):
                 f"admin_endpoint {self.admin_endpoint!r} has no port of 1 to 65535; write http://host:port"
             )
         return self
+
+    @property
+    def is_emulator(self) -> bool:
+        """Whether it is one, by `emulator` or by its connection string."""
+        given = self.connection_string.get_secret_value() if self.connection_string is not None else ""
+        return self.emulator or "UseDevelopmentEmulator=true" in given
 
     @property
     def lock_seconds(self) -> float:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from azure.core.exceptions import HttpResponseError
 
+import broker
 from broker.bus import Bus
 from broker.errors import (
     AuthenticationFailed,
@@ -105,12 +109,35 @@ async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, top
 async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)
-    wrong: dict[str, Any] = {"requires_session": "yes", "lock_duration": 5, "max_delivery_count": 0, "forward_to": 5}
-    for option, value in wrong.items():
-        with pytest.raises(InvalidSetting, match=f"{option} is {value!r}. It takes"):
+    wrong: list[tuple[str, Any]] = [
+        ("requires_session", "yes"),
+        ("lock_duration", 5),
+        ("lock_duration", timedelta(seconds=4.9)),
+        ("lock_duration", timedelta(minutes=6)),
+        ("lock_duration", "PT6M"),
+        ("max_delivery_count", 0),
+        ("max_delivery_count", 2001),
+        ("forward_to", 5),
+        ("auto_delete_on_idle", timedelta(minutes=4)),
+        ("auto_delete_on_idle", "P"),
+        ("default_message_time_to_live", "Pxyz"),
+        ("default_message_time_to_live", "PT"),
+        ("default_message_time_to_live", timedelta()),
+    ]
+    for option, value in wrong:
+        with pytest.raises(InvalidSetting, match=re.escape(f"{option} is {value!r}. It takes")):
             await bus.admin.ensure_subscription(topic, "billing", **{option: value})
-    with pytest.raises(InvalidSetting, match="enable_partitioning"):
-        await bus.admin.ensure_topic(f"{topic}.more", enable_partitioning=1)
+    wrong = [
+        ("enable_partitioning", 1),
+        ("max_size_in_megabytes", 1000),
+        ("max_message_size_in_kilobytes", 1023),
+        ("user_metadata", "x" * 1025),
+    ]
+    for option, value in wrong:
+        with pytest.raises(InvalidSetting, match=f"{option} is .*It takes"):
+            await bus.admin.ensure_topic(f"{topic}.more", **{option: value})
+    with pytest.raises(InvalidSetting, match=r"retention is .*Service Bus takes"):
+        await bus.admin.ensure_topic(f"{topic}.more", retention=timedelta(milliseconds=1))
     assert await bus.admin.subscriptions(topic) == []
 
 
@@ -118,3 +145,42 @@ async def test_a_number_of_no_schedule_is_told_at_once(open_bus: Open, topic: st
     bus = await open_bus()
     with pytest.raises(ConfigurationError, match=r"'a'\. Give the offset of its receipt"):
         await bus.backend.cancel_scheduled(topic, ["a"])
+
+
+async def test_durations_are_taken_as_text_too(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    options = {"lock_duration": "PT1M30S", "default_message_time_to_live": "P1DT2H", "auto_delete_on_idle": "PT300S"}
+    await bus.admin.ensure_subscription(topic, "billing", **options)
+    native: Any = (await bus.admin.describe_subscription(topic, "billing")).native
+    assert native["lock_duration"] == timedelta(seconds=90)
+    assert native["default_message_time_to_live"] == timedelta(hours=26)
+    assert native["auto_delete_on_idle"] == timedelta(minutes=5)
+
+
+async def test_the_double_refuses_what_the_service_does(topic: str):
+    with ServiceBusDouble(shortest_lock=5.0) as double:
+        async with broker.connect(f"{double.url}&lease_seconds=4") as bus:
+            raw = bus.backend._connection.admin  # pyright: ignore[reportAttributeAccessIssue]
+            wrong: list[dict[str, Any]] = [
+                {"lock_duration": timedelta(seconds=4)},
+                {"lock_duration": timedelta(seconds=301)},
+                {"max_delivery_count": 0},
+                {"max_delivery_count": 2001},
+                {"auto_delete_on_idle": timedelta(minutes=4)},
+                {"max_size_in_megabytes": 1},
+                {"default_message_time_to_live": timedelta()},
+                {"user_metadata": "x" * 1025},
+                {"duplicate_detection_history_time_window": timedelta(seconds=19)},
+            ]
+            for options in wrong:
+                with pytest.raises(HttpResponseError) as caught:
+                    await raw.create_queue(topic, **options)
+                assert caught.value.status_code == 400, options
+            made = await raw.create_queue(topic, lock_duration=timedelta(seconds=5), max_delivery_count=2000)
+            made.lock_duration = timedelta(seconds=301)
+            with pytest.raises(HttpResponseError, match="LockDuration"):
+                await raw.update_queue(made)
+            await bus.admin.ensure_topic(f"{topic}.t")
+            with pytest.raises(BackendError, match="LockDuration"):
+                await bus.admin.ensure_subscription(f"{topic}.t", "billing")

@@ -60,12 +60,21 @@ def test_the_url_names_host_and_key():
         (f"servicebus://{HOST}?sas_token=", "sas_token is empty"),
         (f"servicebus://p:k@{HOST}?admin_endpoint=mine", "admin_endpoint"),
         (f"servicebus://p:k@{HOST}?lease_seconds=301", "lease_seconds"),
+        (f"servicebus://p:k@{HOST}?lease_seconds=4.9", r"lease_seconds is 4\.9; .* 5 to 300 .* give 5 or more"),
         (f"servicebus://p:k@{HOST}?max_delivery_count=2001", "max_delivery_count"),
+        (f"servicebus://p:k@{HOST}?deduplication_window=19", "deduplication_window is 19; .* 20 seconds"),
     ],
 )
 def test_what_does_not_fit_is_refused(url: str, told: str):
     with pytest.raises(ConfigurationError, match=told):
         ServiceBusSettings.from_url(url)
+
+
+def test_an_emulator_may_have_shorter_locks():
+    url = "servicebus://p:k@127.0.0.1?emulator=true&lease_seconds=0.5"
+    assert ServiceBusSettings.from_url(url).lock_seconds == 0.5
+    text = "Endpoint=sb://127.0.0.1;SharedAccessKeyName=p;SharedAccessKey=k;UseDevelopmentEmulator=true;"
+    assert ServiceBusSettings(connection_string=SecretStr(text), lease_seconds=0.5).lock_seconds == 0.5
 
 
 @pytest.mark.parametrize("url", ["servicebus:", "servicebus:?connection_string=SharedAccessKey%3Dk"])

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.servers.servicebus.entities import DEAD_LETTERS, Entity, Refused
 from tests.servers.servicebus.faults import Faults
+from tests.servers.servicebus.limits import SHORTEST_LOCK, check_properties, whole
 from tests.servers.servicebus.management import check_token
 from tests.servers.servicebus.namespace import Namespace
 
@@ -30,7 +31,7 @@ _KINDS: Final = {"queue": "QueueDescription", "topic": "TopicDescription", "subs
 _SECONDS: Final = frozenset(
     {"lock_duration", "default_message_time_to_live", "duplicate_detection_history_time_window", "auto_delete_on_idle"}
 )
-_NUMBERS: Final = frozenset({"max_delivery_count", "max_size_in_megabytes"})
+_NUMBERS: Final = frozenset({"max_delivery_count", "max_message_size_in_kilobytes", "max_size_in_megabytes"})
 _FLAGS: Final = frozenset({"requires_session", "requires_duplicate_detection", "dead_lettering_on_message_expiration"})
 _SYSTEM: Final = {
     "CorrelationId": "correlationid",
@@ -54,12 +55,19 @@ class AdminServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, namespace: Namespace, faults: Faults, port: int, key: str, tls: ssl.SSLContext | None = None
+        self,
+        namespace: Namespace,
+        faults: Faults,
+        port: int,
+        key: str,
+        tls: ssl.SSLContext | None = None,
+        shortest_lock: float = SHORTEST_LOCK,
     ) -> None:
         super().__init__(("127.0.0.1", port), _Requests)
         self.namespace = namespace
         self.faults = faults
         self.key = key
+        self.shortest_lock = shortest_lock
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
 
@@ -179,6 +187,7 @@ class _Requests(BaseHTTPRequestHandler):
             namespace.set_rule(topic, subscription, rule, _read_rule(described))
             return 201, _entry(rule, _rule(rule, known[rule]))
         properties = _read(described)
+        check_properties(properties, self.server.shortest_lock)
         if kind == "SubscriptionDescription":
             name = place.rest[1]
             if exists:
@@ -247,7 +256,7 @@ def _read(described: ET.Element) -> dict[str, Any]:
         if name in _SECONDS:
             found[name] = _seconds(text)
         elif name in _NUMBERS:
-            found[name] = int(text or 0)
+            found[name] = whole(name, text)
         elif name in _FLAGS:
             found[name] = text == "true"
         elif name in ("forward_to", "forward_dead_lettered_messages_to"):
@@ -376,7 +385,7 @@ def _feed(entries: list[ET.Element], query: dict[str, str]) -> ET.Element:
 def _seconds(text: str | None) -> float | None:
     if not text:
         return None
-    match = re.fullmatch(r"P(?:([\d.]+)D)?(?:T(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?", text)
+    match = re.fullmatch(r"P(?=.)(?:([\d.]+)D)?(?:T(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?", text)
     if match is None:
         raise Refused("bad-request", f"{text} is no duration")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())

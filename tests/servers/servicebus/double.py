@@ -35,11 +35,15 @@ def missing() -> str | None:
 
 
 class ServiceBusDouble(ServerProcess):
-    """One run of the double after the other, over one directory."""
+    """One run of the double after the other, over one directory.
 
-    def __init__(self, key: str = "double") -> None:
+    :param shortest_lock: seconds; the service takes no lock of less than 5, for whose end tests would wait too long.
+    """
+
+    def __init__(self, key: str = "double", *, shortest_lock: float = 0.2) -> None:
         super().__init__("servicebus")
         self.key = key
+        self.shortest_lock = shortest_lock
         self.port = _free_port()
         self.admin_port = _free_port()
 
@@ -67,6 +71,7 @@ class ServiceBusDouble(ServerProcess):
         command = [sys.executable, str(_ROOT / "tests" / "servers" / "servicebus" / "run.py")]
         command += ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         command += ["--directory", str(self.directory), "--key", self.key]
+        command += ["--shortest-lock", str(self.shortest_lock)]
         child = self._launch(command)
         deadline = time.monotonic() + START_SECONDS
         for port in (self.admin_port, self.port):

@@ -16,6 +16,7 @@ from proton.reactor import Container
 from tests.servers.servicebus.admin_http import AdminServer
 from tests.servers.servicebus.amqp import Amqp
 from tests.servers.servicebus.faults import Faults
+from tests.servers.servicebus.limits import SHORTEST_LOCK
 from tests.servers.servicebus.namespace import Namespace
 
 
@@ -25,10 +26,11 @@ def main() -> None:
     parser.add_argument("--admin-port", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--key", default="double")
+    parser.add_argument("--shortest-lock", type=float, default=SHORTEST_LOCK, help="seconds; the service's own is 5")
     asked = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     namespace, faults = Namespace(asked.directory), Faults()
-    admin = AdminServer(namespace, faults, asked.admin_port, asked.key)
+    admin = AdminServer(namespace, faults, asked.admin_port, asked.key, shortest_lock=asked.shortest_lock)
     container = Container(Amqp(namespace, faults, asked.port, asked.key))
     signal.signal(signal.SIGTERM, lambda *_: container.stop())
     threading.Thread(target=admin.serve_forever, name="admin", daemon=True).start()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 
 from tests.servers.servicebus.double import ServiceBusDouble, missing
+from tests.servers.servicebus.limits import SHORTEST_LOCK
 
 __all__ = ["main"]
 
@@ -22,7 +23,7 @@ def main(command: Sequence[str]) -> int:
     if (reason := missing()) is not None:
         sys.stderr.write(f"{reason}\n")
         return 1
-    with ServiceBusDouble() as double:
+    with ServiceBusDouble(shortest_lock=SHORTEST_LOCK) as double:
         if command:
             return _run(command, double.url)
         sys.stdout.write(f"A test double of Azure Service Bus, until Ctrl-C:\n{double.url}\n")
