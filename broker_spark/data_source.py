@@ -61,7 +61,9 @@ class BrokerDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if overwrite:
             raise Unsupported(
-                'A topic cannot be overwritten, as outputMode("complete") would', advice='Use outputMode("update")'
+                'A topic cannot be overwritten, as outputMode("complete") would',
+                advice='Use outputMode("append"), or outputMode("update") with foreachBatch, which writes with '
+                'mode("append")',
             )
         # Spark plans the sink anew for each batch, in one process, to which this object is sent.
         keep_what_is_loaded()

@@ -22,7 +22,7 @@ import pyarrow
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
 
-__all__ = ["NEXT", "Files", "LocalFiles", "StoredFiles", "check_place", "open_files", "replace_file"]
+__all__ = ["NEXT", "Files", "LocalFiles", "StoredFiles", "check_place", "mend", "open_files", "replace_file", "why"]
 
 _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
@@ -68,14 +68,31 @@ def open_files(place: str) -> Files:
     try:
         system, path = cast("tuple[Any, str]", cast("Any", fs.FileSystem).from_uri(place))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        shown = mask_within(place)
         raise ConfigurationError(
-            f"Option spool is {shown!r}: {str(error).replace(place, shown)}",
-            advice="It takes an absolute path, or a URI of pyarrow.fs such as s3://bucket/spools/orders",
+            f"Option spool is {mask_within(place)!r}: {why(error, place)}",
+            advice=mend(error, "It takes an absolute path, or a URI of pyarrow.fs such as s3://bucket/spools/orders"),
         ) from None
     if isinstance(system, fs.LocalFileSystem):
         return LocalFiles(path)
     return StoredFiles(system, path)
+
+
+def why(error: Exception, place: str) -> str:
+    """What a file system says in its first line, without the secrets of the place; libhdfs says a hundred lines."""
+    return str(error).partition("\n")[0].replace(place, mask_within(place))
+
+
+def mend(error: Exception, advice: str) -> str:
+    """What to do about it.
+
+    :param advice: unless it is that HDFS's client is missing.
+    """
+    if not any(name in str(error) for name in ("libhdfs", "libjvm")):
+        return advice
+    return (
+        "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME or ARROW_LIBHDFS_DIR, JAVA_HOME, "
+        "and CLASSPATH to what `hadoop classpath --glob` says"
+    )
 
 
 class Files(ABC):

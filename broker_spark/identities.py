@@ -11,19 +11,28 @@ import json
 from functools import cached_property, partial
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import SparkSession
 
+from broker.errors import ConfigurationError
+from broker.urls import mask_within
 from broker_spark.connections import bus_of
 from broker_spark.files import NEXT, replace_file
 from broker_spark.hadoop import find_place
-from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.kept import object_of
+from broker_spark.offsets import GONE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
-from broker_spark.spark_errors import named_place
-from broker_spark.topics import check_start, chosen_topics, identity_of
+from broker_spark.spark_errors import named_place, said
+from broker_spark.topics import check_start, chosen_topics, identity_of, was_there
 
 __all__ = ["Identities"]
 
 _FILE: Final = "anybroker-topics.json"
+_MEND: Final = (
+    "Bring it back from a copy, or remove it: then topics that were made anew since the last run are not noticed, and "
+    "a batch that is run again may have other tasks"
+)
+_OF_POSITIONS: Final = "Bring the checkpoint back from a copy, or begin a new one, and with it new files and tables"
 _TASKS: Final = "#tasks"
 """Which is the name of no source and of no topic."""
 
@@ -61,10 +70,11 @@ class Identities:
         names = [str(each.getPath().getName()) for each in found]
         return [int(name) for name in names if name.isdecimal()]
 
-    def check(self, name: str, options: SourceOptions) -> None:
+    def check(self, name: str, options: SourceOptions, *, start: bool = True) -> None:
         """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
 
         :param name: of the source, among those of the checkpoint.
+        :param start: whether to look at option `start` too; else the caller does.
         :raises ConfigurationError: a topic was made anew since, or is that of another broker; or `start` has an offset
             that is not there, and nothing was read yet.
         :raises BrokerError: a broker does not answer.
@@ -74,18 +84,40 @@ class Identities:
             return
         bus = bus_of(options.url)
         backend = bus.capabilities.backend
-        topics = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in chosen_topics(bus, options)}
-        if not self._has_batches:
-            check_start(bus, options)
         before = Offsets(backend, {})
         if name in self._kept and self._has_batches:
             before = Offsets.from_json(self._kept[name])
+        topics: dict[str, TopicOffsets] = {}
+        for topic in chosen_topics(bus, options):
+            with was_there(GONE, when=topic in before.topics):
+                topics[topic] = TopicOffsets(identity_of(bus, topic), {})
+        if start and not self._has_batches:
+            check_start(bus, options)
         known = {topic: each for topic, each in before.topics.items() if topic in topics}
         identities = {topic: each.identity for topic, each in topics.items()}
         Offsets(before.backend, known).check(backend, identities, named=False)
         # One that the broker does not tell now keeps what it was.
         now = {topic: each for topic, each in topics.items() if each.identity is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
+
+    def check_positions(self) -> None:
+        """Make sure that the positions of the last batch are whole: Spark goes on from them, and tells it by a stack.
+
+        :raises ConfigurationError: they are not, or cannot be read.
+        """
+        last = max(self._batches("offsets"), default=None)
+        if last is None:
+            return
+        file = f"{self._checkpoint}/offsets/{last}"
+        what = f"{mask_within(file)} of the checkpoint"
+        try:
+            text = _bytes(*find_place(self._spark, file))
+        except Py4JJavaError as error:
+            raise ConfigurationError(f"{what} cannot be read: {said(error)}", advice=_OF_POSITIONS) from error
+        # A version, Spark's own, and a line for each source; some sources have a number there, or nothing yet.
+        for number, line in enumerate(text.decode(errors="replace").splitlines()[2:], 3):
+            if line.startswith("{"):
+                object_of(line, f"Line {number} of {what}", _OF_POSITIONS)
 
     def tasks(self, now: int) -> int:
         """How many tasks a batch has behind its reads.
@@ -107,15 +139,22 @@ class Identities:
 
 
 def _read(path: Any, files: Any) -> dict[str, Any]:
-    """What was written last; nothing if that is missing."""
+    """What was written last; nothing if that is missing.
+
+    :raises ConfigurationError: it is not whole.
+    """
     for each in (path, path.suffix(NEXT)):
         if files.exists(each):
-            stream = files.open(each)
-            try:
-                return json.loads(bytes(stream.readAllBytes()))
-            finally:
-                stream.close()
+            return object_of(_bytes(each, files), f"The file {mask_within(str(each))}", _MEND)
     return {}
+
+
+def _bytes(path: Any, files: Any) -> bytes:
+    stream = files.open(path)
+    try:
+        return bytes(stream.readAllBytes())
+    finally:
+        stream.close()
 
 
 def _write(path: Any, files: Any, told: dict[str, Any]) -> None:

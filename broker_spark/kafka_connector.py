@@ -25,8 +25,9 @@ from broker_spark.connections import bus_of
 from broker_spark.identities import Identities
 from broker_spark.java_security import java_properties
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
+from broker_spark.positions import Bound, Position
 from broker_spark.session import register
-from broker_spark.topics import check_found, check_order, chosen_topics, look, resolve
+from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, resolve
 
 __all__ = ["read", "read_stream"]
 
@@ -83,7 +84,8 @@ def read_stream(
                 advice='Leave checkpoint out, or take connector="never", whose offsets have them',
             )
         identities = Identities(spark, checkpoint)
-        identities.check(source.pattern or ",".join(source.topics), source)
+        identities.check(source.pattern or ",".join(source.topics), source, start=False)
+        identities.check_positions()
         identities.keep()
     found |= _bounds(source, stream=True)
     found["maxOffsetsPerTrigger"] = str(source.max_rows)
@@ -157,24 +159,40 @@ def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
     topics = chosen_topics(bus, source)
     check_found("start", source.start, topics)
     check_found("end", source.end, topics)
-    logs = [look(bus, topic, shared=False) for topic in topics]
-    partitions = sum(len(log.next) for log in logs)
+    start_word, end_word = _word(source.start), _word(source.end)
+    if stream and start_word is not None:
+        # The connector asks itself where they lie. What is missing is told here.
+        partitions = sum(len(bus.log.partitions(topic)) for topic in topics)
+        found["startingOffsets"] = start_word
+    elif not topics:
+        partitions = 0
+        found["startingOffsets"] = start_word or "{}"
+        if not stream:
+            found["endingOffsets"] = end_word or "{}"
+    else:
+        logs = [bounds_of(bus, topic, shared=False) for topic in topics]
+        partitions = sum(len(log.next) for log in logs)
+        starts = {log.name: resolve(bus, "start", source.start, log) for log in logs}
+        found["startingOffsets"] = _numbered(starts)
+        if not stream:
+            ends = {log.name: resolve(bus, "end", source.end, log) for log in logs}
+            if "end" in source.given:
+                for topic in topics:
+                    check_order(topic, starts[topic], ends[topic])
+            found["endingOffsets"] = _numbered(ends)
     if source.tasks_per_partition > 1 and partitions:
         found["minPartitions"] = str(source.tasks_per_partition * partitions)
-    if "end" in source.given and not stream:
-        for log in logs:
-            check_order(log.name, resolve(bus, "start", source.start, log), resolve(bus, "end", source.end, log))
-    for name, ours, position in (("startingOffsets", "start", source.start), ("endingOffsets", "end", source.end)):
-        if stream and name == "endingOffsets":
-            continue
-        word = None if position.offsets or isinstance(position.default, datetime) else position.default
-        if word is not None and (stream or not logs):
-            found[name] = word
-        else:
-            # Each partition by its number, since the connector wants all of them or none.
-            offsets = {log.name: resolve(bus, ours, position, log) for log in logs}
-            found[name] = json.dumps({topic: {str(n): at for n, at in ends.items()} for topic, ends in offsets.items()})
     return found
+
+
+def _word(position: Position) -> Bound | None:
+    """The word that means the position in all partitions, if there is one."""
+    return None if position.offsets or isinstance(position.default, datetime) else position.default
+
+
+def _numbered(offsets: Mapping[str, Mapping[int, int]]) -> str:
+    """Each partition by its number, since the connector wants all of them or none."""
+    return json.dumps({topic: {str(number): at for number, at in places.items()} for topic, places in offsets.items()})
 
 
 def _shown(frame: DataFrame, source: SourceOptions) -> DataFrame:

@@ -7,7 +7,6 @@ topic that was deleted and made anew under the read. Retrying a task reads the s
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any, Final, cast
 
@@ -15,19 +14,20 @@ import pyarrow
 
 from broker.blocking import BlockingRecordBatch, Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange
+from broker.hooks import logger
 from broker_spark.connections import bus_of
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 from broker_spark.schema import RECORD_COLUMNS, arrow_schema
-from broker_spark.topics import identity_of
+from broker_spark.topics import identity_of, was_there
 from broker_spark.workers import keep_what_is_loaded
 
 __all__ = ["read_range"]
 
-logger = logging.getLogger("broker")
-
 _BATCH_BYTES: Final = 16 << 20
 """About as large as an Arrow batch may be; one that is larger is cut, as far as rows allow."""
+_ANEW: Final = "Begin a new checkpoint for the new topic"
+_GONE: Final = f"It was deleted since the read was planned, and another of its name has other records. {_ANEW}"
 
 
 def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.RecordBatch]:
@@ -39,9 +39,10 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
     """
     bus = bus_of(options.url)
     columns = _Columns(options.columns)
-    for records in _batches(bus, options, wanted):
-        yield from columns.batches(records)
-    _check_identity(bus, wanted)
+    with was_there(_GONE):
+        for records in _batches(bus, options, wanted):
+            yield from columns.batches(records)
+        _check_identity(bus, wanted)
     keep_what_is_loaded()
 
 
@@ -96,7 +97,7 @@ def _check_identity(bus: Bus, wanted: Range) -> None:
     if found not in {None, wanted.identity}:
         raise ConfigurationError(
             f"Topic {wanted.topic!r} was deleted and made anew while it was read ({wanted.identity} then, {found} now)",
-            advice="Begin a new checkpoint for the new topic",
+            advice=_ANEW,
         )
 
 

@@ -6,9 +6,9 @@ asks the broker; `read` gets everything in its range. `commit` is advice: correc
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +17,28 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from broker.blocking import Bus
-from broker.errors import BrokerError, OffsetOutOfRange
+from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from broker.hooks import logger
 from broker_spark.admission import Places, admit, backlog
 from broker_spark.connections import bus_of
 from broker_spark.counting import Counted, count_rows, spans_between
 from broker_spark.log_reading import read_range
-from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.offsets import GONE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range, ranges
-from broker_spark.topics import TopicLog, check_found, check_log, check_order, chosen_topics, look, mean_size, resolve
+from broker_spark.topics import (
+    TopicLog,
+    check_found,
+    check_log,
+    check_order,
+    chosen_topics,
+    look,
+    mean_size,
+    resolve,
+    was_there,
+)
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
-
-logger = logging.getLogger("broker")
 
 
 class LogBatchReader(DataSourceReader):
@@ -71,11 +80,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._draining = False
+        """Whether this is a query with Trigger.AvailableNow, and ..."""
         self._target: dict[str, Any] | None = None
-        """How far a query with Trigger.AvailableNow goes."""
+        """... how far it goes."""
         self._heads: dict[str, Any] | None = None
         self._held_since: float | None = None
         """Since when there are rows, but fewer than minRows."""
+        self._told: dict[tuple[str, int], int] = {}
+        """What the group of the options was told last, by topic and partition."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed.
@@ -90,7 +103,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Freeze the end that this run reads to."""
-        self._target = self._look().to_json()
+        self._draining = True
+        # Who knows the checkpoint tells best what to do about a topic that is missing.
+        with suppress(TopicNotFound):
+            self._target = self._look().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
@@ -107,7 +123,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         bus, shared = self._bus()
         known = Offsets.from_json(start)
-        heads = self._look()
+        heads = self._look(known)
+        if self._draining and self._target is None:
+            self._target = heads.to_json()
         known.check(
             heads.backend,
             {name: topic.identity for name, topic in heads.topics.items()},
@@ -146,7 +164,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # What the batch itself keeps goes first: of the initial offset another call may have told another place.
             begins = {**before, **topic.began}
             tasks = self._options.tasks_per_partition
-            spans = spans_between(bus_of(self._options.url), name, begins, topic.next, tasks)
+            with was_there(GONE):
+                spans = spans_between(bus_of(self._options.url), name, begins, topic.next, tasks)
             found += ranges(name, topic.identity, begins, topic.next, tasks, spans)
         return found
 
@@ -163,7 +182,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             admin = bus_of(self._options.url).admin
             for name, topic in Offsets.from_json(end).topics.items():
                 for partition, position in topic.next.items():
-                    admin.reset_group(group, to=position, topics=[name], partitions=[partition])
+                    if self._told.get((name, partition)) != position:
+                        admin.reset_group(group, to=position, topics=[name], partitions=[partition])
+                        self._told[name, partition] = position
         except BrokerError as error:
             logger.warning("The position of the query was not told to group %s: %s", group, error)
 
@@ -171,13 +192,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bus = bus_of(self._options.url)
         return bus, check_log(bus)
 
-    def _logs(self, bus: Bus, shared: bool) -> list[TopicLog]:
-        return [look(bus, name, shared=shared) for name in chosen_topics(bus, self._options)]
+    def _logs(self, bus: Bus, shared: bool, known: Collection[str] = ()) -> list[TopicLog]:
+        """:param known: topics that were read before."""
+        found: list[TopicLog] = []
+        for name in chosen_topics(bus, self._options):
+            with was_there(GONE, when=name in known):
+                found.append(look(bus, name, shared=shared))
+        return found
 
-    def _look(self) -> Offsets:
-        """Where the logs end."""
+    def _look(self, known: Offsets | None = None) -> Offsets:
+        """Where the logs end.
+
+        :param known: the checkpoint's, for the error of a topic that is missing.
+        """
         bus, shared = self._bus()
-        logs = self._logs(bus, shared)
+        logs = self._logs(bus, shared, known.topics if known is not None else ())
         # Where each begins rides along, for partitions that are new.
         return self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
 

@@ -15,12 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, cast
 
 from broker.errors import ConfigurationError
+from broker_spark.kept import check_source
 
-__all__ = ["Offsets", "TopicOffsets"]
+__all__ = ["GONE", "Offsets", "TopicOffsets"]
 
 _SOURCE: Final = "broker-log"
 _VERSION: Final = 1
 _ADVICE: Final = "Give this query a checkpointLocation of its own"
+GONE: Final = (
+    "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: make it anew, or read "
+    "other topics, and give this query a checkpointLocation of its own"
+)
+"""The advice where a topic of a checkpoint is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +80,33 @@ class Offsets:
     def from_json(cls, given: Mapping[str, Any]) -> Offsets:
         """Take apart what Spark kept.
 
-        :raises ConfigurationError: another source wrote it, or a newer version of this one.
+        :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
         """
-        if given.get("source") != _SOURCE:
-            _refuse(f"The checkpoint holds the positions of another kind of source: {str(dict(given))[:200]}")
-        if given.get("version") != _VERSION:
-            _refuse(f"The checkpoint was written by another version of broker_spark: {given.get('version')!r}")
-        topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
-        return cls(
-            str(given["backend"]),
-            {
-                name: TopicOffsets(
-                    topic["identity"],
-                    _plain(topic["next"]),
-                    _plain(topic.get("began", {})),
-                    _plain(topic.get("behind", {})),
-                )
-                for name, topic in topics.items()
-            },
-            bool(given.get("initial")),
-            bool(given.get("shared")),
-        )
+        check_source(given, _SOURCE, _VERSION, _ADVICE)
+        try:
+            topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
+            return cls(
+                str(given["backend"]),
+                {
+                    name: TopicOffsets(
+                        topic["identity"],
+                        _plain(topic["next"]),
+                        _plain(topic.get("began", {})),
+                        _plain(topic.get("behind", {})),
+                    )
+                    for name, topic in topics.items()
+                },
+                bool(given.get("initial")),
+                bool(given.get("shared")),
+            )
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            missing = (
+                f": {error} is missing" if isinstance(error, KeyError) else ": something else is where numbers are due"
+            )
+            raise ConfigurationError(
+                f"The positions in the checkpoint are not whole{missing}",
+                advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+            ) from error
 
     def check(self, backend: str, topics: Mapping[str, str | None], *, named: bool) -> None:
         """Make sure that these are offsets of what is read.

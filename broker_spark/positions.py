@@ -8,13 +8,13 @@ itself. A partition or topic that an object does not name begins at its earliest
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from broker.errors import ConfigurationError
+from broker_spark.kept import object_of, shown
 
 __all__ = ["Bound", "Position", "parse_position"]
 
@@ -63,24 +63,23 @@ def parse_position(name: str, text: str, default: Bound) -> Position:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigurationError(f"{name} is {text!r}", advice=_TAKES) from None
+        raise ConfigurationError(f"Option {name} is {shown(text)}", advice=_TAKES) from None
     if time.tzinfo is None:
-        raise ConfigurationError(f"{name} {text!r} has no timezone", advice=f"Write it as {text}+00:00, if it is UTC")
+        raise ConfigurationError(
+            f"Option {name} is {text!r}, which has no timezone", advice=f"Write it as {text}+00:00, if it is UTC"
+        )
     return Position(time)
 
 
 def _offsets(name: str, text: str) -> dict[str, Mapping[int, int | Bound]]:
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name} is {text[:200]!r}, which is no JSON: {error}", advice=_TAKES) from None
+    found = object_of(text, f"Option {name}", _TAKES)
     if not found:
-        raise ConfigurationError(f"{name} names no partition", advice=_TAKES)
+        raise ConfigurationError(f"Option {name} names no partition", advice=_TAKES)
     if all(map(_is_number, found)):
         return {"": _partitions(name, found)}
     for topic, partitions in found.items():
         if not isinstance(partitions, dict):
-            raise ConfigurationError(f"{name} has {partitions!r} for {topic!r}", advice=_TAKES)
+            raise ConfigurationError(f"Option {name} has {shown(partitions)} for {shown(topic)}", advice=_TAKES)
     return {topic: _partitions(name, partitions) for topic, partitions in found.items()}
 
 
@@ -94,7 +93,7 @@ def _partitions(name: str, given: Mapping[str, Any]) -> dict[int, int | Bound]:
         fits = value in {"earliest", "latest"} if isinstance(value, str) else type(value) is int and value >= 0
         if not _is_number(key) or not fits:
             raise ConfigurationError(
-                f"{name} has {value!r} for partition {key!r}",
+                f"Option {name} has {shown(value)} for partition {shown(key)}",
                 advice='Partitions are numbers, and each has an offset of 0 or more, "earliest" or "latest"',
             )
         found[int(key)] = cast("int | Bound", value)

@@ -20,7 +20,7 @@ def lag(progress: Any) -> dict[str, dict[int, int]]:
     partitions of a topic share their offsets, each counts the rows of all. Of a subscription it is all that is spooled
     or waits, as partition 0. A topic that Spark's plan has twice, as in a join with itself, counts once, if it is told
     apart from others of its name: Spark's Kafka connector does not. What several sources are behind in different topics
-    of one name is added up.
+    of one name is added up. A batch that an earlier run had planned tells nothing, since Spark does not ask then.
 
     :param progress: `query.lastProgress`, or an element of `query.recentProgress`.
     """

@@ -79,12 +79,12 @@ def check_columns(columns: Sequence[str]) -> Sequence[str]:
     :raises ConfigurationError: names the one that is wrong.
     """
     if not columns:
-        raise ConfigurationError("columns names none", advice=f"There are {', '.join(COLUMNS)}")
+        raise ConfigurationError("Option columns names none", advice=f"There are {', '.join(COLUMNS)}")
     for number, name in enumerate(columns):
         if name not in _TYPES:
             raise ConfigurationError(f"There is no column {name!r}", advice=nearest(name, COLUMNS))
         if name in columns[:number]:
-            raise ConfigurationError(f"columns names {name!r} twice", advice="Name each column once")
+            raise ConfigurationError(f"Option columns names {name!r} twice", advice="Name each column once")
     return columns
 
 

@@ -7,27 +7,20 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
-import shlex
-import socket
 import sys
-import tempfile
-import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
-from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
 from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
-from broker.hooks import logger
+from broker_spark.configured import configured
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
+from broker_spark.python_sockets import socket_settings
 from broker_spark.shipping import python_path, shipped_source
 
 __all__ = ["register", "session"]
@@ -40,11 +33,6 @@ _HERE: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 """For a driver that runs here with all its executors."""
-_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
-"""Over TCP each task of a Python source takes some 40 ms more."""
-_SOCKETS_IN: Final = "spark.python.unix.domain.socket.dir"
-_LONGEST: Final = 61
-"""Characters of that directory, at most, as Spark takes it."""
 _SERVER_HERE: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
 """For a server of Spark Connect that runs here."""
 _BETTER: Final[Mapping[str, str]] = {
@@ -85,7 +73,7 @@ def session(
     if remote is not None:
         given["spark.remote"] = remote
     if master is None and "spark.master" not in given and "spark.remote" not in given and not submitted:
-        master = _configured().get("spark.master") or "local[*,3]"
+        master = configured().get("spark.master") or "local[*,3]"
     if master is not None:
         given["spark.master"] = master
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
@@ -94,8 +82,8 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Else whichever Python comes first on the path is what rows are given to.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        said = {**_configured(), **given}
-        ours = {**_HERE, **(_SERVER_HERE if server else {}), **_sockets(said)}
+        said = {**configured(), **given}
+        ours = {**_HERE, **(_SERVER_HERE if server else {}), **socket_settings(said)}
         given = {**{key: value for key, value in ours.items() if key not in said}, **given}
     builder = SparkSession.Builder().appName(name)
     for key, value in given.items():
@@ -117,73 +105,6 @@ def session(
             made.conf.set(key, value)
     atexit.register(made.stop)
     return register(made)
-
-
-def _configured() -> dict[str, str]:
-    """What spark-submit, PYSPARK_SUBMIT_ARGS or spark-defaults.conf say; all but the keys and the master in short."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        SparkContext._ensure_initialized()  # pyright: ignore[reportPrivateUsage]
-        return dict(SparkConf().getAll())
-    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    arguments = [part for each in arguments for part in (each.split("=", 1) if each.startswith("--") else [each])]
-    said: dict[str, str] = {}
-    file = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"), "spark-defaults.conf")
-    for name, value in pairwise(arguments):
-        if name == "--master":
-            said["spark.master"] = value
-        elif name in {"--conf", "-c"}:
-            key, _, text = value.partition("=")
-            said[key] = text
-        elif name == "--properties-file":
-            file = Path(value)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError:
-        return said
-    found = re.findall(r"^[ \t]*(spark\.[^\s=:]+)(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
-    return {**dict(found), **said}
-
-
-def _sockets(said: Mapping[str, str]) -> dict[str, str]:
-    """Settings by which Spark and its Python processes meet in a directory, if there is one where they can.
-
-    Without a directory Spark takes Java's for temporary files, and does not start where that has too long a path.
-
-    :param said: what somebody has set, which goes first.
-    """
-    if _SOCKETS in said and said[_SOCKETS].lower() != "true":
-        return {}
-    if not hasattr(socket, "AF_UNIX"):
-        return {_SOCKETS: "false"}
-    places = [said[_SOCKETS_IN]] if _SOCKETS_IN in said else [tempfile.gettempdir(), "/tmp"]  # noqa: S108
-    reasons: list[str] = []
-    for place in dict.fromkeys(places):
-        reason = _no_sockets(place)
-        if reason is None:
-            return {_SOCKETS: "true", _SOCKETS_IN: place}
-        reasons.append(f"{place}: {reason}")
-    logger.warning(
-        "Spark talks to its Python processes over TCP, which takes some 40 ms more for each task: there can be no Unix "
-        "sockets in %s. Set %s to a directory with a short path",
-        "; ".join(reasons),
-        _SOCKETS_IN,
-    )
-    return {_SOCKETS: "false"}
-
-
-def _no_sockets(directory: str) -> str | None:
-    """Why there can be no Unix sockets of Spark in a directory; None if there can."""
-    if len(directory) > _LONGEST:
-        return f"its path has {len(directory)} characters, and Spark takes {_LONGEST}"
-    # As long a name as Spark gives them.
-    path = Path(directory, f".{uuid.uuid4()}.sock")
-    try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
-        path.unlink()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def register(spark: SparkSession) -> SparkSession:

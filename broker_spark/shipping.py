@@ -27,7 +27,8 @@ def shipped_source(source: type[DataSource], package: Path, found_in: Sequence[s
     :param found_in: where the process of a streaming source looks for packages, besides what is installed.
     """
     archive = next((each for each in package.parents if each.is_file()), None)
-    if archive is None or str(archive) in found_in:
+    # Spark starts that process where it runs itself, so that paths from there mean the same.
+    if archive is None or archive.resolve() in {Path(each).resolve() for each in found_in}:
         return None
     return _explaining(source.name(), source.__module__, source.__qualname__, archive.name)
 

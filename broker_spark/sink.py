@@ -9,7 +9,6 @@ message that is not on the broker fails the task, with the fate of each in the e
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, String
 
 from broker.blocking import Bus
 from broker.errors import BackendError, ConfigurationError, Unsupported
+from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_spark.connections import bus_of, check_reachable
 from broker_spark.options import canonical, choice, find_url, topic_name, wrong
@@ -32,8 +32,6 @@ from broker_spark.schema import nearest
 from broker_spark.workers import keep_what_is_loaded
 
 __all__ = ["MessageStreamWriter", "MessageWriter", "SinkOptions", "Written"]
-
-logger = logging.getLogger("broker")
 
 _LONGEST_WRITE_ID: Final = 150
 _CHUNK_ROWS: Final = 2000

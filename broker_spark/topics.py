@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
 from broker.blocking import Bus
-from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupported
+from broker.errors import BrokerError, ConfigurationError, NotAuthorized, TopicNotFound, Unsupported
 from broker_spark.options import SourceOptions
 from broker_spark.positions import Bound, Position
 
 __all__ = [
     "TopicLog",
+    "bounds_of",
     "check_found",
     "check_log",
     "check_order",
@@ -27,6 +29,7 @@ __all__ = [
     "look",
     "mean_size",
     "resolve",
+    "was_there",
 ]
 
 _LOOKED_AT: Final = 100
@@ -88,21 +91,42 @@ def check_found(name: str, position: Position, topics: Collection[str]) -> None:
 
 def look(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
     """The topic as it is now. :raises TopicNotFound: there is none."""
+    # First, so that a topic that is made anew meanwhile is another for who reads between these bounds.
     identity = identity_of(bus, topic)
+    return replace(bounds_of(bus, topic, shared=shared), identity=identity)
+
+
+def bounds_of(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
+    """The same without its identity. :raises TopicNotFound: there is none."""
     bounds = bus.log.bounds(topic)
     following = {partition: found.next for partition, found in bounds.items()}
     if shared and following:
         # All below the last offset of any partition is in the log, so each partition can be read up to there.
         following = dict.fromkeys(following, max(following.values()))
-    return TopicLog(topic, identity, {partition: found.first for partition, found in bounds.items()}, following)
+    return TopicLog(topic, None, {partition: found.first for partition, found in bounds.items()}, following)
 
 
 def identity_of(bus: Bus, topic: str) -> str | None:
     """What tells the topic from another of the same name, if we may ask."""
     try:
-        return bus.admin.describe_topic(topic).identity
+        return bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):
         return None
+
+
+@contextmanager
+def was_there(advice: str, *, when: bool = True) -> Generator[None]:
+    """Have the error of a topic that was read before and is missing now give this advice: to create it does not help.
+
+    :param when: whether it was read before.
+    :raises TopicNotFound: as it came, but for its advice.
+    """
+    try:
+        yield
+    except TopicNotFound as error:
+        if not when:
+            raise
+        raise TopicNotFound(error.message, native=error.native, advice=advice) from None
 
 
 def check_start(bus: Bus, options: SourceOptions) -> None:
@@ -113,7 +137,7 @@ def check_start(bus: Bus, options: SourceOptions) -> None:
     """
     if options.start.offsets:
         shared = check_log(bus)
-        logs = [look(bus, topic, shared=shared) for topic in chosen_topics(bus, options)]
+        logs = [bounds_of(bus, topic, shared=shared) for topic in chosen_topics(bus, options)]
         check_found("start", options.start, [log.name for log in logs])
         for log in logs:
             resolve(bus, "start", options.start, log)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,17 +19,19 @@ from broker.errors import BrokerError, ConfigurationError
 from broker.urls import mask_url, mask_within
 from broker_spark.connections import bus_of
 from broker_spark.decoding import payload_schema
-from broker_spark.files import open_files
+from broker_spark.files import mend, open_files, why
+from broker_spark.kept import object_of
 from broker_spark.offsets import Offsets
-from broker_spark.options import SourceOptions, find_url
+from broker_spark.options import find_url
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
 from broker_spark.pipeline.pairing import paired
 from broker_spark.pipeline.running import stream
+from broker_spark.pipeline.waiting import rows_waiting
 from broker_spark.progress import offsets_of
 from broker_spark.spool.looking import rows_behind
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
-from broker_spark.topics import chosen_topics, identity_of
+from broker_spark.topics import identity_of
 
 __all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
 
@@ -130,8 +131,8 @@ def status(pipeline: Pipeline) -> Status:
     except (OSError, ValueError) as error:
         shown = mask_within(pipeline.checkpoint)
         raise ConfigurationError(
-            f"The checkpoint {shown!r} cannot be read: {str(error).replace(pipeline.checkpoint, shown)}",
-            advice="Run where the checkpoint can be seen, and with the packages that its file system needs",
+            f"The checkpoint {shown!r} cannot be read: {why(error, pipeline.checkpoint)}",
+            advice=mend(error, "Run where the checkpoint can be seen, and with what its file system needs"),
         ) from error
     positions, spools = _positions(lines, f"{mask_within(pipeline.checkpoint)}/offsets/{committed}")
     places: list[Place] = []
@@ -191,8 +192,7 @@ def explain(pipeline: Pipeline, spark: SparkSession) -> str:
     return f"Rows: {frame.schema[OUT].dataType.simpleString()}\n\n{text.getvalue().strip()}"
 
 
-_SHOWN: Final = 60
-"""Characters of what is wrong in a checkpoint that an error shows."""
+_MEND: Final = "Bring the checkpoint back, or begin a new one"
 _AT_MOST_ONCE_EACH: Final = "each row once"
 
 
@@ -236,22 +236,26 @@ def _positions(lines: list[str], file: str) -> tuple[list[Offsets], list[SpoolPo
     """
     logs: list[Offsets] = []
     spools: list[SpoolPosition] = []
-    for line in lines[2:]:
+    for number, line in enumerate(lines[2:], 3):
+        where = f"{file}, line {number}"
         try:
             if SPOOL_SOURCE in line:
-                spools.append(SpoolPosition.from_json(json.loads(line)))
+                spools.append(SpoolPosition.from_json(object_of(line, where, _MEND)))
                 continue
             # What the connector says of a pattern that matches nothing.
-            found = Offsets("kafka", {}) if line == "{}" else offsets_of(line)
+            found = Offsets("kafka", {}) if line == "{}" else offsets_of(_positions_in(line, where))
         except ConfigurationError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"{file} is not whole: {line[:_SHOWN]}", advice="Bring the checkpoint back, or begin a new one"
-            ) from error
+            raise ConfigurationError(f"{where} is not whole: it holds no positions", advice=_MEND) from error
         if found is not None:
             logs.append(found)
     return logs, spools
+
+
+def _positions_in(line: str, where: str) -> Mapping[str, Any] | None:
+    """What a line holds; None if another kind of source wrote it, such as a number."""
+    return object_of(line, where, _MEND) if line.startswith("{") else None
 
 
 def _ends(bus: Bus, found: Offsets, topic: str) -> dict[int, int]:
@@ -274,7 +278,7 @@ def _queues(pipeline: Pipeline, positions: list[SpoolPosition]) -> tuple[list[Qu
             continue
         files = open_files(options.spool)
         for position in positions:
-            spooled = rows_behind(files, position)
+            spooled = rows_behind(files, mask_within(options.spool), position)
             if spooled is not None:
                 break
         else:
@@ -282,14 +286,8 @@ def _queues(pipeline: Pipeline, positions: list[SpoolPosition]) -> tuple[list[Qu
             continue
         waiting = None
         try:
-            waiting = _waiting(options)
+            waiting = rows_waiting(options)
         except BrokerError as error:
             problems.append(str(error))
         found.append(Queue(name, options.subscription, position.next, spooled, waiting))
     return found, problems
-
-
-def _waiting(options: SourceOptions) -> int:
-    bus = bus_of(options.url)
-    lags = [bus.admin.lag(topic, options.subscription or "") for topic in chosen_topics(bus, options)]
-    return sum(each.waiting + (each.unsettled or 0) for each in lags)

@@ -10,7 +10,6 @@ same rows and number; sinks take it for the one of before where they can. A cras
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -26,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from broker.errors import Unsupported
+from broker.hooks import logger
 from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
 from broker_spark.pipeline.checking import check_rows, check_topics
@@ -33,14 +33,13 @@ from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink,
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.session import register, session
 from broker_spark.spark_errors import planned
 
 __all__ = ["BatchReport", "Run", "run", "stream"]
-
-logger = logging.getLogger("broker")
 
 _LOOK_SECONDS: Final = 0.2
 _PARK_MILLISECONDS: Final = 1000
@@ -62,7 +61,8 @@ class BatchReport:
     :ivar rows_in: rows read, of all sources.
     :ivar rows_out: rows written, by sink.
     :ivar dead: rows that did not decode.
-    :ivar lag: offsets behind the end when it was planned, of all sources; rows at most.
+    :ivar lag: offsets behind the end when it was planned, of all sources; rows at most. Of a batch that an earlier run
+        planned, when it is told.
     :ivar seconds: from its planning to its commit.
     """
 
@@ -146,6 +146,7 @@ class Run:
         for name in pipeline.sources:
             with part_of(f"sources.{name}"):
                 identities.check(name, pipeline.parsed_options(name))
+        identities.check_positions()
         identities.keep()
         try:
             for left in reversed(range(_STARTS)):
@@ -286,7 +287,7 @@ class Run:
             # The plan, and so their order, stays what it is in a run.
             ends = [offsets_of(source["endOffset"]) for source in progress["sources"]]
             self._owners = paired(self._pipeline, ends)
-        return behind(progress, self._owners)
+        return behind(progress, self._owners) + rows_untold(self._pipeline, progress, self._owners)
 
     def _tell(self, report: BatchReport) -> None:
         logger.info("%s", report)

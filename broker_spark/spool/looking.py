@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 from broker_spark.files import Files
 from broker_spark.spool import segments
+from broker_spark.spool.about import said
 from broker_spark.spool.positions import SpoolPosition
-from broker_spark.spool.spool import WHAT
 
 __all__ = ["rows_behind"]
 
 
-def rows_behind(files: Files, position: SpoolPosition) -> int | None:
+def rows_behind(files: Files, place: str, position: SpoolPosition) -> int | None:
     """The rows from a position on; None if it is of another spool, or there is none here.
 
+    :param place: of the spool, for the error.
+    :raises ConfigurationError: what it says of itself is not whole.
     :raises OSError: the file system does not answer.
     """
     try:
-        found = json.loads(files.read(WHAT))
+        found = said(files, place)
     except FileNotFoundError:
         return None
     if found.get("spool") != position.spool:

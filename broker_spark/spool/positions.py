@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import ConfigurationError
+from broker_spark.kept import check_source
 
 __all__ = ["SPOOL_SOURCE", "SpoolPosition"]
 
@@ -37,11 +38,13 @@ class SpoolPosition:
     def from_json(cls, given: Mapping[str, Any]) -> SpoolPosition:
         """Take apart what Spark kept.
 
-        :raises ConfigurationError: another kind of source wrote it, or a newer version of this one.
+        :raises ConfigurationError: another kind of source wrote it, or a newer version of this one, or it is not whole.
         """
-        if given.get("source") != SPOOL_SOURCE or given.get("version") != _VERSION:
+        check_source(given, SPOOL_SOURCE, _VERSION, "Give this query a checkpointLocation of its own")
+        try:
+            return cls(str(given["spool"]), int(given["next"]))
+        except (LookupError, ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"The checkpoint holds the positions of another kind of source: {str(dict(given))[:200]}",
-                advice="Give this query a checkpointLocation of its own",
-            )
-        return cls(str(given["spool"]), int(given["next"]))
+                "The position in the checkpoint is not whole: spool or next is missing",
+                advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+            ) from error

@@ -10,7 +10,6 @@ comes again when its lease is over.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import threading
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from broker.bus import Bus
 from broker.capabilities import ConfirmedAck
 from broker.consuming.consumer import MessageConsumer
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupported
+from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.options import SourceOptions
 from broker_spark.spool.columns import Stamps, stamps_of, table_of
@@ -34,8 +34,6 @@ from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
 __all__ = ["SEGMENT_BYTES", "SEGMENT_ROWS", "Receiver"]
-
-logger = logging.getLogger("broker")
 
 SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
@@ -219,7 +217,8 @@ class Receiver:
                 elif self._draining and monotonic() - heard >= patience:
                     break
                 if kept is not None and (batches or kept.done()):
-                    await kept
+                    # A stop meanwhile is to end this loop, and not what is being written.
+                    await asyncio.shield(kept)
                     kept = None
                 if batches:
                     self._in_hand = sum(map(len, batches))
@@ -364,7 +363,7 @@ class Receiver:
 async def _identity_of(bus: Bus, topic: str) -> str | None:
     """What tells a topic from another of the same name, if we may ask."""
     try:
-        return (await bus.admin.describe_topic(topic)).identity
+        return await bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):
         return None
 

@@ -6,7 +6,6 @@ Batches are whole segments, so one that is run again has exactly the same rows.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from broker.errors import BrokerError, ConfigurationError
+from broker.hooks import logger
 from broker.urls import mask_within
 from broker_spark.connections import check_reachable
-from broker_spark.files import open_files
+from broker_spark.files import open_files, why
 from broker_spark.options import SourceOptions
 from broker_spark.spool import segments
 from broker_spark.spool.positions import SpoolPosition
@@ -29,8 +29,6 @@ from broker_spark.spool.spool import Spool
 from broker_spark.workers import keep_what_is_loaded
 
 __all__ = ["SpoolPart", "SpoolStreamReader"]
-
-logger = logging.getLogger("broker")
 
 _WAIT: Final = 0.5
 """Seconds to wait for messages before saying that there are none."""
@@ -171,7 +169,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if isinstance(error, BrokerError):
                     raise
                 raise ConfigurationError(
-                    f"Option spool is {shown!r}, which cannot be used: {str(error).replace(options.spool, shown)}",
+                    f"Option spool is {shown!r}, which cannot be used: {why(error, options.spool)}",
                     advice="It takes a directory, or a URI such as s3://bucket/spools/orders, that can be written to",
                 ) from error
             receiver = Receiver(options, spool)

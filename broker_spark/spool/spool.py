@@ -8,7 +8,6 @@ it may come again, and is known by its identity for `KEPT` seconds.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,22 +21,18 @@ import pyarrow
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker_spark.files import Files
 from broker_spark.spool import segments
+from broker_spark.spool.about import VERSION, WHAT, check_what, said
 from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
 from broker_spark.spool.recent import Recent
 from broker_spark.spool.segments import IDENTITY, Segment
 
-__all__ = ["WHAT", "Spool"]
-
-logger = logging.getLogger("broker")
+__all__ = ["Spool"]
 
 KEPT: Final = 24 * 3600.0
 """Seconds for which a message that may come again is remembered."""
-WHAT: Final = "spool.json"
-"""The file that says which messages a spool is for."""
 _DOUBTS: Final = "doubts"
 _IDENTITIES: Final = "identities"
-_VERSION: Final = 1
 
 
 class Spool:
@@ -87,13 +82,13 @@ class Spool:
         :raises ConfigurationError: it is of other messages, or another query owns it.
         :raises OffsetOutOfRange: a segment is missing.
         """
-        _check_what(files, place, what)
+        check_what(files, place, what)
         lease = Lease.claim(files, place)
         try:
-            name = _check_what(files, place, what)
+            name = check_what(files, place, what)
             if name is None:
                 name = uuid.uuid4().hex
-                text = json.dumps({"spool": name, "version": _VERSION, **what}).encode()
+                text = json.dumps({"spool": name, "version": VERSION, **what}).encode()
                 files.write(WHAT, lambda file: file.write(text))
             before = lease.before
             epochs = list(before.epochs or []) if before is not None else []
@@ -130,7 +125,7 @@ class Spool:
         :param identities: by name, as the broker tells them; None if it does not.
         :raises ConfigurationError: one was made anew since, or is that of another broker.
         """
-        what: dict[str, Any] = json.loads(self._files.read(WHAT))
+        what = said(self._files, self._place)
         kept: dict[str, str] = what.get(_IDENTITIES, {})
         told = {topic: identity for topic, identity in identities.items() if identity is not None}
         for topic, identity in told.items():
@@ -328,30 +323,6 @@ def _token_of(epochs: Sequence[Sequence[Any]], number: int) -> str | None:
 def _since(epochs: list[list[Any]], number: int) -> list[list[Any]]:
     """Without the owners of what is gone."""
     return epochs[max(0, bisect_right(epochs, number, key=lambda each: each[0]) - 1) :]
-
-
-def _check_what(files: Files, place: str, what: Mapping[str, Any]) -> str | None:
-    """The spool's id; None if it is new."""
-    try:
-        found: dict[str, Any] = json.loads(files.read(WHAT))
-    except FileNotFoundError:
-        return None
-    if found.get("version") != _VERSION:
-        raise ConfigurationError(
-            f"The spool {place} was written by another version of broker_spark: {found.get('version')!r}",
-            advice="Give this query a spool of its own",
-        )
-    for name, value in what.items():
-        if found.get(name) != value:
-            raise ConfigurationError(
-                f"The spool {place} is for {name} {_shown(found.get(name))}, and this query is for {_shown(value)}",
-                advice="Give this query a spool of its own",
-            )
-    return str(found["spool"])
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else str(value)
 
 
 def _check_whole(found: Sequence[Segment], place: str, acked: int) -> None:

@@ -20,7 +20,7 @@ from tests.servers.server_process import Servers
 __all__ = ["SparkCluster"]
 
 _DEPLOY = "org.apache.spark.deploy"
-_START_SECONDS = 90.0
+_START_SECONDS = 240.0
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = re.compile("Successfully registered with master")
 

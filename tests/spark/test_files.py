@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ from pyarrow import fs
 
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker_spark import files
+from broker_spark.configured import configured
 from broker_spark.files import LocalFiles, StoredFiles
 from broker_spark.options import SourceOptions
 from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
 from broker_spark.pipeline.inspecting import parts, status
-from broker_spark.session import _configured
 from broker_spark.sink import SinkOptions
+from broker_spark.spool.looking import rows_behind
+from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.segments import Segment, columns_of, identities_of, read
 from broker_spark.spool.spool import Spool
 
@@ -35,11 +40,55 @@ def test_what_azure_shows_before_it_is_whole_gets_another_name_until_then() -> N
     assert not StoredFiles(azure(account_name="shop", sas_token="sv=1"), "spools")._atomic
 
 
+def test_hdfs_without_its_client_is_told_with_the_mend(tmp_path: Path) -> None:
+    # In a process of its own, whose environment has no client, and which loads it once.
+    place = "hdfs://name:secret@127.0.0.1:1/spools/jobs"
+    program = f"""
+from broker.errors import ConfigurationError
+from broker_spark.files import check_place
+for _ in range(2):
+    try:
+        check_place({place!r})
+    except ConfigurationError as error:
+        print(str(error))
+"""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"HADOOP_HOME", "ARROW_LIBHDFS_DIR"}
+    }
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    first, second = ran.stdout.splitlines()
+    for told in (first, second):
+        assert told.startswith("Option spool is 'hdfs://")
+        assert "HDFS needs libhdfs, Hadoop's client and Java on every node: set HADOOP_HOME" in told
+        assert "secret" not in told
+
+
 def test_an_owner_that_is_not_whole_is_named(tmp_path: Path) -> None:
     place = LocalFiles(str(tmp_path))
     place.write("owners/00000001-abc.json", lambda file: file.write(b'{"epoch": 1, "tok'))
     with pytest.raises(ConfigurationError, match=r"owners/00000001-abc\.json is not whole.*Start again"):
         Spool.open(place, str(tmp_path), WHAT)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "it is empty"),
+        (b'{"spool": "6f', "it ends after 13 characters, in the middle of its JSON"),
+        (b"\xff\xfe\0", "it is no text in UTF-8"),
+        (b'{"version": 1}', "it has no 'spool'"),
+    ],
+)
+def test_what_a_spool_says_of_itself_is_whole(tmp_path: Path, text: bytes, told: str) -> None:
+    place = LocalFiles(str(tmp_path))
+    place.write("spool.json", lambda file: file.write(text))
+    for look in (
+        lambda: Spool.open(place, str(tmp_path), WHAT),
+        lambda: rows_behind(place, str(tmp_path), SpoolPosition("6f1c", 3)),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            look()
+        assert f"spool.json of the spool {tmp_path} is not whole: {told}. Bring the file back" in str(caught.value)
 
 
 def test_a_segment_that_is_not_whole_is_named(tmp_path: Path) -> None:
@@ -72,11 +121,11 @@ def test_the_master_of_the_defaults_goes_before_ours(
 ) -> None:
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    assert "spark.master" not in _configured()
+    assert "spark.master" not in configured()
     (tmp_path / "spark-defaults.conf").write_text(f"# spark.master local\nspark.masters x\n{line}\n")
-    assert _configured()["spark.master"] == "spark://host:7077"
+    assert configured()["spark.master"] == "spark://host:7077"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master local[2] pyspark-shell")
-    assert _configured()["spark.master"] == "local[2]"
+    assert configured()["spark.master"] == "local[2]"
 
 
 def test_nothing_shows_a_password(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from broker.errors import ConfigurationError
 from broker_spark.hadoop import find_place
 from broker_spark.identities import _read, _write
 
@@ -68,3 +69,21 @@ def test_a_rename_that_is_refused_is_an_error(spark: SparkSession, tmp_path: Pat
 
     with pytest.raises(OSError, match=r"could not be renamed to .*anybroker-topics\.json"):
         _write(path, Refusing(files, 100), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "it is empty"),
+        ('{"orders": {"sour', "it ends after 17 characters, in the middle of its JSON"),
+        ("[]", "it holds a list instead of an object"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_named_with_the_mend(
+    spark: SparkSession, tmp_path: Path, text: str, told: str
+) -> None:
+    (tmp_path / "anybroker-topics.json").write_text(text)
+    path, files = find_place(spark, f"file://{tmp_path}/anybroker-topics.json")
+    with pytest.raises(ConfigurationError) as caught:
+        _read(path, files)
+    assert f"{tmp_path}/anybroker-topics.json is not whole: {told}. Bring it back from a copy" in str(caught.value)

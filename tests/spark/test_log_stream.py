@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -226,9 +227,25 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
     foreign = {**query.at, "backend": "another"}
     with pytest.raises(ConfigurationError, match="a query on another, and this one reads"):
         query.reader.latestOffset(foreign, ReadAllAvailable())
+    planned = query.reader.partitions(Query(url, topic).at, query.at)
     bus.admin.delete_topic(topic)
-    with pytest.raises(TopicNotFound):
-        query.batch()
+    for available_now in (False, True):
+        query.restart()
+        if available_now:
+            query.reader.prepareForTriggerAvailableNow()
+        with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted.*make it anew.*checkpointLocation of its own"):
+            query.batch()
+    assert isinstance(planned[0], Range)
+    with pytest.raises(TopicNotFound, match=rf"{topic}.* deleted since the read was planned.*Begin a new checkpoint"):
+        rows_of(query.options, planned[0])
+    with pytest.raises(TopicNotFound, match=r"Create it with .*ensure_topic"):
+        Query(url, topic)
+    fresh = Query(url, other)
+    fresh.options = replace(fresh.options, topics=(other, topic))
+    fresh.restart()
+    # Nothing was read of it here, so that to make it is what helps.
+    with pytest.raises(TopicNotFound, match=r"Create it with .*ensure_topic"):
+        fresh.batch()
     bus.admin.ensure_topic(topic, partitions=2)
     publish(bus, topic, numbered(20))
     with pytest.raises(ConfigurationError, match="was deleted and made anew"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from broker_spark.options import SourceOptions, as_texts
 from broker_spark.positions import Position, parse_position
 from broker_spark.ranges import ranges
 from broker_spark.sink import SinkOptions
+from broker_spark.spool.positions import SpoolPosition
 
 URL = "nats://127.0.0.1:4222"
 
@@ -62,17 +64,21 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
         ({"minRows": "9", "maxRows": "8"}, "Option minRows is 9. It takes no more than maxRows, which is 8"),
         ({"onDataLoss": "ignore"}, "Option onDataLoss is 'ignore'. It takes fail or skip"),
         ({"columns": "valu"}, "no column 'valu'. Did you mean 'value'"),
-        ({"columns": "key,key"}, "columns names 'key' twice"),
-        ({"start": "soon"}, "start is 'soon'. It takes \"earliest\""),
-        ({"start": "2026-01-31T12:00:00"}, "has no timezone"),
-        ({"start": '{"0": -1}'}, "start has -1 for partition '0'"),
+        ({"columns": "key,key"}, "Option columns names 'key' twice"),
+        ({"start": "soon"}, "Option start is 'soon'. It takes \"earliest\""),
+        ({"start": "2026-01-31T12:00:00"}, "Option start is '2026-01-31T12:00:00', which has no timezone"),
+        ({"start": '{"0": -1}'}, "Option start has -1 for partition '0'"),
         ({"start": '{"refunds": {"0": 1}}'}, "an offset of topic 'refunds'"),
         ({"topicPattern": "x.*"}, "topic and topicPattern are both given"),
         ({"maxRows": "9" * 20}, "Option maxRows is '99999999999999999999'. It takes a whole number"),
         ({"maxRows": "9" * 5000}, "It takes a whole number"),
         ({"aheadBytes": "9" * 5000}, "It takes a size"),
-        ({"start": '{"a":' * 100_000}, "which is no JSON"),
-        ({"start": '{"\u0663": 1}'}, "start has 1 for '\u0663'"),
+        ({"start": '{"a":' * 100_000}, "Option start is not whole: it is no JSON, but nests too deeply"),
+        ({"start": '{"0": 17'}, "Option start is not whole: it ends after 8 characters, in the middle of its JSON. It"),
+        ({"start": "{0: 17}"}, "Option start is not whole: it is no JSON from line 1, character 2 on (Expecting"),
+        ({"start": "{}"}, "Option start names no partition"),
+        ({"start": '{"orders": "%s"}' % ("x" * 999)}, f"Option start has '{'x' * 27}...{'x' * 28}' for 'orders'"),
+        ({"start": '{"\u0663": 1}'}, "Option start has 1 for '\u0663'"),
         ({"topic": "a b"}, "topic name 'a b' is not portable"),
         ({"url": "inmem:"}, "Use embedded:///directory"),
         ({"url": "embedded:"}, "Use embedded:///directory"),
@@ -121,8 +127,30 @@ def test_offsets_come_back_and_strangers_are_refused() -> None:
     mine = Offsets("kafka", {"orders": TopicOffsets("a", {0: 5, 10: 7}, {10: 0})})
     assert Offsets.from_json(mine.to_json()) == mine
     mine.check("kafka", {"orders": "a", "refunds": "b"}, named=True)
-    with pytest.raises(ConfigurationError, match="of another kind of source"):
-        Offsets.from_json({"orders": {"0": 5}})
+    for stranger, whose in (
+        ({"orders": {"0": 5}}, "Spark's own of Kafka, of 'orders'. Give this query a checkpointLocation of its own"),
+        ({"source": "another", "spool": "x" * 999}, "of source 'another'. Give"),
+        ({"logOffset": 3}, "with 'logOffset'. Give"),
+        (7, "a number. Give"),
+        ([], "a list. Give"),
+        ({}, "empty. Give"),
+    ):
+        for source in (Offsets, SpoolPosition):
+            with pytest.raises(ConfigurationError) as caught:
+                source.from_json(cast("Any", stranger))
+            assert f"the positions of another kind of source: {whose}" in str(caught.value)
+    for broken, told in (
+        ({"source": "broker-log", "version": 1}, "not whole: 'topics' is missing. Bring the checkpoint back"),
+        ({**mine.to_json(), "topics": {"orders": {"identity": "a"}}}, "not whole: 'next' is missing. Bring"),
+        ({**mine.to_json(), "topics": {"orders": 5}}, "not whole: something else is where numbers are due. Bring"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            Offsets.from_json(broken)
+        assert told in str(caught.value)
+    with pytest.raises(ConfigurationError, match="position in the checkpoint is not whole: spool or next is missing"):
+        SpoolPosition.from_json({"source": "broker-spool", "version": 1})
+    with pytest.raises(ConfigurationError, match="another version of broker_spark: 2"):
+        SpoolPosition.from_json({"source": "broker-spool", "version": 2})
     with pytest.raises(ConfigurationError, match="another version"):
         Offsets.from_json({**mine.to_json(), "version": 2})
     with pytest.raises(ConfigurationError, match="a query on kafka, and this one reads jetstream"):

@@ -118,3 +118,35 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
         with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and made anew"):
             run(pipeline, spark=spark)
     assert rows == [3]
+
+
+def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    pipeline = Pipeline(
+        name="broken",
+        url=nats.shared_server().url,
+        sources={"log": Source(topic)},
+        sinks={"rows": CallSink(lambda frame, _: frame.count())},
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+    with connect(pipeline.url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, numbered(3))
+        assert run(pipeline, spark=spark) == 1
+    file = tmp_path / "checkpoint" / "offsets" / "0"
+    text = file.read_text()
+    file.write_text(text[:-10])
+    with pytest.raises(ConfigurationError) as caught:
+        run(pipeline, spark=spark)
+    told = str(caught.value)
+    assert "checkpoint/offsets/0 of the checkpoint cannot be read: " in told
+    assert "Bring the checkpoint back from a copy" in told
+    # As on a file system without sums.
+    (file.parent / ".0.crc").unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"Line 3 of .*/offsets/0 of the checkpoint is not whole: it ends after"
+    ):
+        run(pipeline, spark=spark)
+    file.write_text(text)
+    assert run(pipeline, spark=spark) == 0

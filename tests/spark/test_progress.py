@@ -6,6 +6,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,17 @@ from pyspark.sql import SparkSession
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
+from broker_spark.log_source import LogStreamReader
 from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.options import SourceOptions
 from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Run, Source, run
 from broker_spark.pipeline.inspecting import Place, Status, status
 from broker_spark.pipeline.running import _Written
 from broker_spark.progress import behind, lag
+from broker_spark.spool.source import SpoolPart
 from tests.servers import kafka, nats
+from tests.spark.conftest import MakeTopic
+from tests.spark.spool_query import MakeQuery, settled
 from tests.spark.support import numbered, publish
 
 POSITION = json.dumps(Offsets("jetstream", {"TOPIC": TopicOffsets("another", {0: 3})}).to_json())
@@ -92,6 +98,47 @@ def test_a_batch_is_not_told_before_it_is_committed(tmp_path: Path) -> None:
     under_way._report(query)
     assert [(report.batch, report.rows_in, report.seconds) for report in reports] == [(1, 5, 1.5)]
     assert under_way._may_end(query)
+
+
+def test_what_is_behind_a_batch_of_an_earlier_run_is_asked_for(bus: Bus, url: str, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(100))
+    reader = LogStreamReader(SourceOptions.parse({"url": url, "topic": topic, "maxRows": "30"}))
+    end = json.dumps(reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit()))
+    pipeline = replace(idle_pipeline(Path("idle")), url=url, sources={"orders": Source(topic)})
+    # Of a plan that has the source twice.
+    planned = {"sources": [{"startOffset": None, "endOffset": end, "latestOffset": None}] * 2}
+    assert Run(pipeline)._behind(planned) == 70
+    bus.admin.delete_topic(topic)
+    assert Run(pipeline)._behind(planned) == 0
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_what_is_behind_a_batch_of_a_subscription_is_asked_for(
+    bus: Bus, url: str, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    query = make_query(topic, maxRows=30).begin()
+    publish(bus, topic, numbered(50))
+    start = query.at
+    while (end := query.reader.latestOffset(start, query.reader.getDefaultReadLimit())) == start:
+        pass
+    [part] = query.reader.partitions(start, end)
+    assert isinstance(part, SpoolPart)
+    assert settled(bus, topic)
+    query.reader.stop()
+    publish(bus, topic, numbered(20))
+    options = {"subscription": "spark", "spool": str(tmp_path / "spool"), "maxRows": 30}
+    sources = {
+        "another": Source(topic, options={**options, "spool": str(tmp_path)}),
+        "jobs": Source(topic, options=options),
+    }
+    pipeline = replace(idle_pipeline(Path("idle")), url=url, sources=sources, sql="select * from jobs")
+    source = {"startOffset": None, "endOffset": json.dumps(end), "latestOffset": None}
+    # Of a plan that has the source twice.
+    assert Run(pipeline)._behind({"sources": [source, source]}) == 70 - sum(each.rows for each in part.segments)
+    bus.admin.delete_topic(topic)
+    assert Run(pipeline)._behind({"sources": [source]}) == 0
 
 
 def test_what_was_committed_before_a_failure_is_told(tmp_path: Path) -> None:
@@ -193,9 +240,15 @@ def test_positions_of_something_else_tell_no_lag(tmp_path: Path, line: str, prob
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (POSITION[:50], "offsets/0 is not whole: {"),
-        ('{"source":"broker-spool"', "offsets/0 is not whole: {"),
-        (POSITION.replace('"next": {"0": 3}', '"next": [3]'), "offsets/0 is not whole: {"),
+        (
+            POSITION[:50],
+            "offsets/0, line 3 is not whole: it ends after 50 characters, in the middle of its JSON. Bring",
+        ),
+        ('{"source":"broker-spool"', "offsets/0, line 3 is not whole: it ends after 24 characters"),
+        (
+            POSITION.replace('"next": {"0": 3}', '"next": [3]'),
+            "The positions in the checkpoint are not whole: something else is where numbers",
+        ),
         (POSITION.replace('"version": 1', '"version": 2'), "by another version of broker_spark: 2"),
     ],
 )

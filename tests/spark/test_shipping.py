@@ -14,7 +14,9 @@ import pyspark
 import pytest
 
 from broker.blocking import Bus
+from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import home_without_archive
+from broker_spark.shipping import shipped_source
 from tests.spark.conftest import SETTINGS, MakeTopic
 from tests.spark.support import numbered, publish
 
@@ -75,6 +77,14 @@ def submit(archive: Path, python: Path, work: Path, *arguments: str, path: str =
     return done.stdout
 
 
+def test_an_archive_is_found_by_a_path_from_here(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(archive.parent)
+    package = archive / "broker_spark"
+    for path in (archive.name, f"./{archive.name}", str(archive)):
+        assert shipped_source(BrokerDataSource, package, ["elsewhere", path]) is None, path
+    assert shipped_source(BrokerDataSource, package, ["elsewhere", archive.parent.name]) is not None
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_an_archive_says_how_to_read_streams(
@@ -88,5 +98,5 @@ def test_an_archive_says_how_to_read_streams(
     assert "cannot be read from anybroker.zip" in told, told
     assert "PYTHONPATH" in told
     shutil.rmtree(tmp_path / "spark-warehouse", ignore_errors=True)
-    told = submit(archive, python, tmp_path, url, topic, path=str(archive))
+    told = submit(archive, python, tmp_path, url, topic, path=os.path.relpath(archive, tmp_path))
     assert "stream ok" in told

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from broker.blocking import Bus
 from broker_spark.sink import SinkOptions, _publish
 from tests.spark.conftest import MakeTopic
-from tests.spark.support import read, values
+from tests.spark.support import log, numbered, publish, read, values
 
 
 def test_every_column_arrives(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
@@ -101,6 +102,51 @@ def test_what_cannot_be_written_says_so(
     frame = spark.range(3).selectExpr(*select.split("; "))
     with pytest.raises(PySparkException, match=told):
         frame.write.format("broker").options(url=url, **topic).mode(mode).save()
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_a_batch_is_appended_and_other_modes_are_refused_by_name(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(partitions=1)
+    rows = spark.createDataFrame([("one",)], "value string")
+    write = rows.write.format("broker").options(url=url, topic=topic)
+    # The first is what a write has that names none.
+    for mode, told in (
+        (None, '"ErrorIfExists" mode. Please use either the "Append"'),
+        ("errorifexists", '"ErrorIfExists" mode. Please use either the "Append"'),
+        ("ignore", '"Ignore" mode. Please use either the "Append"'),
+        ("overwrite", 'A topic cannot be overwritten. Write with mode("append")'),
+    ):
+        with pytest.raises(PySparkException) as caught:
+            (write if mode is None else write.mode(mode)).save()
+        assert told in str(caught.value)
+    write.mode("append").save()
+    write.mode("append").save()
+    assert values(read(spark, url, topic)) == [b"one", b"one"]
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("update", "does not support Update mode"),
+        ("complete", 'A topic cannot be overwritten, as outputMode("complete") would. Use outputMode("append"), or'),
+    ],
+)
+def test_other_output_modes_of_a_stream_are_refused_by_name(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, mode: str, told: str
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(5))
+    frame = spark.readStream.format("broker").options(url=url, topic=source).load()
+    if mode == "complete":
+        frame = frame.groupBy("value").count().select("value")
+    write = frame.writeStream.format("broker").options(url=url, topic=target, checkpointLocation=str(tmp_path))
+    with pytest.raises(StreamingQueryException) as caught:
+        write.outputMode(mode).trigger(availableNow=True).start().awaitTermination()
+    assert told in str(caught.value)
+    assert log(bus, target) == []
 
 
 def test_the_ids_of_a_task_do_not_change_with_its_attempts(url: str, bus: Bus, make_topic: MakeTopic) -> None:

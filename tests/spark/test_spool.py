@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
@@ -11,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import broker_spark
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
+from broker.messages import Message
 from broker_spark.files import StoredFiles
 from broker_spark.spool import lease, receiver, source
 from tests.servers import nats
@@ -262,3 +267,31 @@ def test_several_topics_and_patterns(bus: Bus, make_topic: MakeTopic, make_query
         publish(bus, topic, numbered(10, 10 * number))
     query = make_query(f"{one},{two}").begin(drain=True)
     assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(20))
+
+
+def test_what_is_being_written_when_a_query_stops_is_acked(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, go_on, write = make_topic(), threading.Event(), receiver.Receiver._write
+    bus.admin.ensure_subscription(topic, "spark")
+    publish(bus, topic, numbered(60))
+
+    def late(receiver: receiver.Receiver, messages: list[Message[bytes]]) -> Any:
+        assert go_on.wait(SECONDS)
+        return write(receiver, messages)
+
+    monkeypatch.setattr(receiver.Receiver, "_write", late)
+    query = make_query(topic, maxRows=30, aheadRows=100).begin()
+    # With one segment's messages in hand it waits until those before are written.
+    deadline = time.monotonic() + SECONDS
+    while (running := query.reader._receiver) is None or running._came < 60:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(query.reader.stop)
+        time.sleep(0.2)
+        go_on.set()
+        stopped.result()
+    # The others were given back.
+    left = bus.admin.lag(topic, "spark")
+    assert left.waiting + (left.unsettled or 0) == 30

@@ -1,0 +1,80 @@
+"""What was kept as JSON, taken apart, and what is wrong with it in words, without its contents. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from reprlib import Repr
+from typing import Any, Final, cast
+
+from broker.errors import ConfigurationError
+
+__all__ = ["check_source", "object_of", "shown"]
+
+_LONGEST: Final = 60
+"""Characters of a value that an error shows."""
+_repr: Final = Repr()
+_repr.maxstring = _repr.maxother = _LONGEST
+
+
+def shown(value: object) -> str:
+    """A value in an error: in the middle left out what is too long."""
+    return _repr.repr(value)
+
+
+def object_of(text: bytes | str, what: str, advice: str) -> dict[str, Any]:
+    """The object that a text of JSON is.
+
+    :param what: it is of, for the error, for instance "The file spool.json".
+    :param advice: the mend.
+    :raises ConfigurationError: it is none; the error says what is wrong and where.
+    """
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{what} is not whole: {_reason(text, error)}", advice=advice) from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{what} is not whole: it holds {_kind(found)} instead of an object", advice=advice)
+    return cast("dict[str, Any]", found)
+
+
+def check_source(given: object, source: str, version: int, advice: str) -> None:
+    """:raises ConfigurationError: another kind of source wrote these positions, or another version of this one."""
+    # Of some sources it is a number.
+    positions = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
+    if positions is None or positions.get("source") != source:
+        whose = _kind(cast("object", given)) if positions is None else _stranger(positions)
+        raise ConfigurationError(
+            f"The checkpoint holds the positions of another kind of source: {whose}", advice=advice
+        )
+    if (found := positions.get("version")) != version:
+        raise ConfigurationError(
+            f"The checkpoint was written by another version of broker_spark: {found!r}", advice=advice
+        )
+
+
+def _stranger(positions: Mapping[str, Any]) -> str:
+    """Whose positions these are, which are none of the source that reads them."""
+    if isinstance(positions.get("source"), str):
+        return f"of source {shown(positions['source'])}"
+    if positions and all(isinstance(each, Mapping) for each in positions.values()):
+        return f"Spark's own of Kafka, of {shown(', '.join(positions))}"
+    return f"with {shown(', '.join(positions))}" if positions else "empty"
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, bool) or found is None:
+        return "null" if found is None else "a truth value"
+    if isinstance(found, int | float):
+        return "a number"
+    return "text" if isinstance(found, str) else "a list"
+
+
+def _reason(text: bytes | str, error: Exception) -> str:
+    if not text.strip():
+        return "it is empty"
+    if isinstance(error, json.JSONDecodeError):
+        if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+            return f"it ends after {len(error.doc)} characters, in the middle of its JSON"
+        return f"it is no JSON from line {error.lineno}, character {error.colno} on ({error.msg})"
+    return "it is no text in UTF-8" if isinstance(error, UnicodeError) else "it is no JSON, but nests too deeply"

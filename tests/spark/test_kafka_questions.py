@@ -1,0 +1,122 @@
+"""How often Kafka is asked while a read is planned and run: each question is a round trip of every micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import broker_spark
+from broker.blocking import Bus
+from broker_kafka.connection import Connection
+from broker_spark.log_source import LogBatchReader, LogStreamReader
+from broker_spark.options import SourceOptions
+from broker_spark.ranges import Range
+from tests.servers import kafka
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish, rows_of
+
+
+@pytest.fixture
+def url() -> str:
+    return kafka.shared_server().url
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the brokers were asked by the admin clients of this process: the first word of each question."""
+    found = Counter[str]()
+    for name in ("call", "outcomes", "coordinated"):
+        before = getattr(Connection, name)
+
+        async def counted(self: Any, start: Any, what: str, *rest: Any, before: Any = before) -> Any:
+            found[what.split()[0]] += 1
+            return await before(self, start, what, *rest)
+
+        monkeypatch.setattr(Connection, name, counted)
+    return found
+
+
+def told(found: Counter[str]) -> dict[str, int]:
+    """What was asked since the last time."""
+    told = dict(found)
+    found.clear()
+    return told
+
+
+def test_a_micro_batch_asks_no_more_than_it_needs(
+    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str]
+) -> None:
+    topic = make_topic(partitions=3)
+    publish(bus, topic, numbered(9))
+    options = SourceOptions.parse({"url": url, "topic": topic, "group": "spark.questions"})
+    reader = LogStreamReader(options)
+    start = reader.initialOffset()
+    told(asked)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    # What it is, its partitions, and where these begin and end.
+    assert told(asked) == {"Topic": 2, "Positions": 2}
+    parts = reader.partitions(start, end)
+    reader.reportLatestOffset()
+    assert told(asked) == {}
+    read: list[bytes] = []
+    for part in parts:
+        assert isinstance(part, Range)
+        read += rows_of(options, part)
+        # That it is there and holds the range; and, at the end, that it is still the same.
+        assert told(asked) == {"Topic": 2, "Positions": 2}
+    assert sorted(read) == numbered(9)
+    reader.commit(end)
+    assert told(asked)
+    # Of a position that did not move the group is told once.
+    reader.commit(end)
+    assert told(asked) == {}
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    assert told(asked) == {"Topic": 2, "Positions": 2}
+
+
+def test_a_batch_read_asks_no_more_than_it_needs(
+    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str]
+) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(5))
+    options = SourceOptions.parse({"url": url, "topic": topic})
+    told(asked)
+    assert len(LogBatchReader(options).partitions()) == 2
+    assert told(asked) == {"Topic": 2, "Positions": 2}
+
+
+def test_reads_by_sparks_connector_ask_for_nothing_twice(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], tmp_path: Path
+) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(40))
+    of_topic = {"url": url, "topic": topic}
+
+    def rows(**options: Any) -> list[tuple[Any, ...]]:
+        frame = broker_spark.read(spark, **of_topic, **options)
+        return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())
+
+    told(asked)
+    found = rows(connector="always")
+    assert told(asked) == {"Topic": 1, "Positions": 2}
+    assert found == rows(connector="never")
+    assert len(found) == 40
+    time = "2026-01-31T12:00:00+00:00"
+    told(asked)
+    found = rows(connector="always", start=time, end="latest")
+    # The bounds, and then the time in the same partitions.
+    assert told(asked) == {"Topic": 2, "Positions": 3}
+    assert found == rows(connector="never", start=time, end="latest")
+
+    told(asked)
+    broker_spark.read_stream(spark, connector="always", **of_topic)
+    # Where it begins and ends the connector asks itself.
+    assert told(asked) == {"Topic": 1}
+    start = {"0": 1}
+    broker_spark.read_stream(spark, connector="always", checkpoint=str(tmp_path), start=start, **of_topic)
+    assert told(asked) == {"Topic": 2, "Positions": 2}
