@@ -12,11 +12,26 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Sample", "Series", "Spread", "Variant", "alternate", "in_pairs"]
+__all__ = [
+    "COLLECTED_AFTER",
+    "USUAL",
+    "Sample",
+    "Series",
+    "Spread",
+    "Variant",
+    "alternate",
+    "in_pairs",
+    "seldom_collected",
+]
+
+USUAL = "collector as Python has it"
+COLLECTED_AFTER = 50_000
+"""New objects, after which the collector looks at them in a program that moves messages by the million: the best form
+of either side. Python's 700 has it look at whatever lives longer than that, as what is handed over does."""
 
 Variant = Callable[[], AbstractAsyncContextManager[Callable[[], Awaitable[object]]]]
 """Prepares a run when it is entered and cleans up when it is left; only what it yields is measured."""
@@ -125,3 +140,19 @@ async def _measure(variant: Variant, count: int) -> Sample:
         await run()
         cpu, seconds = time.process_time() - cpu_started, time.perf_counter() - started
     return Sample(count, seconds, cpu)
+
+
+def seldom_collected(variant: Variant) -> Variant:
+    """It runs with a collector that looks seldom."""
+
+    @asynccontextmanager
+    async def seldom() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
+        usual = gc.get_threshold()
+        gc.set_threshold(COLLECTED_AFTER, *usual[1:])
+        try:
+            async with variant() as run:
+                yield run
+        finally:
+            gc.set_threshold(*usual)
+
+    return seldom

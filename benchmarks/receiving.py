@@ -21,6 +21,8 @@ class _Nobody:
     def lost(self, messages: Sequence[broker.Message[object]]) -> None:
         raise RuntimeError(f"{len(messages)} leases ended during a benchmark")
 
+    def passed_over(self, messages: Sequence[broker.Message[object]]) -> None: ...
+
     def event(self, event: Event) -> None: ...
 
 
