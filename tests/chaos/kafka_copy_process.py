@@ -1,15 +1,18 @@
 """A process that copies one topic to another in transactions, exactly once.
 
-`python -m tests.chaos.kafka_copy_process URL TRANSACTIONAL_ID SOURCE SINK`
+`python -m tests.chaos.kafka_copy_process URL TRANSACTIONAL_ID SOURCE SINK HOLD`
 
 It goes on until it is killed. Each record goes to the partition it was in. What a transaction's end says is written to
-stdout, one word a line: `committed`, `aborted`, `reopened`.
+stdout, one word a line: `committed`, `aborted`, `reopened`. Where the file HOLD is there it says `held` within a
+transaction that has written, and goes on no more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import broker
 from broker.errors import BrokerError, TransactionAborted
@@ -28,7 +31,7 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
-async def copy(url: str, transactional_id: str, source: str, sink: str) -> None:
+async def copy(url: str, transactional_id: str, source: str, sink: str, to_hold: Callable[[], bool]) -> None:
     async with (
         broker.connect(url) as bus,
         bus.transactional_publisher(transactional_id) as publisher,
@@ -39,6 +42,9 @@ async def copy(url: str, transactional_id: str, source: str, sink: str) -> None:
                 async with publisher.transaction(log) as transaction:
                     batch = await log.next_batch(LARGEST, timeout=0.2)
                     await transaction.publish_batch(sink, [copy_of(record) for record in batch])
+                    if batch and to_hold():
+                        say("held")
+                        await asyncio.Event().wait()
             except TransactionAborted:
                 say("aborted")
             else:
@@ -46,10 +52,10 @@ async def copy(url: str, transactional_id: str, source: str, sink: str) -> None:
                     say("committed")
 
 
-async def main(url: str, transactional_id: str, source: str, sink: str) -> None:
+async def main(url: str, transactional_id: str, source: str, sink: str, to_hold: Callable[[], bool]) -> None:
     while True:
         try:
-            await copy(url, transactional_id, source, sink)
+            await copy(url, transactional_id, source, sink, to_hold)
         except BrokerError as error:
             # Fenced, or no broker in reach: begin again with a connection of its own.
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -58,4 +64,4 @@ async def main(url: str, transactional_id: str, source: str, sink: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    asyncio.run(main(*sys.argv[1:-1], to_hold=Path(sys.argv[-1]).exists))

@@ -112,9 +112,14 @@ class RawAdmin:
         finally:
             consumer.close()
 
-    def committed(self, group: str, topic: str, partition: int = 0) -> TopicPartition:
-        """The group's offset, -1001 if it has none, and its metadata."""
-        consumer = Consumer({**self.config, "group.id": group, "log_level": 0})
+    def committed(
+        self, group: str, topic: str, partition: int = 0, *, isolation: str = "read_committed"
+    ) -> TopicPartition:
+        """The group's offset, -1001 if it has none, and its metadata.
+
+        With `read_committed` the answer waits while a transaction that commits another is open.
+        """
+        consumer = Consumer({**self.config, "group.id": group, "log_level": 0, "isolation.level": isolation})
 
         def asked() -> TopicPartition | None:
             try:
