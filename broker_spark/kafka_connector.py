@@ -38,6 +38,8 @@ _OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
 """Columns that are made of headers, which take the connector a sixth of its time, of every record."""
 _LARGE: Final = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": str(4 << 20)}
 """Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew."""
+_PACKED: Final = f"{RESERVED_PREFIX}attributes"
+"""The header of the attributes whose names could be no header's."""
 _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
 """Half of a character, which Java replaces as one, and Python byte by byte."""
 _REPLACED: Final = "%EF%BF%BD" * 3
@@ -216,20 +218,38 @@ def _id(frame: DataFrame) -> Column:
 
 def _attributes(frame: DataFrame) -> Column:
     """Headers that are text, in their order; of several of one name the last."""
-    pairs = F.flatten(F.transform(_headers(frame), _pairs)).cast("array<struct<key:string,value:string>>")
+    headers = _headers(frame)
+    packed = F.exists(headers, lambda header: header["key"] == _PACKED)
+    pairs = F.when(packed, F.flatten(F.transform(headers, _pairs))).otherwise(
+        F.transform(F.filter(headers, _is_shown), _pair)
+    )
+    # What a lambda names it computes for each element anew, but for its own arguments.
+    bound = F.transform(F.array(pairs.cast("array<struct<key:string,value:string>>")), _last_of_each)
+    return F.map_from_entries(F.get(bound, 0)).cast("map<string,string>")
+
+
+def _last_of_each(pairs: Column) -> Column:
+    """The pairs without those of which a later one has the name."""
     last = F.filter(
         pairs,
-        lambda each, index: (
-            ~F.exists(F.slice(pairs, index + 2, F.size(pairs) + 1), lambda later: later["key"] == each["key"])
-        ),
+        lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
     )
-    return F.map_from_entries(last).cast("map<string,string>")
+    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(last)
+
+
+def _is_shown(header: Column) -> Column:
+    """Whether it is an attribute as it is."""
+    key, value = header["key"], header["value"].cast("string")
+    return (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
+
+
+def _pair(header: Column) -> Column:
+    return F.struct(header["key"].alias("key"), header["value"].cast("string").alias("value"))
 
 
 def _pairs(header: Column) -> Column:
     """The attributes of a header: one, none, or those whose names could be no header's."""
-    key, value = header["key"], header["value"].cast("string")
-    shown = (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
+    value = header["value"].cast("string")
     # What is no UTF-8 is replaced as Python does it, which is not how Java does.
     items = F.filter(F.split(F.make_valid_utf8(value), "&"), lambda item: F.instr(item, "=") > 1)
     hostile = F.transform(
@@ -239,10 +259,10 @@ def _pairs(header: Column) -> Column:
             _unquoted(F.regexp_extract(item, "(?s)^[^=]+=(.*)$", 1)).alias("value"),
         ),
     )
-    one = F.array(F.struct(key.alias("key"), value.alias("value")))
+    one = F.array(_pair(header))
     return (
-        F.when(shown, one)
-        .when((key == f"{RESERVED_PREFIX}attributes") & value.isNotNull(), hostile)
+        F.when(_is_shown(header), one)
+        .when((header["key"] == _PACKED) & value.isNotNull(), hostile)
         .otherwise(F.slice(one, 1, 0))
     )
 
