@@ -3,8 +3,10 @@
 *Concurrency.* Any number of tasks, threads and processes of one machine may use a directory: each change holds a lock
 on the group's file, for one read and one write of it. Not for network file systems without locks. *Failure.* A file is
 replaced as a whole, and both it and its directory are synchronised to disk before a commit is answered: after a crash
-there is the old or the new content, never half. A file that cannot be read is an error, never "no positions".
-*Cancellation.* The work runs in a thread and goes on; a cancelled write may have taken effect.
+there is the old or the new content, never half. A file that cannot be read is an error, never "no positions"; so is a
+lock that another process, which stands still, does not give back in time.
+*Cancellation.* At once while it waits for the lock, which needs no thread. A read or a write runs in a thread and goes
+on; a cancelled write may have taken effect.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Final
 from urllib.parse import quote
 
 import msgspec
 
-from broker.checks import refused
+from broker.checks import check_seconds, refused
 from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, SettleError
 from broker.spi import TopicPartition
 from broker_kafka.offsets import fencing
@@ -36,6 +39,9 @@ _LONGEST_NAME: Final = 250
 """Characters of a group in the name of its file; file systems take 255 bytes, and `.json` and `.lock` need five."""
 _SHOWN: Final = 100
 """Characters of a longer one that the name of its file begins with."""
+_SHORTEST_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.05
+"""Seconds between two tries to get a lock."""
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -57,10 +63,14 @@ class FileOffsetStore:
     """Implements `OffsetStore`.
 
     :param directory: made if it is missing.
-    :raises ConfigurationError: it is no path or empty, cannot be made, or is a file.
+    :param lock_timeout: seconds in which a change, by `claim`, `commit` or `reset`, has to get the lock of its group;
+        a SettleError that names the lock's file is the answer otherwise.
+    :raises ConfigurationError: the directory is no path or empty, cannot be made, or is a file; or the time is none
+        above 0.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, lock_timeout: float = 10.0) -> None:
+        check_seconds("lock_timeout", lock_timeout)
         try:
             self._directory = Path(directory)
         except TypeError:
@@ -75,6 +85,7 @@ class FileOffsetStore:
                 native=error,
                 advice="Name a directory that this process may write",
             ) from error
+        self._lock_timeout = lock_timeout
         self._closed = False
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> FetchResults:
@@ -143,29 +154,54 @@ class FileOffsetStore:
         return self._directory / f"{name}.json"
 
     async def _change(self, group: str, change: Callable[[Entries], None]) -> SettleError | None:
-        def run() -> None:
-            with self._lock(group):
+        deadline, pause = monotonic() + self._lock_timeout, _SHORTEST_PAUSE
+        try:
+            # Each try is short, so that whoever waits keeps no thread, and can be cancelled.
+            while not await asyncio.to_thread(self._try_to_change, group, change):
+                if monotonic() >= deadline:
+                    return self._locked(group)
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+        except (OSError, BackendError) as error:
+            return _unusable(self._path(group), error)
+        return None
+
+    def _try_to_change(self, group: str, change: Callable[[Entries], None]) -> bool:
+        """False if somebody else has the lock."""
+        with self._lock(group) as held:
+            if held:
                 entries = self._read(group)
                 before = dict(entries)
                 change(entries)
                 if entries != before:
                     self._write(group, entries)
-
-        try:
-            await asyncio.to_thread(run)
-        except (OSError, BackendError) as error:
-            return _unusable(self._path(group), error)
-        return None
+            return held
 
     @contextmanager
-    def _lock(self, group: str) -> Generator[None]:
-        # A file of its own, since the content is replaced and a lock stays with the file it was taken on.
-        descriptor = os.open(self._path(group).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _lock(self, group: str) -> Generator[bool]:
+        """Take the lock of a group if it is free; whether it was."""
+        descriptor = os.open(self._lock_path(group), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
         finally:
             os.close(descriptor)
+
+    def _lock_path(self, group: str) -> Path:
+        # A file of its own, since the content is replaced and a lock stays with the file it was taken on.
+        return self._path(group).with_suffix(".lock")
+
+    def _locked(self, group: str) -> SettleError:
+        return SettleError(
+            f"The offsets of group {group!r} cannot be changed: others held the lock {str(self._lock_path(group))!r} "
+            f"for {self._lock_timeout:g} s",
+            retriable=True,
+            advice="Resume or end the process that stands still with it, which `lslocks` names; or raise lock_timeout",
+        )
 
     def _read(self, group: str) -> Entries:
         path = self._path(group)
