@@ -2,6 +2,7 @@
 
 *Concurrency.* Any number may be under way. *Cancellation.* A cancelled request goes on at the broker. *Failure.* Every
 error is one of `broker.errors`; what the brokers say will work in a moment is asked again, until the request timeout.
+What any broker can answer is asked of another one where the first is silent; else the error says which was silent.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -17,13 +19,18 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollectio
 
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound
 from broker.hooks import logger
+from broker_kafka.any_broker import Patience, find_controller, is_silence, leave
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error, translate
 from broker_kafka.names import check_id
+from broker_kafka.silence import MEND, OFFSETS, coordinator_named, silent_brokers_named
 
 __all__ = [
     "ask",
+    "ask_any",
     "ask_coordinator",
+    "ask_every_broker",
+    "ask_group",
     "ask_one",
     "cluster_id",
     "committed",
@@ -43,7 +50,6 @@ _LONGEST_PAUSE: Final = 2.0
 _FIRST_WAIT: Final = 0.25
 _HEARD: Final = 5.0
 """Seconds in which every broker hears of a new topic."""
-_OFFSETS: Final = "__consumer_offsets"
 _ready: Final[WeakSet[Connection]] = WeakSet()
 
 
@@ -58,14 +64,26 @@ async def ask(connection: Connection, start: Callable[[Any], Any], what: str) ->
     return result
 
 
-async def ask_coordinator(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
+async def ask_coordinator(connection: Connection, start: Callable[[Any], Any], what: str, group: str) -> Any:
     """`ask` of what the coordinator of a group answers; see `Connection.coordinated` for what `start` must do."""
-    try:
-        (result,) = (await connection.coordinated(start, what)).values()
-    except OperationTimeout as error:
-        return error
-    forget_moved(connection, [result])
-    return result
+    patience = Patience(connection.settings.request_timeout)
+    async with coordinator_named(connection, group) as who:
+        while True:
+            try:
+                # The first may wait for a broker that is silent to tell of the coordinator; the next asks others.
+                (result,) = (await connection.coordinated(start, what, patience.of_one)).values()
+            except OperationTimeout as error:
+                if not patience.over:
+                    continue
+                name = who()
+                text = f"{what}: the group's coordinator, {name}, did not answer in time"
+                return error if name is None else _silence(text, error)
+            forget_moved(connection, [result])
+            return result
+
+
+def _silence(text: str, error: BrokerError) -> OperationTimeout:
+    return OperationTimeout(text, native=error.native, advice=MEND)
 
 
 def forget_moved(connection: Connection, results: Iterable[object]) -> None:
@@ -77,41 +95,75 @@ def forget_moved(connection: Connection, results: Iterable[object]) -> None:
             return
 
 
+async def ask_every_broker(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
+    """`ask` of what each broker answers for itself: without one of them, the answer is none."""
+    async with silent_brokers_named(connection) as who:
+        found = await ask(connection, start, what)
+    if isinstance(found, BrokerError) or not found.errors:
+        return found
+    error, names = translate(found.errors[0], what), who()
+    if names is None or not is_silence(error):
+        return error
+    return _silence(f"{what}: each broker tells of its own, and no answer came from {names}", error)
+
+
 async def ask_one(
     connection: Connection,
     start: Callable[[Any], Any],
     what: str,
     *,
-    how: Callable[..., Awaitable[Any]] = ask,
-    known: bool = False,
+    how: Callable[[Connection, Callable[[Any], Any], str], Awaitable[Any]] = ask,
 ) -> Any:
     """Make a request with one answer, again while that says that it will be another in a moment.
 
-    :param how: `ask` or `ask_coordinator`.
-    :param known: a broker has just told of the topic, so that one that does not know it will hear of it: each request
-        goes to any of them.
+    :param how: `ask` or another way of asking.
     :raises BrokerError: it failed.
     """
-    timeout = connection.settings.request_timeout
-
-    def attempt() -> Awaitable[Any]:
-        return how(connection, start, what)
-
-    result = await settled(timeout, attempt, passing)
-    if known and isinstance(result, TopicNotFound):
-        result = await settled(
-            min(timeout, _HEARD), attempt, lambda found: passing(found) or isinstance(found, TopicNotFound)
-        )
+    result = await settled(connection.settings.request_timeout, lambda: how(connection, start, what), passing)
     if isinstance(result, BrokerError):
         raise result
     return result
 
 
+async def ask_group(connection: Connection, start: Callable[[Any], Any], what: str, group: str) -> Any:
+    """`ask_one` of a group's coordinator.
+
+    :raises BrokerError: it failed.
+    """
+    return await ask_one(connection, start, what, how=partial(ask_coordinator, group=group))
+
+
+async def ask_any(connection: Connection, start: Callable[[Any, float], Any], what: str, *, known: bool = False) -> Any:
+    """Make a request with one answer that any broker can give: of another one, if the first is silent.
+
+    :param start: it is given the client and the seconds that this broker has; it may be called several times.
+    :param known: a broker has just told of the topic, so that one that does not know it will hear of it: each request
+        goes to any of them.
+    :raises BrokerError: it failed.
+    """
+    patience = Patience(connection.settings.request_timeout)
+    heard = time.monotonic() + _HEARD
+    while True:
+        client, seconds = connection.client, patience.of_one
+        result = await ask(connection, lambda admin, seconds=seconds: start(admin, seconds), what)
+        if not isinstance(result, BrokerError):
+            return result
+        missing = known and isinstance(result, TopicNotFound) and time.monotonic() < heard
+        if not (passing(result) or missing) or patience.over:
+            raise result
+        if is_silence(result):
+            await leave(connection, client)
+            await find_controller(connection, what, patience.left)
+        else:
+            await asyncio.sleep(_PAUSE)
+
+
 async def cluster_id(connection: Connection) -> str:
     """The name that a cluster gave itself. :raises BrokerError: it does not tell."""
-    timeout = connection.settings.request_timeout
-    found = await ask_one(
-        connection, lambda client: {"": client.describe_cluster(request_timeout=timeout)}, "Asking for the cluster's id"
+    found = await ask_any(
+        connection,
+        lambda client, patience: {"": client.describe_cluster(request_timeout=patience)},
+        "Asking for the cluster's id",
     )
     return found.cluster_id
 
@@ -119,13 +171,12 @@ async def cluster_id(connection: Connection) -> str:
 async def describe(connection: Connection, topic: str, *, known: bool = False) -> Any:
     """The library's description of a topic. It never creates the topic, as asking for its metadata may.
 
-    :param known: as of `ask_one`.
+    :param known: as of `ask_any`.
     :raises TopicNotFound: there is none.
     """
-    timeout = connection.settings.request_timeout
-    return await ask_one(
+    return await ask_any(
         connection,
-        lambda client: client.describe_topics(TopicCollection([plain(topic)]), request_timeout=timeout),
+        lambda client, patience: client.describe_topics(TopicCollection([plain(topic)]), request_timeout=patience),
         f"Topic {topic!r}",
         known=known,
     )
@@ -143,10 +194,10 @@ async def coordinator_ready(connection: Connection, group: str) -> None:
     if connection in _ready:
         return
     try:
-        await describe(connection, _OFFSETS)
+        await describe(connection, OFFSETS)
     except TopicNotFound:
         # The request that follows fails in its own words.
-        await committed(connection, group, [TopicPartition(_OFFSETS, 0)])
+        await committed(connection, group, [TopicPartition(OFFSETS, 0)])
     except BrokerError:
         # Whoever may not see that topic can still have a group.
         return
@@ -190,10 +241,15 @@ async def committed(
         finally:
             consumer.close()
 
-    try:
-        return await asyncio.to_thread(look)
-    except KafkaException as error:
-        return translate(error, f"Reading the offsets of group {group!r}")
+    what = f"Reading the offsets of group {group!r}"
+    async with coordinator_named(connection, group) as who:
+        try:
+            return await asyncio.to_thread(look)
+        except KafkaException as error:
+            failure, name = translate(error, what), who()
+            if name is None or not is_silence(failure):
+                return failure
+            return _silence(f"{what}: its coordinator, {name}, did not answer in time", failure)
 
 
 def _raise_refusal(consumer: Consumer) -> None:

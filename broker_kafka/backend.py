@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import ClassVar, Final, Literal, Protocol
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
@@ -29,6 +30,7 @@ from broker.spi import (
     TransactionSpi,
 )
 from broker_kafka.admin import KafkaAdmin
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import found, subscribe
@@ -198,7 +200,9 @@ class KafkaBackend:
         return await purge_queue(self.connection, self._log, subscription, dry_run=dry_run)
 
     async def check_health(self) -> float:
-        return await self.connection.check_health()
+        begun = monotonic()
+        await read_metadata(self.connection, "Asking for a sign of life", self.connection.settings.request_timeout)
+        return monotonic() - begun
 
     async def close(self) -> None:
         opened, self._open = self._open, set()

@@ -1,7 +1,8 @@
 """The connection of one backend object to a cluster: its configuration, its admin client, and what becomes known of it.
 
 *Concurrency.* Used on one event loop; the admin client lives in a thread of its own, where its calls run one after the
-other. What coordinators of groups are asked has a client apart, which ends with a question that is given up.
+other. What coordinators of groups are asked has a client apart, which ends with a question that is given up. A client
+that waits for a broker which is silent is replaced by `renew`, and ends when its last question is answered.
 *Cancellation.* A cancelled `call` leaves what has begun to the thread. *Failure.* librdkafka reconnects by
 itself. That every broker is out of reach is told once, as `Disconnected`, whichever client sees it first; a task then
 asks until one answers, and tells `Connected`.
@@ -10,7 +11,6 @@ asks until one answers, and tells `Connected`.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import monotonic
@@ -22,10 +22,9 @@ from typing_extensions import TypeVar
 
 from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks, Warned, logger
-from broker_kafka.errors import configuration_error, translate
-from broker_kafka.lifeline import Lifeline
+from broker_kafka.admin_thread import AdminThread
+from broker_kafka.errors import translate
 from broker_kafka.names import check_id
-from broker_kafka.owner import OwnerThread
 from broker_kafka.properties import Role
 from broker_kafka.security import protocol_of
 from broker_kafka.settings import KafkaSettings
@@ -38,7 +37,6 @@ K = TypeVar("K")
 NEVER: Final = 3600.0
 """The request timeout that `coordinated` wants: the longest that librdkafka takes."""
 _ONE_TRY: Final = 0.5
-_IDLE: Final = 1.0
 _CLOSE: Final = 5.0
 _ASK_AGAIN: Final = 0.2
 _TRANSACTIONAL_IDLE_MS: Final = 3000
@@ -56,29 +54,6 @@ _WRONG_LISTENER: Final = (
 )
 
 
-class _AdminThread(OwnerThread[AdminClient]):
-    """Owns the admin client, and polls it now and then for its callbacks."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        super().__init__("broker-kafka-admin", Lifeline(config))
-        self._config = config
-
-    def _open(self) -> AdminClient:
-        try:
-            client = AdminClient(dict(self._config))
-        except (KafkaException, ValueError, TypeError) as error:
-            raise configuration_error(error, "Making a client", self._config) from error
-        self._lifeline.hold(client)
-        return client
-
-    def _turn(self, client: AdminClient) -> None:
-        client.poll(0)
-        self._serve(client, _IDLE)
-
-    def _shut(self, client: AdminClient) -> None:
-        client.poll(0)
-
-
 class Connection:
     """What the parts of the backend share.
 
@@ -89,10 +64,8 @@ class Connection:
         self.settings: Final = settings
         self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._admin: _AdminThread | None = None
-        self._groups: _AdminThread | None = None
-        self._asking: Counter[_AdminThread] = Counter()
-        """How many requests wait for each client of groups."""
+        self._admin: AdminThread | None = None
+        self._groups: AdminThread | None = None
         self._making = asyncio.Lock()
         self._retired: set[asyncio.Task[bool]] = set()
         self._refused: KafkaError | None = None
@@ -123,7 +96,7 @@ class Connection:
         :raises ConfigurationError: librdkafka does not take the settings.
         """
         self._loop = asyncio.get_running_loop()
-        self._admin = _AdminThread(self.client_config("admin"))
+        self._admin = AdminThread(self.client_config("admin"))
         try:
             await self._admin.start()
         except BrokerError as error:
@@ -147,7 +120,7 @@ class Connection:
             self._watching = None
         admin, self._admin = self._admin, None
         if self._groups is not None:
-            self._asking[self._groups] = 0
+            self._groups.asking = 0
             self._forget(self._groups)
         if admin is not None:
             await asyncio.gather(admin.stop(_CLOSE), *self._retired)
@@ -220,7 +193,14 @@ class Connection:
         self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
     ) -> dict[K, R | BrokerError]:
         """Start a request of the admin client and wait for the answer of each item; an error is in its place."""
-        return await _outcomes(self._open_admin(), start, what)
+        client = self._open_admin()
+        client.asking += 1
+        try:
+            return await client.outcomes(start, what)
+        finally:
+            client.asking -= 1
+            if client is not self._admin:
+                self._retire(client)
 
     async def coordinated(
         self,
@@ -237,10 +217,10 @@ class Connection:
         :raises OperationTimeout: there was no answer.
         """
         client = await self._group_client()
-        self._asking[client] += 1
+        client.asking += 1
         try:
             async with asyncio.timeout(self.settings.request_timeout if timeout is None else timeout):
-                return await _outcomes(client, start, what)
+                return await client.outcomes(start, what)
         except TimeoutError as error:
             self._forget(client)
             raise OperationTimeout(f"{what}: the group's coordinator did not answer in time") from error
@@ -248,9 +228,25 @@ class Connection:
             self._forget(client)
             raise
         finally:
-            self._asking[client] -= 1
+            client.asking -= 1
             if client is not self._groups:
                 self._retire(client)
+
+    @property
+    def client(self) -> object:
+        """Which admin client `call` and `outcomes` use now, for `renew`."""
+        return self._admin
+
+    async def renew(self, client: object) -> None:
+        """Have another admin client than this one from now on; what is under way goes on.
+
+        :raises BrokerError: it cannot be made.
+        """
+        async with self._making:
+            old = self._open_admin()
+            if old is client:
+                self._admin = await self._make()
+                self._retire(old)
 
     def forget_coordinators(self) -> None:
         """Have the next `coordinated` look its coordinator up; what is under way goes on."""
@@ -267,50 +263,41 @@ class Connection:
         logger.warning(text)
         self.event(Warned(text=text))
 
-    async def check_health(self) -> float:
-        """One round trip to a broker; its seconds.
-
-        :raises BrokerError: none answered.
-        """
-        timeout = self.settings.request_timeout
-
-        def ask(client: AdminClient) -> float:
-            begun = monotonic()
-            client.list_topics(timeout=timeout)
-            return monotonic() - begun
-
-        return await self.call(ask, "Asking for a sign of life")
-
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _open_admin(self) -> _AdminThread:
+    def _open_admin(self) -> AdminThread:
         if self._admin is None:
             raise Closed("The connection to Kafka is not open", advice="Use it within `async with`")
         return self._admin
 
-    async def _group_client(self) -> _AdminThread:
+    async def _group_client(self) -> AdminThread:
         async with self._making:
             self._open_admin()
             if self._groups is None:
-                made = _AdminThread(self.client_config("admin"))
-                try:
-                    await made.start()
-                except BaseException:
-                    self._retire(made)
-                    raise
-                self._groups = made
+                self._groups = await self._make()
             return self._groups
 
-    def _forget(self, client: _AdminThread) -> None:
+    async def _make(self) -> AdminThread:
+        made = AdminThread(self.client_config("admin"))
+        try:
+            await made.start()
+        except BaseException:
+            self._retire(made)
+            raise
+        if self._admin is None:
+            self._retire(made)
+            self._open_admin()
+        return made
+
+    def _forget(self, client: AdminThread) -> None:
         """Have the next request make another client of groups."""
         if self._groups is client:
             self._groups = None
             self._retire(client)
 
-    def _retire(self, client: _AdminThread) -> None:
-        """End a client of groups unless it is still asking for somebody, who ends it then."""
-        if not self._asking[client]:
-            del self._asking[client]
+    def _retire(self, client: AdminThread) -> None:
+        """End a client unless it is still asking for somebody, who ends it then."""
+        if not client.asking:
             ending = asyncio.get_running_loop().create_task(client.stop(_CLOSE), name="broker-kafka-retiring")
             self._retired.add(ending)
             ending.add_done_callback(self._retired.discard)
@@ -378,18 +365,3 @@ class Connection:
 
 def _is_token(found: object) -> bool:
     return isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) >= 2
-
-
-async def _outcomes(
-    admin: _AdminThread, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str
-) -> dict[K, R | BrokerError]:
-    try:
-        futures = await admin.call(start)
-    except (KafkaException, ValueError, TypeError) as error:
-        raise translate(error, what) from error
-    waiting = {key: asyncio.wrap_future(future) for key, future in futures.items()}
-    results = await asyncio.gather(*waiting.values(), return_exceptions=True)
-    return {
-        key: translate(result, what) if isinstance(result, BaseException) else result
-        for key, result in zip(waiting, results, strict=True)
-    }

@@ -7,10 +7,10 @@ group that has members is not changed, and the error says how many; of a reset, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupType
 
@@ -26,9 +26,8 @@ from broker.errors import (
 from broker.group_admin import GroupInfo, GroupMember, GroupReset, PositionChange
 from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicPartition
 from broker_kafka import offset_map
-from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready, plain
+from broker_kafka.admin_requests import ask_every_broker, ask_group, ask_one, coordinator_ready, plain
 from broker_kafka.connection import NEVER, Connection
-from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 from broker_kafka.positions import bounds_of, partitions_of, positions_at
@@ -56,7 +55,7 @@ class KafkaGroups:
             self._connection,
             lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
             "Listing groups",
-            how=_ask_all_brokers,
+            how=ask_every_broker,
         )
         return [
             GroupInfo(
@@ -101,11 +100,11 @@ class KafkaGroups:
         await self.refuse_members(name, "it is not deleted")
         await coordinator_ready(self._connection, name)
         try:
-            await ask_one(
+            await ask_group(
                 self._connection,
                 lambda client: client.delete_consumer_groups([plain(name)], request_timeout=NEVER),
                 f"Deleting group {name!r}",
-                how=ask_coordinator,
+                name,
             )
         except SubscriptionNotFound:
             return
@@ -278,11 +277,11 @@ class KafkaGroups:
         """What the coordinator says of it; None if it knows no such group."""
         await coordinator_ready(self._connection, name)
         try:
-            found = await ask_one(
+            found = await ask_group(
                 self._connection,
                 lambda client: client.describe_consumer_groups([plain(name)], request_timeout=NEVER),
                 f"Group {name!r}",
-                how=ask_coordinator,
+                name,
             )
         except SubscriptionNotFound:
             return None
@@ -347,14 +346,6 @@ class KafkaGroups:
             return await positions_at(self._connection, places, reset.to)
         bounds = await bounds_of(self._connection, places)
         return {place: _target(place, bounds[place], positions.get(place), reset) for place in places}
-
-
-async def _ask_all_brokers(connection: Connection, start: Callable[[Any], Any], what: str) -> Any:
-    """`ask` of what each broker answers for itself: without one of them, the answer is none."""
-    found = await ask(connection, start, what)
-    if isinstance(found, BrokerError) or not found.errors:
-        return found
-    return translate(found.errors[0], what)
 
 
 def _has(info: GroupInfo | None, topic: str) -> bool:

@@ -20,6 +20,7 @@ from broker.errors import BrokerError, Closed, TopicNotFound
 from broker.hooks import logger
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import ask_one
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.groups_admin import KafkaGroups
@@ -162,8 +163,9 @@ class Idleness:
     async def _ask_session(self) -> float:
         timeout = self._settings.request_timeout
         what = "Asking for the session time-out of groups"
-        cluster = await self._connection.call(lambda client: client.list_topics(timeout=timeout), what)
-        resource = ConfigResource(ConfigResource.Type.BROKER, str(min(cluster.brokers)))
+        cluster = await read_metadata(self._connection, what, timeout)
+        # One that has just answered; it is asked itself.
+        resource = ConfigResource(ConfigResource.Type.BROKER, str(cluster.orig_broker_id))
         found = await ask_one(
             self._connection, lambda client: client.describe_configs([resource], request_timeout=timeout), what
         )

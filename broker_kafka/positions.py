@@ -19,11 +19,14 @@ from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImp
 from broker.errors import BrokerError, ConnectionFailed
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.admin_requests import describe, passing, settled
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
+from broker_kafka.silence import MEND, named
 
 __all__ = ["bounds_of", "high_watermarks", "not_within", "partitions_of", "positions_at", "topic_bounds"]
 
+_LEAST: Final = 0.01
 _LOST: Final = KafkaError(KafkaError._TRANSPORT)
 _STALE: Final = frozenset(
     {
@@ -143,14 +146,18 @@ async def _ask(
     found = await once(timeout / 3)
     if any(map(_is_stale, found.values())):
         # The client knows topics as they were when it last looked, and does not look again by itself.
-        there: set[TopicPartition] = set()
+        leaders: dict[TopicPartition, str] = {}
         for topic in topics:
-            listed = await connection.call(lambda client, topic=topic: client.list_topics(topic, timeout=timeout), what)
-            there.update(TopicPartition(topic, number) for number in listed.topics[topic].partitions)
-        found = await once(max(timeout / 3, until - monotonic()))
+            listed = await read_metadata(connection, what, max(_LEAST, until - monotonic()), topic)
+            for number, partition in listed.topics[topic].partitions.items():
+                leader = listed.brokers.get(partition.leader)
+                leaders[TopicPartition(topic, number)] = "" if leader is None else named(leader)
+        found = await once(max(_LEAST, until - monotonic()))
         # A leader may not have heard yet of a topic that others tell of: that passes.
         found = {
-            each: _unanswered(each, what) if _is_stale(result) and (each.topic, each.partition) in there else result
+            each: _unanswered(each, what, leaders[place])
+            if _is_stale(result) and (place := TopicPartition(each.topic, each.partition)) in leaders
+            else result
             for each, result in found.items()
         }
     return found
@@ -161,9 +168,10 @@ def _is_missing(result: Any) -> bool:
     return not isinstance(result, BrokerError) and result.offset == OFFSET_INVALID
 
 
-def _unanswered(partition: NativePartition, what: str) -> BrokerError:
+def _unanswered(partition: NativePartition, what: str, leader: str = "") -> BrokerError:
     where = f"{partition.topic!r}[{partition.partition}]"
-    return ConnectionFailed(f"{what}: the leader of {where} did not answer", native=KafkaException(_LOST))
+    subject = f"the leader of {where}, {leader}," if leader else f"the leader of {where}"
+    return ConnectionFailed(f"{what}: {subject} did not answer", native=KafkaException(_LOST), advice=MEND)
 
 
 def _is_stale(result: object) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, KafkaError
@@ -24,7 +25,8 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from broker.checks import refused
 from broker.errors import BrokerError, OperationTimeout, TopicNotFound, Unsupported
 from broker.spi import TopicInfo, TopicPartition
-from broker_kafka.admin_requests import ask, ask_one, describe, plain, settled
+from broker_kafka.admin_requests import ask_any, ask_one, describe, plain, settled
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.names import is_internal
@@ -77,16 +79,19 @@ class KafkaTopics:
         copies = options.replication_factor or self._settings.replication_factor
         config = {key: value for key, value in options.config.items() if value is not None}
         new = NewTopic(plain(name), partitions, copies, config=config)
-        result = await ask(
-            self._connection,
-            lambda client: client.create_topics([new], request_timeout=self._timeout, operation_timeout=self._timeout),
-            f"Creating topic {name!r}",
-        )
-        if isinstance(result, BrokerError):
-            if _code(result) == KafkaError.TOPIC_ALREADY_EXISTS:
+        try:
+            await ask_any(
+                self._connection,
+                lambda client, patience: client.create_topics(
+                    [new], request_timeout=patience, operation_timeout=patience
+                ),
+                f"Creating topic {name!r}",
+            )
+        except BrokerError as error:
+            if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 await self._until(f"Creating topic {name!r}", name)
                 return False
-            raise explain(result, options)
+            raise explain(error, options) from error
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 
@@ -120,9 +125,7 @@ class KafkaTopics:
         return str((await describe(self._connection, name)).topic_id)
 
     async def list(self) -> Sequence[str]:
-        found: Any = await self._connection.call(
-            lambda client: client.list_topics(timeout=self._timeout), "Listing topics"
-        )
+        found = await read_metadata(self._connection, "Listing topics", self._timeout)
         return sorted(name for name, topic in found.topics.items() if not is_internal(name) and topic.error is None)
 
     async def delete(self, name: str) -> None:
@@ -131,6 +134,10 @@ class KafkaTopics:
         def start(client: Any) -> Any:
             return client.delete_topics([plain(name)], request_timeout=self._timeout, operation_timeout=self._timeout)
 
+        # Not asked of a second broker: one that stands still deletes when it goes on, perhaps a topic made anew. So
+        # the client is to know one that answers before.
+        with suppress(TopicNotFound):
+            await describe(self._connection, name)
         try:
             await ask_one(self._connection, start, what)
         except TopicNotFound:
@@ -177,16 +184,18 @@ class KafkaTopics:
         await self._alter(name, options)
         if partitions is not None and partitions > has:
             new = NewPartitions(plain(name), partitions)
-            result = await ask(
-                self._connection,
-                lambda client: client.create_partitions(
-                    [new], request_timeout=self._timeout, operation_timeout=self._timeout
-                ),
-                f"Adding partitions to topic {name!r}",
-            )
-            # Somebody else may have added them meanwhile.
-            if isinstance(result, BrokerError) and len(await partitions_of(self._connection, name)) < partitions:
-                raise result
+            try:
+                await ask_any(
+                    self._connection,
+                    lambda client, patience: client.create_partitions(
+                        [new], request_timeout=patience, operation_timeout=patience
+                    ),
+                    f"Adding partitions to topic {name!r}",
+                )
+            except BrokerError:
+                # Somebody else may have added them meanwhile.
+                if len(await partitions_of(self._connection, name)) < partitions:
+                    raise
             await self._until(f"Adding partitions to topic {name!r}", name, partitions)
 
     async def _alter(self, name: str, options: TopicOptions) -> None:
@@ -206,9 +215,9 @@ class KafkaTopics:
             return
         resource = ConfigResource(ResourceType.TOPIC, plain(name), incremental_configs=entries)
         try:
-            await ask_one(
+            await ask_any(
                 self._connection,
-                lambda client: client.incremental_alter_configs([resource], request_timeout=self._timeout),
+                lambda client, patience: client.incremental_alter_configs([resource], request_timeout=patience),
                 f"Changing topic {name!r}",
             )
         except BrokerError as error:
@@ -216,9 +225,9 @@ class KafkaTopics:
 
     async def _config(self, name: str) -> dict[str, str | None]:
         resource = ConfigResource(ResourceType.TOPIC, plain(name))
-        found = await ask_one(
+        found = await ask_any(
             self._connection,
-            lambda client: client.describe_configs([resource], request_timeout=self._timeout),
+            lambda client, patience: client.describe_configs([resource], request_timeout=patience),
             f"Describing topic {name!r}",
             known=True,
         )

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import logger
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_coordinator, ask_one, plain
+from broker_kafka.admin_requests import ask_group, plain
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
@@ -124,11 +124,11 @@ class Claims:
 
     async def _claim_anew(self, partitions: Sequence[TopicPartition]) -> FetchResults:
         """The store knows a later generation: of a newer owner, or of a group that was forgotten since."""
-        described = await ask_one(
+        described = await ask_group(
             self._connection,
             lambda client: client.describe_consumer_groups([plain(self._group)], request_timeout=NEVER),
             f"Describing group {self._group!r}",
-            how=ask_coordinator,
+            self._group,
         )
         if self.owner.member not in [member.member_id for member in described.members]:
             raise BackendError(

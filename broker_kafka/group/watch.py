@@ -14,6 +14,7 @@ from typing import Final
 from broker.errors import BrokerError, TopicNotFound
 from broker.hooks import logger
 from broker.spi import TopicPartition
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import Connection
 from broker_kafka.group.topics import Subscription
 from broker_kafka.positions import partitions_of
@@ -111,5 +112,5 @@ class TopicWatch:
         if not self._subscription.patterns:
             return self._subscription.matching(())
         timeout = self._connection.settings.request_timeout
-        answer = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
+        answer = await read_metadata(self._connection, "Listing topics", timeout)
         return self._subscription.matching([name for name, found in answer.topics.items() if found.error is None])

@@ -25,6 +25,7 @@ from broker_kafka.admin_requests import (
     plain,
     settled,
 )
+from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
@@ -164,6 +165,7 @@ class GroupOffsetStore:
                 self._connection,
                 lambda client: client.alter_consumer_group_offsets([request], request_timeout=NEVER),
                 f"Committing for group {group!r}",
+                group,
             )
             if isinstance(answer, BrokerError):
                 return dict.fromkeys(positions, answer)
@@ -191,8 +193,7 @@ class GroupOffsetStore:
 
     async def _everywhere(self) -> list[NativePartition]:
         """All partitions of the cluster: only the admin client could name those of the group."""
-        timeout = self._timeout
-        found = await self._connection.call(lambda client: client.list_topics(timeout=timeout), "Listing topics")
+        found = await read_metadata(self._connection, "Listing topics", self._timeout)
         return [NativePartition(name, number) for name, topic in found.topics.items() for number in topic.partitions]
 
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (
 
 from broker.errors import BrokerError, InvalidName, InvalidSetting, NotAuthorized, SubscriptionNotFound, Unsupported
 from broker.spi import Start
-from broker_kafka.admin_requests import ask, ask_coordinator, ask_one, coordinator_ready, plain, settled
+from broker_kafka.admin_requests import ask, ask_any, ask_group, coordinator_ready, plain, settled
 from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.groups_admin import KafkaGroups
@@ -71,9 +71,9 @@ async def read_config(connection: Connection, group: str) -> ShareGroupConfig:
     """:raises Unsupported: the brokers know no share groups."""
     resource = ConfigResource(ResourceType.GROUP, plain(group))
     try:
-        found = await ask_one(
+        found = await ask_any(
             connection,
-            lambda client: client.describe_configs([resource], request_timeout=connection.settings.request_timeout),
+            lambda client, patience: client.describe_configs([resource], request_timeout=patience),
             f"Describing share group {group!r}",
         )
     except BrokerError as error:
@@ -135,11 +135,11 @@ async def delete_group(connection: Connection, group: str) -> None:
     await coordinator_ready(connection, group)
     # One that was made, and that nobody has joined, is configuration only.
     with suppress(SubscriptionNotFound):
-        await ask_one(
+        await ask_group(
             connection,
             lambda client: client.delete_consumer_groups([plain(group)], request_timeout=NEVER),
             f"Deleting share group {group!r}",
-            how=ask_coordinator,
+            group,
         )
     config = await read_config(connection, group)
     if config.own:

@@ -1,0 +1,204 @@
+"""Administration while one broker of three stands still, and the others take it to be there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import broker
+from broker.bus import Bus
+from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
+from broker.hooks import Hooks
+from broker_kafka.connection import Connection
+from broker_kafka.settings import KafkaSettings
+from broker_kafka.topics_admin import KafkaTopics
+from broker_kafka.topics_config import TopicOptions
+from tests.servers.kafka_client import produce, wait_for
+from tests.servers.kafka_cluster import KafkaCluster
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.xdist_group("kafka-chaos-frozen-broker")]
+
+SIZE = 3
+SECONDS = 6.0
+"""The time for a request that fails."""
+PATIENT = 15.0
+"""The time for one that does not."""
+LATER = 4.0
+"""What an answer may be late by, on a busy machine."""
+# Nobody takes the frozen one's place.
+OPTIONS = {
+    "broker.session.timeout.ms": "120000",
+    "replica.lag.time.max.ms": "120000",
+    "offsets.topic.num.partitions": "5",
+    # What the brokers forward to the controller goes to its successor, when it was that one that was frozen.
+    "controller.socket.timeout.ms": "1000",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster(SIZE, OPTIONS) as cluster:
+        yield cluster
+
+
+def leader(cluster: KafkaCluster, topic: str) -> int:
+    """The node that leads the topic's partition; 0 while the broker that is asked has not heard of it."""
+    partitions = cluster.admin.client.list_topics(topic).topics[topic].partitions
+    return partitions[0].leader if 0 in partitions else 0
+
+
+@pytest.fixture(scope="module")
+def topics(cluster: KafkaCluster) -> dict[int, str]:
+    """By broker, a topic that it leads, with two records."""
+    found: dict[int, str] = {}
+    while len(found) < SIZE:
+        topic = cluster.admin.make_topic(copies=SIZE)
+        found.setdefault(wait_for(lambda topic=topic: leader(cluster, topic)) - 1, topic)
+    for topic in found.values():
+        produce(cluster.bootstrap, topic, [b"a", b"b"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def groups(cluster: KafkaCluster, topics: dict[int, str]) -> dict[int, str]:
+    """By broker, a group that it coordinates, with positions on all those topics."""
+
+    async def make() -> dict[int, str]:
+        found: dict[int, str] = {}
+        async with broker.connect(cluster.url) as bus:
+            while len(found) < SIZE:
+                group = f"frozen-{uuid4().hex[:8]}"
+                for topic in topics.values():
+                    await bus.admin.ensure_subscription(topic, group)
+                (answer,) = cluster.admin.client.describe_consumer_groups([group]).values()
+                found.setdefault((await asyncio.wrap_future(answer)).coordinator.id - 1, group)
+        return found
+
+    return asyncio.run(make())
+
+
+@asynccontextmanager
+async def frozen(cluster: KafkaCluster, index: int, topics: dict[int, str]) -> AsyncGenerator[str]:
+    """One of the brokers stands still within the block, which gets its name."""
+    cluster[index].pause()
+    try:
+        yield f"broker {index + 1} at {cluster[index].bootstrap}"
+    finally:
+        cluster[index].resume()
+        for topic in (*topics.values(), "__consumer_offsets"):
+            await asyncio.to_thread(cluster.wait_until_whole, topic)
+
+
+@asynccontextmanager
+async def connect(cluster: KafkaCluster, seconds: float = SECONDS) -> AsyncGenerator[Bus]:
+    async with broker.connect(f"{cluster.url}?request_timeout={seconds}") as bus:
+        yield bus
+
+
+async def refused(call: Callable[[], Awaitable[Any]]) -> BrokerError:
+    """The error of a call, which comes in the time for a request."""
+    begun = monotonic()
+    with pytest.raises((OperationTimeout, ConnectionFailed)) as told:
+        await call()
+    assert monotonic() - begun < SECONDS + LATER
+    assert told.value.retriable
+    return told.value
+
+
+@pytest.mark.parametrize("index", range(SIZE))
+async def test_what_any_broker_can_tell_is_asked_of_another(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], index: int
+):
+    other = (index + 1) % SIZE
+    topic, group = topics[other], groups[other]
+    hours = iter(range(1, 100))
+    calls: dict[str, Callable[[Bus], Awaitable[Any]]] = {
+        "topics": lambda bus: bus.admin.topics(),
+        "health": lambda bus: bus.health(),
+        "identity": lambda bus: bus.admin.topic_identity(topic),
+        "describe": lambda bus: bus.admin.describe_topic(topic),
+        "bounds": lambda bus: bus.log.bounds(topic),
+        "change": lambda bus: bus.admin.ensure_topic(topic, retention=timedelta(hours=next(hours) + 24 * index)),
+        "lag": lambda bus: bus.admin.lag(topic, group),
+    }
+    for name, call in calls.items():
+        async with connect(cluster, PATIENT) as bus:
+            # The client likes to ask the broker that it asked last.
+            for _ in range(SIZE):
+                await call(bus)
+            async with frozen(cluster, index, topics):
+                for _ in range(2):
+                    found = await call(bus)
+                    assert getattr(found, "ok", True), (name, found)
+
+
+@pytest.mark.parametrize("index", range(SIZE))
+async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], index: int):
+    settings = KafkaSettings(servers=tuple(cluster.bootstrap.split(",")), request_timeout=PATIENT)
+    connection = Connection(settings, Hooks())
+    await connection.open()
+    admin = KafkaTopics(connection)
+    try:
+        await admin.list()
+        async with frozen(cluster, index, topics):
+            for _ in range(2):
+                name = f"made-{uuid4().hex[:8]}"
+                # One that answered late, and was asked again, says that somebody was quicker.
+                await admin.create(name, 1, TopicOptions())
+                assert name in await admin.list()
+    finally:
+        await connection.close()
+
+
+async def test_the_leader_that_does_not_answer_is_named(cluster: KafkaCluster, topics: dict[int, str]):
+    async with connect(cluster) as bus:
+        await bus.log.bounds(topics[0])
+        async with frozen(cluster, 0, topics) as name:
+            for _ in range(2):
+                error = await refused(lambda: bus.log.bounds(topics[0]))
+                assert f"the leader of {topics[0]!r}[0], {name}, did not answer" in error.message
+                assert error.advice.startswith("Resume or restart that broker")
+            # Others can be read.
+            assert (await bus.log.bounds(topics[1]))[0].next == 2
+        assert (await bus.log.bounds(topics[0]))[0].next == 2
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_the_coordinator_that_does_not_answer_is_named(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], warm: bool
+):
+    async with connect(cluster) as bus:
+        if warm:
+            await bus.admin.describe_group(groups[1])
+        async with frozen(cluster, 1, topics) as name:
+            for call in (
+                lambda: bus.admin.describe_group(groups[1]),
+                lambda: bus.admin.delete_group(groups[1]),
+                lambda: bus.admin.lag(topics[0], groups[1]),
+                lambda: bus.admin.reset_group(groups[1], to="latest", topics=[topics[0]], dry_run=True),
+            ):
+                error = await refused(call)
+                assert f"coordinator, {name}, did not answer in time" in error.message
+                assert repr(groups[1]) in error.message
+                assert error.advice.startswith("Resume or restart that broker")
+            assert await bus.admin.lag(topics[0], groups[0])
+        assert (await bus.admin.describe_group(groups[1])).name == groups[1]
+
+
+async def test_the_broker_that_does_not_tell_of_its_groups_is_named(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
+):
+    async with connect(cluster) as bus:
+        assert {group.name for group in await bus.admin.groups()} >= set(groups.values())
+        async with frozen(cluster, 2, topics) as name:
+            error = await refused(bus.admin.groups)
+            assert f"Listing groups: each broker tells of its own, and no answer came from {name}" in error.message
+            assert error.advice.startswith("Resume or restart that broker")
+        assert {group.name for group in await bus.admin.groups()} >= set(groups.values())
