@@ -31,7 +31,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.names import is_internal
 from broker_kafka.positions import bounds_of, partitions_of
-from broker_kafka.topics_config import TopicOptions, explain
+from broker_kafka.topics_config import TopicOptions, explain, explain_copies
 
 __all__ = ["KafkaTopics"]
 
@@ -91,7 +91,7 @@ class KafkaTopics:
             if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 await self._until(f"Creating topic {name!r}", name)
                 return False
-            raise explain(error, options) from error
+            raise explain_copies(explain(error, options), name, copies) from error
         await self._until(f"Creating topic {name!r}", name, partitions)
         return True
 

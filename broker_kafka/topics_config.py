@@ -13,15 +13,19 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, Final, cast
 
+from confluent_kafka import KafkaError
+
 from broker.checks import is_finite, is_whole
 from broker.errors import BrokerError, InvalidSetting, UnknownSetting
 from broker_kafka.errors import kafka_error
 
-__all__ = ["TopicOptions", "explain", "read_options"]
+__all__ = ["TopicOptions", "explain", "explain_copies", "read_options"]
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _UNKNOWN: Final = re.compile(r"Unknown topic config name: (\S+)")
 _INVALID: Final = re.compile(r"Invalid value (.*?) for configuration (\S+?)(?:: (.*))?$", re.DOTALL)
+
+_BROKERS: Final = re.compile(r"only (\d+) broker|available brokers: (\d+)")
 
 _COMMON: Final = (
     "cleanup.policy",
@@ -103,6 +107,24 @@ def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
             advice=f"Kafka says: {reason or text}",
         )
     return error
+
+
+def explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
+    """The error of brokers that are too few for so many copies of a partition, naming the setting and the mend.
+
+    :param copies: what was asked for; -1 is the cluster's default.
+    """
+    native = kafka_error(error.native) if error.native is not None else None
+    if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
+        return error
+    there = _BROKERS.search(native.str())
+    most = f"at most {there[1] or there[2]}, the number of brokers" if there else "at most the number of brokers"
+    value = "-1, which is the brokers' default.replication.factor" if copies == -1 else str(copies)
+    return InvalidSetting(
+        f"replication_factor is {value}, and topic {topic!r} cannot have so many copies: {native.str()}".rstrip("."),
+        native=error.native,
+        advice=f"Set replication_factor to {most}, as an option of the topic or for the bus; or start more brokers",
+    )
 
 
 def _text(option: str, value: object) -> str:

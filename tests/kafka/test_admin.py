@@ -183,8 +183,9 @@ async def test_more_partitions_than_the_client_takes_are_refused(spi: KafkaAdmin
 
 
 async def test_more_copies_than_brokers_are_refused(spi: KafkaAdmin, name: str):
-    with pytest.raises(InvalidSetting, match="3"):
+    with pytest.raises(InvalidSetting, match=r"^replication_factor is 3, and topic 'made-") as caught:
         await ensure(spi, name, options={"replication_factor": 3})
+    assert "Set replication_factor to at most 1, the number of brokers" in caught.value.advice
 
 
 async def test_a_compacted_topic_is_not_purged(spi: KafkaAdmin, name: str):
@@ -197,6 +198,14 @@ async def test_the_defaults_of_a_new_topic_are_the_settings(kafka: KafkaServer, 
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), partitions=5, replication_factor=1), Hooks())
     await connection.open()
     assert (await ensure(KafkaAdmin(connection), name)).partitions == 5
+    await connection.close()
+
+
+async def test_more_copies_by_the_settings_than_brokers_are_refused(kafka: KafkaServer, name: str):
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), replication_factor=4), Hooks())
+    await connection.open()
+    with pytest.raises(InvalidSetting, match=r"^replication_factor is 4, and topic 'made-.* or for the bus"):
+        await ensure(KafkaAdmin(connection), name)
     await connection.close()
 
 
