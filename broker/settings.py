@@ -162,7 +162,7 @@ class BackendSettings(BaseModel):
     def advice_on_unknown(cls, name: str) -> str:
         """What to do about a name that is no setting here; a subclass may know what was meant."""
         names = sorted(cls.model_fields)
-        near = get_close_matches(name, names, 1, 0.5)
+        near = get_close_matches(name, names, 1, 0.6)
         return f"Did you mean {near[0]!r}?" if near else f"It has {_listed(names)}"
 
     def check_given(self) -> None:

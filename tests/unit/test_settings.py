@@ -111,9 +111,10 @@ def test_an_unknown_parameter_names_the_nearest():
         ShopSettings.from_url("shop:?sise=3")
 
 
-def test_an_unknown_parameter_near_nothing_lists_all():
+@pytest.mark.parametrize("name", ["zzzzzz", "doctor"])
+def test_an_unknown_parameter_near_nothing_lists_all(name: str):
     with pytest.raises(UnknownSetting, match="It has 'colour', 'folder'"):
-        ShopSettings.from_url("shop:?zzzzzz=3")
+        ShopSettings.from_url(f"shop:?{name}=3")
 
 
 def test_a_keyword_argument_is_checked_like_a_parameter():
