@@ -33,9 +33,10 @@ from broker_kafka.hearing import Hearing
 from broker_kafka.leaving import prepare_to_leave
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.opening import open_consumer
-from broker_kafka.owner import OwnerThread
+from broker_kafka.owner import Command, OwnerThread
 from broker_kafka.pausing import Pausing
 from broker_kafka.runs import runs_of
+from broker_kafka.standstill import Standstill
 
 __all__ = ["IN_FLIGHT", "LARGEST_BATCH", "ConsumerHost", "ConsumerThread"]
 
@@ -58,6 +59,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     """One member of a group.
 
     :param config: of the client, `group.id` and all.
+    :param warn: told on the loop what operators should read.
     :param max_batch: the most records of a batch: few cost many changes of thread, many take memory.
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
@@ -70,6 +72,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         host: ConsumerHost,
         *,
         name: str,
+        warn: Callable[[str], object],
         max_batch: int = LARGEST_BATCH,
         in_flight: int = IN_FLIGHT,
         revoke_seconds: float = 30.0,
@@ -80,6 +83,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._commits = Commits(self._group, self._give)
         self._config = {**config, "on_commit": self._on_commit}
         self._host = host
+        self._standstill = Standstill(config, lambda text: self._post(warn, text))
         self._assignment = ClientAssignment(config)
         self._max_batch = max_batch
         self._in_flight = in_flight
@@ -88,7 +92,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._only_topic: str | None = None  # of everything that may come, if it is one
         self._batch = max_batch
         self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
-        self._starving = False
+        self._starving = self._was_assigned = False
         self._stalled_since: float | None = None
         self._owned: set[tuple[str, int]] = set()
         self._pausing = Pausing(self._owned)
@@ -99,7 +103,6 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._look_after = _LEAST_WAIT
         self._rejoin_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
-        self._was_assigned = False
 
     # -- for the loop --------------------------------------------------------------------------------------
 
@@ -208,7 +211,12 @@ class ConsumerThread(OwnerThread[Consumer]):
         finally:
             self._commits.close()
 
+    def _carry_out(self, command: Command, client: Consumer) -> None:
+        with self._standstill.apart():
+            super()._carry_out(command, client)
+
     def _turn(self, client: Consumer) -> None:
+        self._standstill.move()
         if self._rejoin_at is not None and monotonic() >= self._rejoin_at:
             self._rejoin_at = None
             client.unsubscribe()
@@ -361,6 +369,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._owned.difference_update(places)
         self._commits.drop(places)
         if places and not self._stopping:
+            self._standstill.explain_loss()
             # Awaited, so that nothing is committed for them in the next generation.
             self._ask_host(client, lose, _LOST_SECONDS)
         self._let_go(client, partitions, places)
@@ -368,7 +377,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     def _ask_host(
         self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
     ) -> BaseException | bool:
-        with self._hearing.callback(client):
+        with self._standstill.apart(), self._hearing.callback(client):
             return self._await_on_loop(client, work, timeout)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:

@@ -25,13 +25,13 @@ from broker.errors import BackendError, BrokerError, Closed
 from broker.hooks import logger
 from broker_kafka.lifeline import Lifeline
 
-__all__ = ["OwnerThread"]
+__all__ = ["Command", "OwnerThread"]
 
 C = TypeVar("C")
 R = TypeVar("R")
 
 
-class _Command:
+class Command:
     """What the thread is to run, and who waits for the result; None is nobody."""
 
     __slots__ = ("dropped", "function", "later", "waiter")
@@ -46,7 +46,7 @@ class _Command:
         self.dropped = False
 
 
-_WAKE: Final = _Command(lambda client: None, None)
+_WAKE: Final = Command(lambda client: None, None)
 
 
 class OwnerThread(ABC, Generic[C]):
@@ -63,7 +63,7 @@ class OwnerThread(ABC, Generic[C]):
         self._name = name
         self._lifeline = lifeline
         self._loop = asyncio.get_running_loop()
-        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._inbox: SimpleQueue[Command] = SimpleQueue()
         self._gate = Lock()
         """Held while a command is put in, so that none is put in after the last was answered."""
         self._over = False
@@ -90,7 +90,7 @@ class OwnerThread(ABC, Generic[C]):
         :raises BrokerError: the thread has failed.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        command = _Command(function, waiter)
+        command = Command(function, waiter)
         self._put(command)
         try:
             return await waiter
@@ -104,7 +104,7 @@ class OwnerThread(ABC, Generic[C]):
         It is run even if the caller is cancelled. :raises BrokerError: as `call`.
         """
         waiter: asyncio.Future[R] = self._loop.create_future()
-        self._put(_Command(lambda client: function(client, waiter), waiter, later=True))
+        self._put(Command(lambda client: function(client, waiter), waiter, later=True))
         return await waiter
 
     def tell(self, function: Callable[[C], object]) -> None:
@@ -113,7 +113,7 @@ class OwnerThread(ABC, Generic[C]):
         :raises Closed: the thread was stopped.
         :raises BrokerError: the thread has failed.
         """
-        self._put(_Command(function, None))
+        self._put(Command(function, None))
 
     async def stop(self, timeout: float) -> bool:
         """End the thread after the commands that were given, and close its client; False if it took too long.
@@ -210,9 +210,26 @@ class OwnerThread(ABC, Generic[C]):
         """End a wait in `_serve`; from any thread."""
         self._inbox.put(_WAKE)
 
+    def _carry_out(self, command: Command, client: C) -> None:
+        """Run a command and answer who waits for it."""
+        if command.dropped:
+            return
+        try:
+            result = command.function(client)
+        except Exception as error:
+            if command.waiter is None:
+                logger.warning("%s: a command failed: %s", self._name, error)
+            else:
+                logger.debug("%s: a command failed", self._name, exc_info=error)
+                _let_go(error)
+                self._post(_answer, command.waiter, None, error)
+            return
+        if command.waiter is not None and not command.later:
+            self._give(command.waiter, result)
+
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _put(self, command: _Command) -> None:
+    def _put(self, command: Command) -> None:
         with self._gate:
             if not self._over:
                 self._inbox.put(command)
@@ -264,22 +281,6 @@ class OwnerThread(ABC, Generic[C]):
         if self._failure is not None and self._opened.done():
             self._post(self._crashed, self._failure)
         self._post(_answer, self._ended, None, None)
-
-    def _carry_out(self, command: _Command, client: C) -> None:
-        if command.dropped:
-            return
-        try:
-            result = command.function(client)
-        except Exception as error:
-            if command.waiter is None:
-                logger.warning("%s: a command failed: %s", self._name, error)
-            else:
-                logger.debug("%s: a command failed", self._name, exc_info=error)
-                _let_go(error)
-                self._post(_answer, command.waiter, None, error)
-            return
-        if command.waiter is not None and not command.later:
-            self._give(command.waiter, result)
 
 
 def _answer(waiter: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

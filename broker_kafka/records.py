@@ -78,6 +78,7 @@ class KafkaRecordSource:
             config,
             self,
             name=f"broker-kafka-{self.group}",
+            warn=connection.warn,
             revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
         )
         timeout = settings.request_timeout

@@ -62,6 +62,7 @@ class Membership:
             config,
             member,
             name=f"broker-kafka-{options.group}",
+            warn=connection.warn,
             # What is on its way comes on top of what waits here, and is to be no more than that.
             max_batch=max(1, min(LARGEST_BATCH, options.max_buffered // IN_FLIGHT)),
             in_flight=IN_FLIGHT,

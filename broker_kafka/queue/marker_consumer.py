@@ -48,6 +48,7 @@ class MarkerConsumer(ConsumerThread):
             config,
             host,
             name=f"broker-kafka-{group}",
+            warn=connection.warn,
             max_batch=_BATCH,
             revoke_seconds=seconds,
             # Its commands are rare, and none is urgent; looking into the client for them all the time costs more.

@@ -2,7 +2,8 @@
 
 It takes COUNT records and says `held`, with their offsets; at a line on its input it commits them. What it says is a
 line of words: `refused` if the commit was refused with LeaseLost, `committed` if not, `lost` and `revoked` with the
-partitions, and then `read` with the offset of each record that it is given, which it commits at once.
+partitions, `warned` of standing still, and then `read` with the offset of each record that it is given, which it
+commits at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 import broker
 from broker.errors import LeaseLost
-from broker.hooks import Event, PartitionsLost, PartitionsRevoked
+from broker.hooks import Event, PartitionsLost, PartitionsRevoked, Warned
 
 
 def say(*words: object) -> None:
@@ -20,6 +21,8 @@ def say(*words: object) -> None:
 
 
 def tell(event: Event) -> None:
+    if isinstance(event, Warned) and "stood still" in event.text:
+        say("warned", event.text)
     if isinstance(event, PartitionsLost | PartitionsRevoked):
         say("lost" if isinstance(event, PartitionsLost) else "revoked", *(number for _, number in event.partitions))
 

@@ -81,7 +81,7 @@ async def test_what_was_told_as_stored_is_not_undone_by_an_older_commit(
         "reconnect.backoff.max.ms": 100,
         **(CLASSIC if protocol == "classic" else {}),
     }
-    thread = ConsumerThread(config, host, name="commits")
+    thread = ConsumerThread(config, host, name="commits", warn=print)
     await thread.start()
     await thread.subscribe([topic])
     await eventually(lambda: host.owned, 30)

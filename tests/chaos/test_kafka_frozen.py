@@ -53,8 +53,11 @@ async def test_a_frozen_member_is_told_that_it_lost_and_commits_nothing(protocol
                 process.send_signal(signal.SIGCONT)
                 process.stdin.write(b"commit\n")
                 await process.stdin.drain()
-                # In either order: the group's answer to the commit, and what it says to the next heartbeat.
-                assert sorted([await said(), await said()]) == [["lost", "0"], ["refused"]]
+                # In any order: the group's answer to the commit, and what it says to the next heartbeat.
+                lost, refused, (word, *why) = sorted([await said() for _ in range(3)])
+                assert (lost, refused, word) == (["lost", "0"], ["refused"], "warned")
+                assert f"of group {group!r} lost its partitions: its process stood still for" in " ".join(why)
+                assert "session_timeout_ms" in " ".join(why)
                 assert raw.committed(group, topic).offset == RECORDS
             # Alone again, it goes on after what the survivor did.
             await asyncio.to_thread(produce, server.bootstrap, topic, [b"more"])

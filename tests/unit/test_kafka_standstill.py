@@ -1,0 +1,69 @@
+"""A loss of partitions is put down to a standstill of the process where there was one, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker_kafka import standstill
+from broker_kafka.standstill import Standstill
+
+CLASSIC = {"group.id": "audit", "session.timeout.ms": 10_000}
+CONSUMER = {"group.id": "audit", "group.protocol": "consumer"}
+
+
+class Member:
+    """One with a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]) -> None:
+        self.now = 100.0
+        self.told: list[str] = []
+        monkeypatch.setattr(standstill, "monotonic", lambda: self.now)
+        self.watched = Standstill(config, self.told.append)
+
+    def turn_after(self, seconds: float) -> None:
+        self.now += seconds
+        self.watched.move()
+
+
+def test_a_loss_after_a_standstill_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    member = Member(monkeypatch, CLASSIC)
+    member.turn_after(0.1)
+    member.turn_after(12.5)
+    member.turn_after(0.1)
+    member.watched.explain_loss()
+    member.watched.explain_loss()
+    (text,) = member.told
+    assert text.startswith("This member of group 'audit' lost its partitions: its process stood still for 12.5 s")
+    assert "session_timeout_ms is 10000" in text
+    assert "raise session_timeout_ms" in text
+
+
+def test_the_poll_that_tells_of_the_loss_may_be_the_one_that_stood_still(monkeypatch: pytest.MonkeyPatch):
+    member = Member(monkeypatch, CLASSIC)
+    member.turn_after(0.1)
+    member.now += 11
+    member.watched.explain_loss()
+    assert len(member.told) == 1
+
+
+def test_where_the_brokers_say_how_long_a_session_is_their_setting_is_named(monkeypatch: pytest.MonkeyPatch):
+    member = Member(monkeypatch, CONSUMER)
+    member.turn_after(50)
+    member.watched.explain_loss()
+    assert "group.consumer.session.timeout.ms" in member.told[0]
+
+
+def test_other_losses_are_not_put_down_to_it(monkeypatch: pytest.MonkeyPatch):
+    member = Member(monkeypatch, CLASSIC)
+    member.turn_after(9.9)  # shorter than the session
+    member.watched.explain_loss()
+    with member.watched.apart():
+        member.now += 30  # somebody was waited for
+    member.watched.explain_loss()
+    member.turn_after(12)
+    for _ in range(200):
+        member.turn_after(0.1)
+    member.watched.explain_loss()  # long ago
+    assert member.told == []
