@@ -8,9 +8,10 @@ effect. *Failure.* Every partition has its own answer, read and write alike, wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
 
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.bus import Bus
@@ -27,13 +28,18 @@ from broker_kafka.admin_requests import (
 )
 from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import NEVER, Connection
-from broker_kafka.errors import translate
+from broker_kafka.errors import kafka_error, translate
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
 __all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore", "is_of_one", "unanswered"]
 
 R = TypeVar("R")
+
+_FIRST_WAIT: Final = 0.25
+_LONGEST_WAIT: Final = 2.0
+_LEAST_WAIT: Final = 0.01
+"""Seconds for which the client of a member waits for its group's positions at a time."""
 
 
 class ConsumerClient(Protocol):
@@ -57,11 +63,21 @@ class MemberOffsetStore:
         asked = [NativePartition(*partition) for partition in partitions]
         if not asked:
             return {}
-        try:
-            found = await self._client.call(lambda client: client.committed(asked, timeout=self._timeout))
-        except KafkaException as error:
-            return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
-        return _positions(group, partitions, found)
+        until, wait = monotonic() + self._timeout, _FIRST_WAIT
+        while True:
+            seconds = max(_LEAST_WAIT, min(wait, until - monotonic()))
+            try:
+                # The client does nothing else meanwhile: it is to read on, and can be closed, while no answer comes.
+                found = await self._client.call(
+                    lambda client, seconds=seconds: client.committed(asked, timeout=seconds)
+                )
+            except KafkaException as error:
+                told = kafka_error(error)
+                if told is None or told.code() != KafkaError._TIMED_OUT or monotonic() >= until:
+                    return dict.fromkeys(partitions, translate(error, f"Reading the offsets of group {group!r}"))
+                wait = min(2 * wait, _LONGEST_WAIT)
+            else:
+                return _positions(group, partitions, found)
 
     async def claim(
         self, owner: GroupMember, partitions: Sequence[TopicPartition], *, restarted: bool = False

@@ -1,4 +1,4 @@
-"""Administration while one broker of three stands still, and the others take it to be there."""
+"""Administration and members while one broker of three stands still, and the others take it to be there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 
 import broker
 from broker.bus import Bus
-from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
+from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeout
 from broker.hooks import Hooks
+from broker.reading.record_consumer import RecordConsumer
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.topics_admin import KafkaTopics
@@ -35,7 +36,8 @@ LATER = 4.0
 # Nobody takes the frozen one's place.
 OPTIONS = {
     "broker.session.timeout.ms": "120000",
-    "replica.lag.time.max.ms": "120000",
+    # But what is written does not wait for its copy.
+    "replica.lag.time.max.ms": "1500",
     "offsets.topic.num.partitions": "5",
     # What the brokers forward to the controller goes to its successor, when it was that one that was frozen.
     "controller.socket.timeout.ms": "1000",
@@ -202,3 +204,41 @@ async def test_the_broker_that_does_not_tell_of_its_groups_is_named(
             assert f"Listing groups: each broker tells of its own, and no answer came from {name}" in error.message
             assert error.advice.startswith("Resume or restart that broker")
         assert {group.name for group in await bus.admin.groups()} >= set(groups.values())
+
+
+@asynccontextmanager
+async def waiting_member(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
+) -> AsyncGenerator[tuple[RecordConsumer[bytes], asyncio.Task[Any]]]:
+    """A member that reads what another broker leads, and asks its coordinator, which is frozen, for its positions."""
+    async with connect(cluster, 2 * PATIENT) as bus, bus.records(topics[1], group=groups[0]) as log:
+        assert len(await log.next_batch(2, timeout=PATIENT)) > 0
+        async with frozen(cluster, 0, topics):
+            asking = asyncio.create_task(log.committed())
+            try:
+                yield log, asking
+            finally:
+                asking.cancel()
+
+
+async def test_a_member_reads_on_while_it_waits_for_its_positions(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
+):
+    async with waiting_member(cluster, topics, groups) as (log, asking):
+        await asyncio.to_thread(produce, cluster[1].bootstrap, topics[1], [b"later"])
+        async with asyncio.timeout(PATIENT):
+            while b"later" not in [record.data for record in await log.next_batch()]:
+                pass
+        assert not asking.done()
+
+
+async def test_a_member_that_waits_for_its_positions_is_closed(
+    cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str]
+):
+    async with waiting_member(cluster, topics, groups) as (log, asking):
+        await asyncio.wait((asking,), timeout=1)
+        assert not asking.done()
+        await log.close()
+        # And its thread waits for nothing.
+        await asyncio.wait((asking,), timeout=LATER)
+        assert isinstance(asking.exception(), Closed)
