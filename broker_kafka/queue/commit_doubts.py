@@ -1,7 +1,8 @@
 """`CommitDoubts`: what was started of partitions that went while it was committed, and whether it was.
 
-Who has the partition next reads from the committed position. Where that is the one this process asked for, nobody reads
-again what lies before it: its leases end, and it comes again behind what follows it in the log.
+Who has the partition next reads from the committed position. Where that is one this process asked for, nobody reads
+again what lies before it: its leases end, and it comes again behind what follows it in the log. Of several that got no
+answer any may be the one, also a newer one that an older was asked for after, to learn whose the partition is.
 *Concurrency.* On the loop. *Failure.* What cannot be looked up stays in doubt.
 """
 
@@ -21,13 +22,27 @@ class CommitDoubts:
     """Made without I/O."""
 
     def __init__(self) -> None:
-        self._asked: dict[TopicPartition, StoredOffset] = {}
-        """The last that was to be committed of each partition, with a text that tells who did."""
+        self._asked: dict[TopicPartition, list[StoredOffset]] = {}
+        """What may be committed of each partition, in the order in which it was asked for, with a text that tells who
+        did."""
         self._left: dict[TopicPartition, list[Taken]] = {}
 
     def asked(self, positions: Mapping[TopicPartition, int], text: str) -> None:
         """These are being committed."""
-        self._asked |= {place: StoredOffset(at, text) for place, at in positions.items()}
+        for place, at in positions.items():
+            asked = self._asked.setdefault(place, [])
+            position = StoredOffset(at, text)
+            if position in asked:
+                asked.remove(position)
+            asked.append(position)
+
+    def answered(self, positions: Mapping[TopicPartition, int], text: str) -> None:
+        """These were committed, or others that were asked for later."""
+        for place, at in positions.items():
+            asked = self._asked[place]
+            position = StoredOffset(at, text)
+            if position in asked:
+                del asked[: asked.index(position)]
 
     def gone(self, place: TopicPartition, taken: Sequence[Taken]) -> None:
         """A partition went, with what was taken of it and is not known to be committed."""
@@ -46,8 +61,8 @@ class CommitDoubts:
         stored = await member.stored(back)
         found: list[Taken] = []
         for place in back:
-            asked = self._asked[place]
             left = self._left.pop(place)
-            if stored[place] == asked:
-                found += [taken for taken in left if taken.offset < asked.offset]
+            position = stored[place]
+            if position is not None and position in self._asked[place]:
+                found += [taken for taken in left if taken.offset < position.offset]
         return found

@@ -298,8 +298,11 @@ class QueueClient:
             # A member that was forgotten and comes back has another id, and is assigned anew.
             member = await self._member.member_id()
             self._named, self._text = self._assigned, commit_text(member, keys=self._starting.keys)
-        self._doubts.asked(positions, self._text)
-        return await self._member.commit_noted({place: (at, self._text) for place, at in positions.items()})
+        text = self._text
+        self._doubts.asked(positions, text)
+        answers = await self._member.commit_noted({place: (at, text) for place, at in positions.items()})
+        self._doubts.answered({place: at for place, at in positions.items() if answers[place] is None}, text)
+        return answers
 
     async def _start(self, taken: Sequence[Taken]) -> dict[Taken, BrokerError] | None:
         """Write the START of each; those that failed, or None if the fetch was interrupted meanwhile."""

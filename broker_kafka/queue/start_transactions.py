@@ -165,6 +165,7 @@ class StartTransactions:
             if isinstance(error, Doubtful) and (large := self._judge(taken, entries, error.refused)):
                 return large
             raise
+        self._doubts.answered(claimed.positions, text)
         self._most = None if self._most is None else 2 * self._most
         return claimed
 

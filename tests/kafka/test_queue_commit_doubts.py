@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -67,4 +68,48 @@ async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of
             handled.append(message.data)
             await message.ack()
     assert goes < 0
+    assert handled == bodies
+
+
+async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that_was_committed(
+    kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[QueueClient] = []
+    open_client, commit = QueueClient.open, KafkaRecordSource.commit_noted
+    place = TopicPartition(topic, 0)
+    asked: list[int] = []
+
+    async def opened(client: QueueClient) -> None:
+        clients.append(client)
+        await open_client(client)
+
+    async def unanswered(
+        source: KafkaRecordSource, positions: Mapping[TopicPartition, tuple[int, str]]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        asked.append(positions[place][0])
+        if len(asked) > 2:
+            return await commit(source, positions)
+        if len(asked) == 1:
+            # The group's coordinator is not heard of for so long that it is asked again whose the partition is.
+            await commit(source, positions)
+            vars(clients[0])["_known_at"] = -inf
+        else:
+            clients[0].lost([place])
+            clients[0].assigned([place])
+        return {place: ConnectionFailed("No answer")}
+
+    monkeypatch.setattr(QueueClient, "open", opened)
+    monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
+    bodies = [b"%d" % number for number in range(4)]
+    handled: list[Any] = []
+    async with (
+        connect(f"{kafka.url}?queue=markers&lease_seconds=2") as bus,
+        bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
+    ):
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
+        while len(handled) < len(bodies):
+            (message,) = await take(inbox, 1, 20.0)
+            handled.append(message.data)
+            await message.ack()
+    assert asked[:2] == [1, 0]
     assert handled == bodies
