@@ -40,8 +40,9 @@ class QueueAdmin(KafkaAdmin):
     async def lag(self, topic: str, subscription: str) -> Lag:
         """`unsettled` counts the messages of the topic that are held by somebody, or wait to come again.
 
-        `waiting` counts messages where there are few: no marks of transactions, and nothing that is another queue's.
-        What an open transaction hides, such as that of a tracker that was killed, counts as if each record were one.
+        `waiting` and `partitions` count messages where there are few: no marks of transactions, and nothing that is
+        another queue's. What an open transaction hides, such as that of a tracker that was killed, counts as if each
+        record were one.
         That of redrives without markers is as with offsets.
         """
         if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(self._connection.settings):
@@ -51,51 +52,54 @@ class QueueAdmin(KafkaAdmin):
         until = loop.time() + _PATIENCE
         markers = marker_topic_name(own.queue, self._connection.settings.marker_topic)
         while True:
-            lag, waiting, unsettled = await self._look(topic, subscription)
-            hidden = [await self._hidden(topic), await self._hidden(markers) if is_topic_name(markers) else 0]
+            lag, unsettled = await self._look(topic, subscription)
+            hidden = await self._hidden(topic)
+            hidden_markers = sum((await self._hidden(markers)).values()) if is_topic_name(markers) else 0
             # Messages go from waiting to held and back while they are counted; none is to be in neither number.
-            _, waiting_then, unsettled_then = await self._look(topic, subscription)
-            if not any(hidden) or loop.time() >= until:
+            lag_then, unsettled_then = await self._look(topic, subscription)
+            if not (hidden or hidden_markers) or loop.time() >= until:
                 break
             await asyncio.sleep(_PAUSE)
+        lag = max(lag, lag_then, key=lambda each: each.waiting)
         return replace(
             lag,
-            waiting=max(waiting, waiting_then) + hidden[0],
-            unsettled=max(unsettled, unsettled_then) + hidden[1],
+            waiting=lag.waiting + sum(hidden.values()),
+            unsettled=max(unsettled, unsettled_then) + hidden_markers,
+            partitions={each: behind + hidden.get(each, 0) for each, behind in lag.partitions.items()},
         )
 
-    async def _hidden(self, topic: str) -> int:
-        """Records that a transaction hides which has not ended."""
+    async def _hidden(self, topic: str) -> dict[int, int]:
+        """Of each partition that has some, the records that a transaction hides which has not ended."""
         try:
             places = await partitions_of(self._connection, topic)
             # Asked first, so that what is written meanwhile does not seem to be hidden.
             ends = await high_watermarks(self._connection, places, self._connection.settings.request_timeout)
             seen = await bounds_of(self._connection, places)
         except NotFound:
-            return 0
-        return sum(max(0, end - seen[place].next) for place, end in ends.items())
+            return {}
+        return {place.partition: end - seen[place].next for place, end in ends.items() if end > seen[place].next}
 
-    async def _look(self, topic: str, subscription: str) -> tuple[Lag, int, int]:
-        """What Kafka tells, and the messages that wait and that are held, in this order."""
+    async def _look(self, topic: str, subscription: str) -> tuple[Lag, int]:
+        """The messages that wait, and how many are held."""
         lag = await super().lag(topic, OwnRecords.of(subscription, self._connection.settings).queue)
-        waiting = lag.waiting
-        if 0 < waiting <= _COUNTED:
-            waiting = await self._count(topic, subscription)
+        if 0 < lag.waiting <= _COUNTED:
+            counted = await self._count(topic, subscription)
+            lag = Lag(waiting=sum(counted.values()), partitions=counted)
         leases = await open_leases(self._connection, self._log, subscription)
         # V1's markers name no topic, and are then of one topic alone.
-        return lag, waiting, sum(lease.id.topic in ("", topic) for lease in leases)
+        return lag, sum(lease.id.topic in ("", topic) for lease in leases)
 
-    async def _count(self, topic: str, subscription: str) -> int:
-        """The messages of the subscription that lie behind its positions."""
+    async def _count(self, topic: str, subscription: str) -> dict[int, int]:
+        """The messages of the subscription that lie behind its positions, in each partition."""
         own = OwnRecords.of(subscription, self._connection.settings)
         positions = (await self.describe_group(own.queue)).positions
-        count = 0
+        counted: dict[int, int] = {}
         for partition, (first, following) in (await self._log.bounds(topic)).items():
             place = TopicPartition(topic, partition)
             bounds = Bounds(max(first, positions.get(place, first)), following)
-            async for records in read_untaken(self._log, own, place, bounds, _COUNTED):
-                count += len(records)
-        return count
+            batches = [len(records) async for records in read_untaken(self._log, own, place, bounds, _COUNTED)]
+            counted[partition] = sum(batches)
+        return counted
 
     async def ensure_subscription(
         self, topic: str, name: str, *, start: Start, options: Mapping[str, Any]

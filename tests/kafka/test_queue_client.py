@@ -14,6 +14,7 @@ from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.queue_tracking import TracksQueues
+from broker.spi import Lag
 from broker.testing.waiting import eventually, nothing_more, numbered, take
 from broker_kafka.queue.marker_topic import marker_topic_name
 from broker_kafka.queue.placing import marker_partition
@@ -119,6 +120,18 @@ async def test_lag_tells_what_nobody_has_taken_and_what_is_held(bus: Bus, topic:
             return (lag.waiting, lag.unsettled) == (0, 1)
 
         await eventually(only_the_delayed_one, PATIENCE, "one that waits for its time")
+
+
+async def test_lag_of_each_partition_counts_no_marks_of_transactions(
+    bus: Bus, make_topic: MakeTopic, group: str
+) -> None:
+    topic = make_topic(partitions=2)
+    await bus.admin.ensure_subscription(topic, group, start="earliest")
+    async with bus.transactional_publisher(f"{group}-writer") as publisher:
+        for partition in (0, 0, 1):
+            async with publisher.transaction() as tx:
+                await tx.publish(topic, OutboundMessage(b"x", partition=partition))
+    assert await bus.admin.lag(topic, group) == Lag(waiting=3, unsettled=0, partitions={0: 2, 1: 1})
 
 
 async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: MakeTopic, group: str) -> None:
