@@ -4,9 +4,10 @@ A key's lane is taken while its head is handed over and unsettled, and as long a
 early, or lost the lease of; a failed head blocks its own lane only.
 No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
 comes for a full lane is given back, and later messages of that key with it, until those come again in
-their order. Messages without a key are unordered. What waits behind another of its key is handed over, once
-that is settled, by the time of its arrival, so that the last of many does not queue once for each before it; every
-second hand-over is for a key that had nothing to wait for. Pure but for the clock it is given; used on one event loop.
+their order; the longer the lane stands still, the later. Messages without a key are unordered. What waits
+behind another of its key is handed over, once that is settled, by the time of its arrival, so that the last of
+many does not queue once for each before it; every second hand-over is for a key that had nothing to wait for.
+Pure but for the clock it is given; used on one event loop.
 """
 
 from __future__ import annotations
@@ -43,9 +44,21 @@ class _Spilled:
 
 
 class _Lane:
-    __slots__ = ("arrival", "arrivals", "began", "head", "in_hand", "numbers", "pace", "settled", "spilled", "waiting")
+    __slots__ = (
+        "arrival",
+        "arrivals",
+        "began",
+        "head",
+        "in_hand",
+        "moved",
+        "numbers",
+        "pace",
+        "settled",
+        "spilled",
+        "waiting",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
         self.head: Message[Any] | None = None
         self.arrival = 0
         self.in_hand: Message[Any] | None = None
@@ -59,6 +72,8 @@ class _Lane:
         self.numbers = count()
         self.began = 0.0
         self.pace = 0.0
+        self.moved = now
+        """When it last began, let a message in that had been given back, or was done with one."""
 
     @property
     def held(self) -> int:
@@ -84,7 +99,8 @@ class _Lane:
         spilled.seen = now
         first = next(iter(self.spilled.values()))
         ahead = self.held + spilled.number - first.number
-        return min(_LONGEST, max(_SHORTEST, ahead * self.pace))
+        # What comes again is written anew by some brokers, and in vain as long as nothing moves.
+        return min(_LONGEST, max(_SHORTEST, ahead * self.pace, (now - self.moved) / 2))
 
 
 class Lanes:
@@ -124,7 +140,7 @@ class Lanes:
             return None
         lane = self._lanes.get((message.topic, key))
         if lane is None:
-            lane = self._lanes[(message.topic, key)] = _Lane()
+            lane = self._lanes[(message.topic, key)] = _Lane(self._clock())
         if lane.spilled:
             if not self._next_of_spilled(lane, message.id):
                 return self._spill(lane, message.topic, key, message.id, self._clock())
@@ -201,7 +217,8 @@ class Lanes:
         return lane.free and bool(lane.waiting)
 
     def _follow(self, message: Message[Any], lane: _Lane) -> None:
-        took = self._clock() - lane.began
+        lane.moved = self._clock()
+        took = lane.moved - lane.began
         lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
         if lane.waiting:
             self._line_up(lane)
@@ -226,6 +243,7 @@ class Lanes:
         # The broker delivers these again: they are let in only from the first on.
         earlier, lane.spilled = lane.spilled, OrderedDict()
         lane.numbers = count()
+        lane.moved = now
         for message_id in (message.id, *(follower.id for follower in followers), *earlier):
             self._spill(lane, message.topic, message.key or b"", message_id, now)
         if message.id in lane.spilled:
@@ -237,7 +255,7 @@ class Lanes:
         for message in messages:
             key = message.key
             if key is not None:
-                lane = self._lanes.setdefault((message.topic, key), _Lane())
+                lane = self._lanes.setdefault((message.topic, key), _Lane(now))
                 self._spill(lane, message.topic, key, message.id, now)
 
     def forget(self, message: Message[Any]) -> None:
@@ -303,6 +321,7 @@ class Lanes:
                 if self._share is not None and lane.held >= self._share:
                     return False
                 del lane.spilled[first]
+                lane.moved = now
                 return True
             passed_over = self.in_order and spilled.doubted and _is_next(lane, message_id)
             if not passed_over and now - spilled.seen < self._gone_after:

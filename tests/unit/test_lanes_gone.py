@@ -119,3 +119,20 @@ def test_a_new_message_tells_that_an_unanswered_ack_of_the_last_was_carried_out(
     head.state = SettleState.UNKNOWN
     assert lanes.abandon(head) == []
     assert lanes.put_all([make("2", b"k")]) == []
+
+
+def test_what_waits_for_one_that_does_not_come_is_given_back_ever_more_seldom() -> None:
+    now = 0.0
+    lanes = Lanes(100, lambda: now)
+    lanes.put_all([make("1", b"k"), make("2", b"k")])
+    first = lanes.take()
+    assert first is not None
+    first.state = SettleState.UNKNOWN
+    assert [message.id for message in lanes.abandon(first)] == ["2"]
+    rounds = 0
+    while given_back := lanes.put_all([make("2", b"k")]):
+        ((_, delay),) = given_back
+        now += delay
+        rounds += 1
+    assert 60.0 <= now < 66.0
+    assert rounds < 35
