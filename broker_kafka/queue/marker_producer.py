@@ -16,6 +16,7 @@ from broker.errors import (
     BackendError,
     BrokerError,
     ConnectionFailed,
+    InvalidMessage,
     MessageTooLarge,
     NotAuthorized,
     OperationTimeout,
@@ -154,7 +155,16 @@ def packed(markers: Sequence[Placed], together: int) -> tuple[list[Placed], list
 
 def explained(error: BrokerError, topic: str, size: int) -> BrokerError:
     """Why markers of so many bytes could not be written, in terms of queues and the topic of their markers."""
-    if isinstance(error, TopicNotFound):
+    if isinstance(error, MessageTooLarge):
+        least = size + MARKER_HEADROOM
+        return MessageTooLarge(
+            f"A START of {size} bytes, which carries its message, is larger than max.message.bytes of the marker "
+            f"topic {topic!r} lets in",
+            native=error,
+            advice=f"Call bus.admin.ensure_topic({topic!r}, max_message_bytes={least}), or more",
+        )
+    # What else can be wrong with a marker itself is its partition, which was there when this client was opened.
+    if isinstance(error, TopicNotFound | InvalidMessage):
         return BackendError(
             f"The marker topic {topic!r} is gone, and with it what is known of unsettled messages",
             native=error,
@@ -169,12 +179,4 @@ def explained(error: BrokerError, topic: str, size: int) -> BrokerError:
     if isinstance(error, OperationTimeout):
         # A START is written again by the next fetch, and who settles is told what became of the message.
         return OperationTimeout(f"Markers are not known to be written: {error.message}", native=error.native, advice="")
-    if isinstance(error, MessageTooLarge):
-        least = size + MARKER_HEADROOM
-        return MessageTooLarge(
-            f"A START of {size} bytes, which carries its message, is larger than max.message.bytes of the marker "
-            f"topic {topic!r} lets in",
-            native=error,
-            advice=f"Call bus.admin.ensure_topic({topic!r}, max_message_bytes={least}), or more",
-        )
     return error

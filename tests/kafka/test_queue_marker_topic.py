@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from broker.bus import connect
-from broker.errors import BrokerError, ConfigurationError, InvalidName, TopicNotFound
+from broker.errors import BackendError, BrokerError, ConfigurationError, InvalidName, TopicNotFound
 from broker.spi import MessageSubscription, TopicInfo, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
@@ -140,3 +140,14 @@ async def test_a_wrong_setting_is_named_with_its_value_and_its_mend(
     assert f"ensure_topic({name!r}, **{{{option!r}: {mended}}})" in str(refused.value)
     await spi.ensure_topic(name, partitions=None, retention=None, options={option: mended.strip("'")})
     assert await ensure_marker_topic(connection, group, topics=[topic]) == 1
+
+
+async def test_a_consumer_whose_marker_topic_is_deleted_says_so(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with connect(f"{kafka.url}?queue=markers") as bus, bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish(b"x")
+        assert await inbox.next_message(timeout=20) is not None
+        await bus.admin.delete_topic(marker_topic_name(group))
+        with pytest.raises(BackendError, match="is gone, and with it what is known of unsettled messages"):
+            while True:
+                await bus.topic(topic).publish(b"y")
+                await inbox.next_message(timeout=0.1)
