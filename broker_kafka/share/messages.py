@@ -1,7 +1,8 @@
 """The Message family over a share group (KIP-932): the brokers lease each message and count its deliveries.
 
-*Members.* A member of librdkafka gets nothing more until all it has got is settled. So one of them fetches at a time,
-and where all others wait for their last message another is made, up to `share_members`. *Leases* last as long as the
+*Members.* A member of librdkafka gets nothing more until all it has got is settled, and only of the partitions that the
+brokers give it. So one of them fetches, then others too where it gets nothing, and where that gets nothing while others
+wait for their last message another is made, up to `share_members`. *Leases* last as long as the
 group's lock and are not renewed. What is not settled in time is told as lost, a little before the broker's clock says
 so, since one late ack takes those of its partition along that are sent with it. What waits here for half of the lock
 without being asked for is released, for others; each delivery counts. The last one is nobody else's: it goes before all
@@ -28,6 +29,7 @@ from broker.waker import Waker
 from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.headers import NativeRecord
+from broker_kafka.share.asking import Asking
 from broker_kafka.share.batch import Batch, place_of
 from broker_kafka.share.group_config import delete_group, no_share_groups
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
@@ -40,7 +42,6 @@ _CLOSE_SECONDS: Final = 8.0
 _MOST_AT_ONCE: Final = 500
 _PATIENCE: Final = 0.05
 """How long all members may be waiting for their last message before there is one more."""
-_IDLE_SECONDS: Final = 30.0
 
 _KINDS: Final = {
     Outcome.ACK: AcknowledgeType.ACCEPT,
@@ -55,6 +56,7 @@ class ShareMessageSource:
 
     :param lock: seconds for which a message is ours.
     :param limit: deliveries after which the brokers drop it, if they tell.
+    :param partitions: of the topic.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class ShareMessageSource:
         group: str,
         lock: float,
         limit: int | None,
+        partitions: int,
         on_close: Callable[[ShareMessageSource], object],
     ) -> None:
         self._connection = connection
@@ -81,9 +84,7 @@ class ShareMessageSource:
         self._config = member_config(connection.client_config("consumer"), group, most)
         self._loop = asyncio.get_running_loop()
         self._members: dict[ShareMember, Batch | None] = {}
-        self._fetches: ShareMember | None = None
-        """The one that has been asked for a batch."""
-        self._used_at: dict[ShareMember, float] = {}
+        self._asking: Asking[ShareMember] = Asking(connection.settings.share_members, partitions)
         self._adding: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[bool]] = set()
         self._buffer: deque[Message[Any]] = deque()
@@ -101,7 +102,7 @@ class ShareMessageSource:
         await self._add(watches=True)
         if not waits:
             return
-        self._ask()
+        self._ask(self._loop.time())
         await self._part.wait()
 
     # -- fetching ------------------------------------------------------------------------------------------
@@ -120,8 +121,8 @@ class ShareMessageSource:
                 if self._interrupted:
                     return []
                 now = self._loop.time()
-                asked = self._ask()
-                if not asked and now >= stuck_at:
+                self._ask(now)
+                if now >= stuck_at and self._asking.needs_another(self._members, now):
                     self._add_soon()
                 left = until - now
                 if left <= 0:
@@ -129,7 +130,8 @@ class ShareMessageSource:
                         raise ConnectionFailed(f"No broker at {self._connection.servers} can be reached")
                     self._let_idle_go(now)
                     return []
-                await self._waker.wait(left if asked or now >= stuck_at else min(left, stuck_at - now))
+                look = self._asking.look_after(self._members)
+                await self._waker.wait(left if look is None else min(left, stuck_at - now if now < stuck_at else look))
                 if self._closed:
                     return []
         finally:
@@ -143,16 +145,9 @@ class ShareMessageSource:
         self._interrupted = self._fetching
         self._waker.wake()
 
-    def _ask(self) -> bool:
-        """Have one member fetch; False if all wait for the last of what they have got."""
-        if self._fetches is None:
-            free = next((member for member, batch in self._members.items() if batch is None), None)
-            if free is None:
-                return False
-            self._fetches = free
-            self._used_at[free] = self._loop.time()
-            free.want()
-        return True
+    def _ask(self, now: float) -> None:
+        if (member := self._asking.next(self._members, now)) is not None:
+            member.want()
 
     # -- settling ------------------------------------------------------------------------------------------
 
@@ -253,8 +248,7 @@ class ShareMessageSource:
     def arrived(self, member: ShareMember, records: Sequence[NativeRecord], since: float) -> None:
         if self._closed or member not in self._members:
             return  # leaving the group gives them back
-        if self._fetches is member:
-            self._fetches = None
+        self._asking.arrived(member, self._loop.time())
         batch = Batch(member, since + self._lock - min(1.0, self._lock / 10))
         for raw in records:
             message: Message[Any] = Message(self._topic, raw.value(), raw, SHARE_VIEW, lease=batch, size=len(raw))
@@ -294,7 +288,7 @@ class ShareMessageSource:
     # -- members -------------------------------------------------------------------------------------------
 
     def _add_soon(self) -> None:
-        if self._adding is None and len(self._members) < self._connection.settings.share_members:
+        if self._adding is None:
             self._adding = self._loop.create_task(self._add_another(), name="broker-kafka-share-member")
 
     async def _add_another(self) -> None:
@@ -324,18 +318,13 @@ class ShareMessageSource:
             await member.stop(_CLOSE_SECONDS)
             return
         self._members[member] = None
-        self._used_at[member] = self._loop.time()
+        self._asking.added(member, self._loop.time())
 
     def _let_idle_go(self, now: float) -> None:
         """End a member that was not needed for long."""
-        idle = [
-            member
-            for member, batch in self._members.items()
-            if batch is None and member is not self._fetches and now - self._used_at[member] > _IDLE_SECONDS
-        ]
-        if idle and len(self._members) > 1:
-            member = idle[-1]
-            del self._members[member], self._used_at[member]
+        if (member := self._asking.idle(self._members, now)) is not None:
+            del self._members[member]
+            self._asking.gone(member)
             self._end_soon(member)
 
     def _end_soon(self, member: ShareMember) -> None:
@@ -346,9 +335,7 @@ class ShareMessageSource:
     def _forget(self, member: ShareMember) -> None:
         """It has ended by itself: what it held comes again when the brokers miss it."""
         batch = self._members.pop(member, None)
-        if self._fetches is member:
-            self._fetches = None
-        self._used_at.pop(member, None)
+        self._asking.gone(member)
         if batch is not None:
             batch.stop_timers()
             self._lose(batch)

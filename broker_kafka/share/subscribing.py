@@ -37,7 +37,7 @@ async def subscribe(
     """
     if subscription.retry_topics:
         raise Unsupported("A share group has no retry topics", advice="Leave out retry_topics, or queue=share")
-    await partitions_of(connection, subscription.topic)
+    partitions = await partitions_of(connection, subscription.topic)
     group, ephemeral = group_id(subscription.subscription), isinstance(subscription.subscription, Ephemeral)
     waits = False
     if subscription.create or ephemeral:
@@ -52,6 +52,7 @@ async def subscribe(
         group=group,
         lock=config.lock_seconds,
         limit=config.delivery_limit,
+        partitions=len(partitions),
         on_close=on_close,
     )
     try:

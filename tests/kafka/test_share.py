@@ -25,6 +25,7 @@ from broker.errors import (
 )
 from broker.hooks import Event, LeaseExpired, Warned
 from broker.messages import Message, SettleState
+from broker.outbound import OutboundMessage
 from broker.redrive import REDRIVE_SUBSCRIPTION
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
 from broker.testing.worker import Worker
@@ -355,3 +356,18 @@ async def test_brokers_without_share_groups_are_told_at_open(tmp_path: Path, gro
             assert not isinstance(raised.value, OperationTimeout)
     finally:
         await asyncio.to_thread(server.close)
+
+
+async def test_a_message_that_is_held_holds_up_nothing_of_any_partition(
+    bus: Bus, make_topic: MakeTopic, group: str
+) -> None:
+    topic = make_topic(partitions=3)
+    async with bus.messages(topic, subscription=group) as inbox:
+        await bus.topic(topic).publish(OutboundMessage(b"held", partition=0))
+        (held,) = await take(inbox, 1, PATIENCE)
+        # The member that has it gets no more, and had the partition alone as soon as there was another.
+        for partition in (1, 2, 0, 1, 2, 0):
+            await bus.topic(topic).publish(OutboundMessage(b"%d" % partition, partition=partition))
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.ack()
+        await held.ack()

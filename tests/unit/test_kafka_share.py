@@ -32,6 +32,7 @@ def new_source() -> ShareMessageSource:
         group="billing",
         lock=30.0,
         limit=None,
+        partitions=1,
         on_close=lambda _: None,
     )
 
