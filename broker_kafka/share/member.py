@@ -108,6 +108,8 @@ class ShareMember(OwnerThread[ShareConsumer]):
         self._topic = topic
         self._timeout = timeout
         self._wanted = False
+        self._since = 0.0
+        """When nothing was there yet: this thread may stand still after that, with messages on their way."""
 
     # -- for the loop --------------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
         if not self._wanted:
             self._serve(client, _IDLE)
             return
-        since = monotonic()
+        since, self._since = self._since, monotonic()
         try:
             messages = list(client.poll(_POLL))
         except KafkaException as error:
@@ -170,6 +172,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
 
     def _begin(self, _: ShareConsumer) -> None:
         self._wanted = True
+        self._since = monotonic()
 
     def _settle(self, client: ShareConsumer, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:
         results: list[BrokerError | None] = [None] * len(acknowledgements)

@@ -114,6 +114,7 @@ class ShareMessageSource:
         stuck_at = self._loop.time() + _PATIENCE
         try:
             while True:
+                self._expire_late()
                 if self._buffer:
                     return take_from(self._buffer, max_messages, max_bytes)
                 if self._failures:
@@ -215,6 +216,13 @@ class ShareMessageSource:
         places = list(batch.open)
         self._lose(batch)
         self._give_up(batch, places)
+
+    def _expire_late(self) -> None:
+        """What came late, or timers that are late, as of a process that stood still: others may have these by now."""
+        now = self._loop.time()
+        for batch in list(self._members.values()):
+            if batch is not None and now >= batch.deadline:
+                self._expire(batch)
 
     def _lose(self, batch: Batch) -> None:
         gone = list(batch.open.values())

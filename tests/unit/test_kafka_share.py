@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import AcknowledgeType
+from confluent_kafka import Message as NativeMessage
 
 from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized, SettleError
 from broker.hooks import Hooks
+from broker.messages import Message
 from broker.spi import MessageSubscription
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
@@ -16,6 +20,7 @@ from broker_kafka.share.member import Acknowledgement, ShareMember
 from broker_kafka.share.messages import ShareMessageSource
 
 AWAY = "127.0.0.1:1"
+Record: Any = NativeMessage
 
 
 def new_member(host: Any = None) -> ShareMember:
@@ -23,8 +28,7 @@ def new_member(host: Any = None) -> ShareMember:
     return ShareMember({"bootstrap.servers": AWAY}, host, topic="orders", name="member", watches=False, timeout=1.0)
 
 
-def new_source() -> ShareMessageSource:
-    listener: Any = None
+def new_source(listener: Any = None) -> ShareMessageSource:
     return ShareMessageSource(
         Connection(KafkaSettings(servers=(AWAY,)), Hooks()),
         MessageSubscription(topic="orders", subscription="billing"),
@@ -68,3 +72,42 @@ async def test_what_members_tell_while_nobody_fetches_is_kept_once() -> None:
             await source.fetch(1, 1000, 0.0)
         assert raised.value is error
     await source.close()
+
+
+async def test_the_lock_of_what_came_while_this_process_stood_still_is_counted_from_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("broker_kafka.share.member.monotonic", lambda: now)
+    record = Record(topic="orders", partition=0, offset=7)
+    polls = iter([[], [record]])
+    client: Any = SimpleNamespace(poll=lambda _: next(polls))
+    host: Any = SimpleNamespace(arrived="arrived")
+    member = new_member(host)
+    posted: list[Any] = []
+    monkeypatch.setattr(member, "_post", lambda *what: posted.append(what))
+    member._begin(client)
+    now = 101.0
+    member._turn(client)
+    now = 200.0
+    member._turn(client)
+    assert posted == [("arrived", member, [record], 101.0)]
+
+
+async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[Message[Any]] = []
+    source = new_source(SimpleNamespace(lost=lost.extend))
+    given_up: list[Any] = []
+    member = new_member(source)
+    monkeypatch.setattr(member, "give_up", given_up.extend)
+    monkeypatch.setattr(member, "want", lambda: None)
+    source._members[member] = None
+    source._asking.added(member, 0.0)
+    now = asyncio.get_running_loop().time()
+    source.arrived(member, [Record(topic="orders", partition=0, offset=7)], now - 40.0)
+    assert await source.fetch(10, 10**6, 0.0) == []
+    assert [message.native.offset() for message in lost] == [7]
+    assert given_up == [(0, 7)]
+    source.arrived(member, [Record(topic="orders", partition=0, offset=8)], now)
+    (message,) = await source.fetch(10, 10**6, 0.0)
+    assert message.native.offset() == 8
