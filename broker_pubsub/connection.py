@@ -25,7 +25,12 @@ from broker_pubsub.settings import PubSubSettings
 __all__ = ["Connection"]
 
 _Connectivity = grpc.ChannelConnectivity
-_REPEATED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.INTERNAL)
+_REPEATED: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 2.0
 _KEEPALIVE_MS: Final = 30_000
@@ -145,9 +150,8 @@ class Connection:
             try:
                 return await self.start(method, request, self.settings.request_timeout)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-                if not is_status(error, *_REPEATED) or monotonic() + pause > until:
-                    told = classify(error, what, kind)
-                else:
+                told = classify(error, what, kind)
+                if told.retriable and is_status(error, *_REPEATED) and monotonic() + pause <= until:
                     told = None
             if told is not None:
                 raise told

@@ -20,9 +20,10 @@ from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
 
 from broker.errors import AuthenticationFailed, InvalidSetting
+from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 
-__all__ = ["call_credentials", "channel_credentials", "load"]
+__all__ = ["call_credentials", "channel_credentials", "is_passing", "load"]
 
 SCOPES: Final = ("https://www.googleapis.com/auth/pubsub", "https://www.googleapis.com/auth/cloud-platform")
 _TOKEN_SECONDS: Final = 3600
@@ -84,7 +85,41 @@ def _read(path: Path) -> Any:
 
 def call_credentials(credentials: Any) -> Any:
     """What puts a fresh token on every call; the token is fetched in gRPC's own thread."""
-    return grpc.metadata_call_credentials(AuthMetadataPlugin(credentials, Request()), name="google-auth")
+    return grpc.metadata_call_credentials(_Tokens(credentials), name="google-auth")
+
+
+class _Tokens(grpc.AuthMetadataPlugin):
+    """Google's, telling why there is none: gRPC hands on a text only, under the status of a broken connection."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._google = AuthMetadataPlugin(credentials, Request())
+
+    def __call__(self, context: Any, callback: Any) -> None:
+        try:
+            self._google(context, callback)
+        except Exception as error:
+            callback(None, RuntimeError(f"{NO_TOKEN if is_passing(error) else REFUSED_TOKEN}: {error}"))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a token may be had later without a change: nobody answered, or the answer was one for a moment."""
+    if not isinstance(error, google.auth.exceptions.GoogleAuthError):
+        return False
+    known: Any = error
+    if isinstance(error, google.auth.exceptions.TransportError) or known.retryable:
+        return True
+    # Compute Engine's credentials wrap what kept them from asking, and impersonation keeps the answer as text.
+    if isinstance(error.__cause__, google.auth.exceptions.TransportError):
+        return True
+    return any(_is_of_a_moment(each) for each in error.args)
+
+
+def _is_of_a_moment(answer: Any) -> bool:
+    try:
+        status = int(json.loads(answer)["error"]["code"])
+    except (TypeError, ValueError, KeyError):
+        return False
+    return status == 429 or status >= 500
 
 
 def channel_credentials(settings: PubSubSettings, calls: Any) -> Any:

@@ -23,7 +23,7 @@ from broker.errors import (
     Unsupported,
 )
 
-__all__ = ["Kind", "classify", "failed_ack_ids", "is_status"]
+__all__ = ["NO_TOKEN", "REFUSED_TOKEN", "Kind", "classify", "failed_ack_ids", "is_status"]
 
 Kind = Literal["topic", "subscription", "other"]
 """What a request was about, for NOT_FOUND."""
@@ -32,7 +32,8 @@ _Code = grpc.StatusCode
 _RETRIABLE: Final = frozenset({_Code.ABORTED, _Code.INTERNAL, _Code.UNKNOWN, _Code.CANCELLED})
 _NEVER_SENT: Final = ("failed to connect", "connection refused", "name resolution", "dns resolution")
 _TOO_LARGE: Final = ("too large", "larger than", "exceeds", "maximum size")
-_CREDENTIALS: Final = ("credential", "metadata plugin", "oauth")
+NO_TOKEN: Final = "no token can be fetched for now"  # noqa: S105 - a text
+REFUSED_TOKEN: Final = "these credentials get no token"  # noqa: S105 - a text
 _DETAILS: Final = "grpc-status-details-bin"
 
 
@@ -82,10 +83,13 @@ def _missing(told: str, text: str, native: BaseException, kind: Kind) -> BrokerE
 
 
 def _unavailable(told: str, text: str, native: BaseException) -> BrokerError:
+    # Before the signs of a connection, which the text of what kept a token away may hold too.
+    if REFUSED_TOKEN in text:
+        return AuthenticationFailed(told, native=native)
+    if NO_TOKEN in text:
+        return ConnectionFailed(told, native=native, advice="Nothing was sent: see why the giver of tokens is away")
     if any(sign in text for sign in _NEVER_SENT):
         return ConnectionFailed(told, native=native)
-    if any(sign in text for sign in _CREDENTIALS):
-        return AuthenticationFailed(told, native=native)
     return OperationTimeout(told, native=native, advice="The connection broke; whether it took effect is unknown")
 
 

@@ -12,9 +12,10 @@ from secrets import token_hex
 from typing import Any, Final
 
 import grpc
+import requests
 from google.auth.transport.requests import AuthorizedSession
 
-from broker.errors import BackendError, BrokerError
+from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized
 from broker.spi import Lag
 from broker_pubsub import credentials, subscriptions
 from broker_pubsub.connection import Connection
@@ -33,7 +34,7 @@ _LAST_PULL: Final = 1.2
 async def measure(connection: Connection, topic: str, found: Any) -> Lag:
     """What waits and what is unsettled, together.
 
-    :raises NotAuthorized, BackendError: Cloud Monitoring does not tell.
+    :raises NotAuthorized, AuthenticationFailed, ConnectionFailed, BackendError: Cloud Monitoring does not tell.
     """
     if connection.settings.emulator is not None:
         return Lag(waiting=await _count(connection, topic, found.name))
@@ -92,10 +93,21 @@ def _ask_monitoring(connection: Connection, path: str) -> int:
         series: Any = answer.json().get("timeSeries") or []
         return int(series[0]["points"][0]["value"]["int64Value"]) if series else 0
     except Exception as error:
-        raise BackendError(
-            f"Cloud Monitoring does not tell the lag of {path!r}: {error}",
-            native=error,
-            advice="Grant this account the role roles/monitoring.viewer in the subscription's project",
-        ) from None
+        raise _told(error, f"Cloud Monitoring does not tell the lag of {path!r}") from None
     finally:
         session.close()
+
+
+def _told(error: Exception, what: str) -> BrokerError:
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        status = error.response.status_code
+        if status in (401, 403):
+            return NotAuthorized(
+                f"{what}: {error}",
+                native=error,
+                advice="Grant this account the role roles/monitoring.viewer in the subscription's project",
+            )
+        return BackendError(f"{what}: {error}", native=error, retriable=status == 429 or status >= 500)
+    if isinstance(error, requests.RequestException) or credentials.is_passing(error):
+        return ConnectionFailed(f"{what}: {error}", native=error, advice="Check that this host may reach it")
+    return classify(error, what)

@@ -169,9 +169,9 @@ class Settler:
             except grpc.aio.AioRpcError as failure:
                 error = classify(failure, self._name, "subscription")
                 failed = failed_ack_ids(failure)
-                passing = is_status(failure, *_PASSING)
+                passing = is_status(failure, *_PASSING) and error.retriable
                 refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
-                if is_status(failure, *_UNANSWERED) and not isinstance(error, ConnectionFailed):
+                if passing and is_status(failure, *_UNANSWERED) and not isinstance(error, ConnectionFailed):
                     # A nack or renewal that is refused afterwards was lost either way.
                     unanswered = unanswered or start == self._acknowledge
             except (BrokerError, grpc.aio.UsageError) as failure:
