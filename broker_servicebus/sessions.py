@@ -106,7 +106,8 @@ class SessionSource:
         self._at_close = at_close
         sessions = connection.settings.max_sessions
         self._each = max(1, min(_MOST_OF_ONE, max_outstanding // sessions))
-        self._most = sessions
+        # One that holds more than it may hand over keeps the other keys from everybody else.
+        self._most = min(sessions, max(1, max_outstanding))
         self._arrivals: deque[Message[Any]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = 0

@@ -199,6 +199,28 @@ async def test_an_interrupted_consumer_takes_no_session(open_bus: Open, topic: s
     await stopped.close()
 
 
+async def test_no_more_sessions_are_held_than_messages_may_be_out(open_bus: Open, topic: str):
+    bus = await open_bus(session_idle=0.1)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=True, max_outstanding=1)
+    busy = await bus.backend.subscribe(asked, Listener())
+    await bus.topic(topic).publish_batch([OutboundMessage(b"%d" % number, key=f"key-{number}") for number in range(4)])
+    (held,) = await busy.fetch(1, 1_000_000, SECONDS)
+    # It has as much as it may have, so that the other keys are for whoever comes.
+    other = await bus.backend.subscribe(asked, Listener())
+    seen: set[bytes | None] = set()
+    async with asyncio.timeout(SECONDS):
+        while len(seen) < 3:
+            for message in await other.fetch(1, 1_000_000, 1.0):
+                seen.add(message.data)
+                assert await other.settle([Settlement(message, Outcome.ACK)]) == [None]
+    assert seen | {held.data} == {b"0", b"1", b"2", b"3"}
+    assert await busy.settle([Settlement(held, Outcome.ACK)]) == [None]
+    await other.close()
+    await busy.close()
+
+
 async def test_session_state_by_the_client(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic, kind="queue", requires_session=True)
