@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
+from enum import Enum
 from functools import cache
 from time import monotonic
 from typing import Any, Final
@@ -28,6 +29,7 @@ __all__ = [
     "close",
     "expects",
     "explained",
+    "has_session",
     "is_closed",
     "open_",
     "receive",
@@ -52,6 +54,17 @@ _SMALL: Final = 256
 _STANDARD: Final = 262_144
 _PREMIUM: Final = 1_048_576
 _connections: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+
+
+class _NoSession(logging.Filter):
+    """Keeps the client from telling, every time, that a link for the next session came without one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not (text.startswith("Callback for link attach raised error") and "NoneType" in text)
+
+
+logging.getLogger("azure.servicebus._pyamqp.aio._link_async").addFilter(_NoSession())
 
 
 @cache
@@ -149,6 +162,12 @@ def remember(owner: Any) -> None:
     connection = getattr(getattr(owner, "_handler", None), "_connection", None)
     if connection is not None:
         _connections[owner] = connection
+
+
+def has_session(receiver: ServiceBusReceiver) -> bool:
+    """Whether an open receiver for the next session that is free got one."""
+    session: Any = receiver.session
+    return session is not None and isinstance(session.session_id, str) and not isinstance(session.session_id, Enum)
 
 
 def is_closed(owner: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from broker.errors import BrokerError, Closed, LeaseLost, NotFound
+from broker.errors import BrokerError, Closed, LeaseLost, NotFound, OperationTimeout
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_busy
@@ -178,6 +178,10 @@ class Wire:
             if not isinstance(error, Exception):
                 raise
             raise self._explained(receiver, error) from None
+        # The server attaches a link without a session, too, where none was free, and ends it a moment later.
+        if self._once and not privates.has_session(receiver):
+            await privates.close(receiver, _CLOSE_SECONDS)
+            raise OperationTimeout(f"{self._what}: no session is free")
         privates.remember(receiver)
         self._receiver = receiver
         self._opened = True
