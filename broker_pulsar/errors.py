@@ -132,7 +132,11 @@ def http_error(status: int, reason: str, what: str, path: str = "") -> BrokerErr
         return SubscriptionNotFound(told) if "ubscription" in reason else TopicNotFound(told)
     if status in (408, 504):
         return OperationTimeout(told)
-    if status in (307, 429, 500, 502, 503) or (status == 412 and _BUSY in reason):
+    if status == 429:
+        return ConnectionFailed(
+            told, advice="It bounds the requests to its HTTP API: httpRequestsMaxPerSecond says how many"
+        )
+    if status in (307, 500, 502, 503) or (status == 412 and _BUSY in reason):
         return ConnectionFailed(told, advice="The broker is not ready, or not the owner of the topic yet")
     return BackendError(told)
 
@@ -150,7 +154,7 @@ def answer_passes(status: int, reason: str) -> bool:
     if status == 412:
         return _BUSY in reason
     # A redirection that reaches us names no broker: the topic has no owner yet.
-    return status in (307, 502, 503, 504)
+    return status in (307, 429, 502, 503, 504)
 
 
 def failure_passes(failure: ConnectionFailed) -> bool:

@@ -21,6 +21,7 @@ Message: org.apache.bookkeeper.mledger.ManagedLedgerException: Not enough non-fa
     [
         (307, ""),
         (412, "Failed for Subscription Busy: Failed to fence subscription"),
+        (429, "Too Many Requests"),
         (500, NO_BOOKIE),
         (500, "org.apache.pulsar.broker.service.BrokerServiceException$PersistenceException: ..."),
         (500, "ServiceUnitNotReadyException: Namespace bundle is being unloaded"),
@@ -49,7 +50,6 @@ def test_for_a_moment(status: int, reason: str) -> None:
         (408, ""),
         (409, "This topic already exists"),
         (412, "Subscription has active connected consumers"),
-        (429, ""),
         (500, ""),
         (500, "java.lang.NullPointerException"),
         (501, ""),
@@ -57,6 +57,10 @@ def test_for_a_moment(status: int, reason: str) -> None:
 )
 def test_for_good(status: int, reason: str) -> None:
     assert not answer_passes(status, reason)
+
+
+def test_a_broker_that_bounds_its_requests_says_what_to_raise() -> None:
+    assert "httpRequestsMaxPerSecond" in http_error(429, "Too Many Requests", "A topic").advice
 
 
 def test_the_brokers_stack_is_left_out() -> None:
