@@ -34,6 +34,8 @@ __all__ = ["PulsarAdmin"]
 
 _MOST_PARTITIONS: Final = 1024
 _LARGEST: Final = 2**31 - 1
+_LONGEST_RETENTION: Final = _LARGEST // 60
+"""Minutes: compared with a backlog quota it is seconds in as many bits, and a longer one is refused as too short."""
 _OPTIONS: Final = ("deduplication", "message_ttl", "retention_mb")
 _RETENTION: Final = ("retentionTimeInMinutes", "retentionSizeInMB")
 _POLICY_TRIES: Final = 50
@@ -239,9 +241,9 @@ def _retention(retention: timedelta | None, options: Mapping[str, Any]) -> dict[
     if retention is not None:
         # Pulsar counts minutes, and removes whole ledgers.
         minutes = max(1, math.ceil(retention.total_seconds() / 60))
-        if minutes > _LARGEST:
+        if minutes > _LONGEST_RETENTION:
             raise InvalidSetting(
-                f"retention is {retention}", advice=f"Pulsar takes at most {timedelta(minutes=_LARGEST)}"
+                f"retention is {retention}", advice=f"Pulsar takes at most {timedelta(minutes=_LONGEST_RETENTION)}"
             )
         found["retentionTimeInMinutes"] = minutes
     size = options.get("retention_mb")
