@@ -17,6 +17,9 @@ __all__ = ["Standstill"]
 _BROKERS_SESSION: Final = 3.0
 """Seconds; where the brokers say how long a session is, a loss after so long a standstill is put down to that."""
 
+_SHARE: Final = 0.7
+"""Of a session, after which a standstill may end it: it counts from the last heartbeat before."""
+
 
 class Standstill:
     """:param config: of the member's client. :param warn: told why partitions were lost, if it is for a standstill."""
@@ -26,13 +29,14 @@ class Standstill:
         self._group: str = config["group.id"]
         milliseconds = config.get("session.timeout.ms")
         self._session = None if milliseconds is None else int(milliseconds) / 1000
+        self._enough = _BROKERS_SESSION if self._session is None else _SHARE * self._session
         self._last = self._ended = monotonic()
         self._seconds = 0.0
 
     def move(self) -> None:
         """The thread does something, as it does all the time."""
         now = monotonic()
-        if now - self._last >= (self._session or _BROKERS_SESSION):
+        if now - self._last >= self._enough:
             self._seconds, self._ended = now - self._last, now
         self._last = now
 
@@ -49,7 +53,7 @@ class Standstill:
         """Partitions are just being lost; each standstill is told once."""
         self.move()
         seconds, self._seconds = self._seconds, 0.0
-        if seconds and self._last - self._ended <= (self._session or _BROKERS_SESSION):
+        if seconds and self._last - self._ended <= (self._session or self._enough):
             self._warn(self._text(seconds))
 
     def _text(self, seconds: float) -> str:

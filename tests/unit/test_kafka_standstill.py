@@ -48,6 +48,13 @@ def test_the_poll_that_tells_of_the_loss_may_be_the_one_that_stood_still(monkeyp
     assert len(member.told) == 1
 
 
+def test_a_session_counts_from_the_last_heartbeat_before(monkeypatch: pytest.MonkeyPatch):
+    member = Member(monkeypatch, CLASSIC)
+    member.turn_after(8)
+    member.watched.explain_loss()
+    assert "stood still for 8.0 s" in member.told[0]
+
+
 def test_where_the_brokers_say_how_long_a_session_is_their_setting_is_named(monkeypatch: pytest.MonkeyPatch):
     member = Member(monkeypatch, CONSUMER)
     member.turn_after(50)
@@ -57,7 +64,7 @@ def test_where_the_brokers_say_how_long_a_session_is_their_setting_is_named(monk
 
 def test_other_losses_are_not_put_down_to_it(monkeypatch: pytest.MonkeyPatch):
     member = Member(monkeypatch, CLASSIC)
-    member.turn_after(9.9)  # shorter than the session
+    member.turn_after(6.5)  # shorter than a session that had a heartbeat right before
     member.watched.explain_loss()
     with member.watched.apart():
         member.now += 30  # somebody was waited for
