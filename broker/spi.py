@@ -158,10 +158,7 @@ class SourceListener(Protocol):
         ...
 
     def passed_over(self, messages: Sequence[Message[Any]]) -> None:
-        """These were taken, and are not handed over, for their leases are over already: they come again.
-
-        What comes later of their keys waits for them, as it does behind one that was lost.
-        """
+        """These were taken and come again, for their leases are over; later ones of their keys wait for them."""
         ...
 
     def event(self, event: Event) -> None:
@@ -198,10 +195,8 @@ class MessageSource(Protocol):
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
-        """Carry these out; one entry each: None, or why it failed. LeaseLost says that the message comes again.
-
-        Where acks are not confirmed, None means that it was sent.
-        """
+        """Carry these out; one entry each: None, or why it failed. LeaseLost says that the message comes again. Where
+        acks are not confirmed, None means that it was sent."""
         ...
 
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
@@ -225,7 +220,6 @@ class RecordSource(Protocol):
         ...
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int | None]: ...
-
     async def seek(self, positions: Mapping[TopicPartition, int | None]) -> None:
         """Read on from here; None is the committed position, or the start if there is none."""
         ...
