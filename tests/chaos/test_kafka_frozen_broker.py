@@ -43,6 +43,10 @@ OPTIONS = {
     "controller.socket.timeout.ms": "1000",
 }
 
+EACH_BROKER = pytest.mark.parametrize(
+    "index", [pytest.param(index, marks=[pytest.mark.deep] if index else []) for index in range(SIZE)]
+)
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[KafkaCluster]:
@@ -114,7 +118,7 @@ async def refused(call: Callable[[], Awaitable[Any]]) -> BrokerError:
     return told.value
 
 
-@pytest.mark.parametrize("index", range(SIZE))
+@EACH_BROKER
 async def test_what_any_broker_can_tell_is_asked_of_another(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], index: int
 ):
@@ -141,7 +145,7 @@ async def test_what_any_broker_can_tell_is_asked_of_another(
                     assert getattr(found, "ok", True), (name, found)
 
 
-@pytest.mark.parametrize("index", range(SIZE))
+@EACH_BROKER
 async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], index: int):
     settings = KafkaSettings(servers=tuple(cluster.bootstrap.split(",")), request_timeout=PATIENT)
     connection = Connection(settings, Hooks())
@@ -172,7 +176,7 @@ async def test_the_leader_that_does_not_answer_is_named(cluster: KafkaCluster, t
         assert (await bus.log.bounds(topics[0]))[0].next == 2
 
 
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.deep)])
 async def test_the_coordinator_that_does_not_answer_is_named(
     cluster: KafkaCluster, topics: dict[int, str], groups: dict[int, str], warm: bool
 ):

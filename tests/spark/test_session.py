@@ -66,7 +66,14 @@ def in_a_session(
     return done.stdout.splitlines()[-1], done.stderr
 
 
-@pytest.mark.parametrize("way", ["spark-defaults.conf", "PYSPARK_SUBMIT_ARGS", "spark-submit"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("spark-defaults.conf", marks=pytest.mark.deep),
+        pytest.param("PYSPARK_SUBMIT_ARGS", marks=pytest.mark.deep),
+        "spark-submit",
+    ],
+)
 def test_what_spark_was_told_goes_first(way: str, tmp_path: Path) -> None:
     said = {"spark.python.unix.domain.socket.enabled": "false", "spark.ui.showConsoleProgress": "true"}
     as_arguments = [part for key, value in said.items() for part in ("--conf", f"{key}={value}")]
