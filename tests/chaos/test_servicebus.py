@@ -15,8 +15,8 @@ from broker.testing.worker import Worker
 from tests.servers.servicebus import ServiceBusDouble, missing, shared_double
 
 pytestmark = pytest.mark.chaos
-PATIENCE = 40.0
-LOCK_SECONDS = 2.0
+PATIENCE = 90.0
+LOCK_SECONDS = 5.0
 KEYS = 8
 
 
