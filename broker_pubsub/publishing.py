@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
-from broker.errors import BackendError, BrokerError, Closed, NotFound
+from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, NotFound
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker_pubsub.attributes import encode
@@ -26,6 +26,9 @@ from broker_pubsub.protocol import Methods, PublishRequest
 __all__ = ["PubSubTarget"]
 
 Outcomes = list[Receipt | BrokerError | None]
+
+_LONGEST_WAITS: Final = 10
+"""The longest pause before the connection is tried again, in those that it begins with."""
 
 
 class PubSubTarget:
@@ -136,9 +139,7 @@ class PubSubTarget:
             request = PublishRequest(topic=self._path, messages=[encoded[index] for index in piece])
         try:
             async with self._slots:
-                response = await self._connection.start(
-                    Methods.PUBLISH, request, self._connection.settings.publish_timeout
-                )
+                response = await self._request(request)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError) as failure:
             error = self._told(failure)
             refused = is_status(failure, grpc.StatusCode.INVALID_ARGUMENT)
@@ -152,6 +153,18 @@ class PubSubTarget:
         for index in piece:
             outcomes[index] = error
         return False
+
+    async def _request(self, request: Any) -> Any:
+        """One call; again as long as it was not sent, and the connection may come back by itself."""
+        settings, loop = self._connection.settings, asyncio.get_running_loop()
+        until = loop.time() + min(settings.publish_timeout, _LONGEST_WAITS * settings.reconnect_wait)
+        while True:
+            try:
+                return await self._connection.start(Methods.PUBLISH, request, settings.publish_timeout)
+            except grpc.aio.AioRpcError as failure:
+                if not isinstance(self._told(failure), ConnectionFailed) or loop.time() >= until:
+                    raise
+            await asyncio.sleep(settings.reconnect_wait / 2)
 
     async def _split(
         self,

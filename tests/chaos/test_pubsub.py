@@ -120,3 +120,23 @@ async def test_a_connection_cut_in_the_middle_of_acks_loses_nothing():
                 await eventually(is_done, PATIENCE, "a lag of zero")
     assert seen == set(numbered(COUNT))
     assert proxy.cuts
+
+
+async def test_a_publish_waits_for_a_connection_that_comes_back():
+    """What was not sent cannot be there twice."""
+    server, topic = shared_server(), _name()
+    with Proxy(server.port) as proxy:
+        url = server.url.replace(server.host, f"127.0.0.1:{proxy.port}")
+        async with broker.connect(f"{url}&reconnect_wait=1") as bus:
+            await bus.admin.ensure_topic(topic)
+            await bus.topic(topic).publish(b"before")
+            proxy.refuse()
+            try:
+                await eventually(lambda: proxy.refusals > 0, PATIENCE, "a connection is refused")
+                publishing = asyncio.create_task(bus.topic(topic).publish(b"after"))
+                refusals = proxy.refusals
+                await eventually(lambda: proxy.refusals > refusals, PATIENCE, "another is refused")
+                assert not publishing.done()
+            finally:
+                proxy.refuse(False)
+            assert (await publishing).id
