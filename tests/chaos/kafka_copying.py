@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 
 import pytest
 
@@ -20,10 +20,10 @@ import broker
 from broker.errors import PublishError
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
-from tests.chaos.kafka_copy_process import GROUP
+from tests.chaos import kafka_copy_process
 from tests.servers.kafka_client import RawAdmin, read_all
 
-__all__ = ["copy_while_losing", "held"]
+__all__ = ["CopyWorker", "copy_while_losing"]
 
 _PARTITIONS: Final = 3
 _WORKERS: Final = 2
@@ -35,40 +35,41 @@ _STUCK_SECONDS: Final = 60.0
 _OPTIONS: Final = "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=20000"
 
 
-class HeldWorker(Protocol):
-    """What `held` needs to know of a process that copies."""
+class CopyWorker:
+    """One copying process after another, under one transactional id.
 
-    hold: Path
+    :param module: what they run, with the arguments, and with the path of `hold` after them.
+    :param directory: where they say what they do.
+    """
 
-    def words(self) -> Counter[str]: ...
-
-
-class _Worker:
-    """One copying process after another, under one transactional id."""
-
-    def __init__(self, number: int, arguments: list[str], directory: Path) -> None:
+    def __init__(self, number: int, module: str, arguments: Sequence[str], directory: Path) -> None:
         self.hold = directory / f"hold-{number}"
-        self._arguments = [arguments[0], f"copy-{number}", *arguments[1:], str(self.hold)]
-        self.said = directory / f"said-{number}"
+        self._command = [sys.executable, "-m", module, *arguments, str(self.hold)]
+        self._said = directory / f"said-{number}"
         self.errors = directory / f"errors-{number}"
         self.start()
 
     def start(self) -> None:
-        with self.said.open("ab") as said, self.errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.kafka_copy_process", *self._arguments], stdout=said, stderr=errors
-            )
+        with self._said.open("ab") as said, self.errors.open("ab") as errors:
+            self._process = subprocess.Popen(self._command, stdout=said, stderr=errors)
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    async def hold_in_transaction(self) -> None:
+        """Until it is in a transaction that has written, and stays there; it is to be killed then."""
+        before = self.words()["held"]
+        self.hold.touch()
+        await eventually(lambda: self.words()["held"] > before, _STUCK_SECONDS, "a transaction has written")
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        self.hold.unlink(missing_ok=True)
 
     def words(self) -> Counter[str]:
-        return Counter(self.said.read_text().split())
+        return Counter(self._said.read_text().split())
 
 
 async def copy_while_losing(
@@ -93,7 +94,10 @@ async def copy_while_losing(
     source, sink = [admin.make_topic(partitions=_PARTITIONS, copies=copies) for _ in range(2)]
     stopped = asyncio.Event()
     feeding = asyncio.create_task(_feed(url, source, stopped))
-    workers = [_Worker(number, [url, source, sink], directory) for number in range(_WORKERS)]
+    workers = [
+        CopyWorker(number, kafka_copy_process.__name__, [url, f"copy-{number}", source, sink], directory)
+        for number in range(_WORKERS)
+    ]
     brokers_lost = 0
     try:
         for kill in range(_KILLS):
@@ -104,12 +108,11 @@ async def copy_while_losing(
             while victim.words()["committed"] < done + 3 and monotonic() < until:
                 await asyncio.sleep(0.02)
             if kill % 2:
-                await held(victim)
+                await victim.hold_in_transaction()
             else:
                 await asyncio.sleep(dice.uniform(0, 0.1))
             assert victim.alive
             victim.kill()
-            victim.hold.unlink(missing_ok=True)
             if kill % (_KILLS // _BROKERS_LOST) == 2:
                 brokers_lost += 1
                 await asyncio.to_thread(lose_broker, source)
@@ -147,13 +150,6 @@ async def copy_while_losing(
     assert undone > 0, accounting
 
 
-async def held(worker: HeldWorker) -> None:
-    """Until it is in a transaction that has written, and stays there."""
-    before = worker.words()["held"]
-    worker.hold.touch()
-    await eventually(lambda: worker.words()["held"] > before, _STUCK_SECONDS, "a transaction has written")
-
-
 def _bodies_of(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[list[bytes | None]]:
     """What is in each partition, in its order."""
     return [
@@ -173,7 +169,10 @@ def _rest(admin: RawAdmin, source: str, wanted: list[int]) -> list[int]:
     while ends != wanted and monotonic() < moved + _STUCK_SECONDS:
         time.sleep(0.1)
         # One of the killed may have left a transaction open, for which the answer is not to wait.
-        found = [admin.committed(GROUP, source, number, isolation="read_uncommitted") for number in range(_PARTITIONS)]
+        found = [
+            admin.committed(kafka_copy_process.GROUP, source, number, isolation="read_uncommitted")
+            for number in range(_PARTITIONS)
+        ]
         before, ends = ends, [each.offset for each in found]
         if ends != before:
             moved = monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ import broker
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
 from tests.chaos import kafka_queue_copy_process
-from tests.chaos.kafka_copying import held
+from tests.chaos.kafka_copying import CopyWorker
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
@@ -29,31 +28,6 @@ _PATIENCE: Final = 90.0
 _OPTIONS: Final = (
     "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=20000&queue=markers&lease_seconds=3"
 )
-
-
-class _Worker:
-    """One copying process after another, under one transactional id."""
-
-    def __init__(self, number: int, url: str, topic: str, subscription: str, sink: str, directory: Path) -> None:
-        self.hold = directory / f"hold-{number}"
-        self._arguments = [url, f"{subscription}-{number}", topic, subscription, sink, str(self.hold)]
-        self._said = directory / f"said-{number}"
-        self.errors = directory / f"errors-{number}"
-        self.start()
-
-    def start(self) -> None:
-        module = kafka_queue_copy_process.__name__
-        with self._said.open("ab") as said, self.errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *self._arguments], stdout=said, stderr=errors
-            )
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def words(self) -> Counter[str]:
-        return Counter(self._said.read_text().split())
 
 
 def _bodies(kafka: KafkaServer, topic: str, isolation: str) -> Counter[bytes | None]:
@@ -86,11 +60,15 @@ async def test_each_message_of_a_queue_has_its_output_once_whoever_is_killed(
         admin = RawAdmin(kafka.bootstrap)
         topic, sink = (admin.make_topic(partitions=_PARTITIONS) for _ in range(2))
         url, group = f"{kafka.url}?{_OPTIONS}", "copier"
+        module = kafka_queue_copy_process.__name__
         stopped = asyncio.Event()
         async with broker.connect(url) as bus:
             await bus.admin.ensure_subscription(topic, group)
             feeding = asyncio.create_task(_feed(bus, topic, stopped))
-            workers = [_Worker(number, url, topic, group, sink, tmp_path) for number in range(_WORKERS)]
+            workers = [
+                CopyWorker(number, module, [url, f"{group}-{number}", topic, group, sink], tmp_path)
+                for number in range(_WORKERS)
+            ]
             try:
                 for kill in range(_KILLS):
                     victim = dice.choice(workers)
@@ -98,11 +76,10 @@ async def test_each_message_of_a_queue_has_its_output_once_whoever_is_killed(
                     done = victim.words()["committed"]
                     await eventually(lambda v=victim, d=done: v.words()["committed"] >= d + 3, _PATIENCE, "it copies")
                     if kill % 2:
-                        await held(victim)
+                        await victim.hold_in_transaction()
                     else:
                         await asyncio.sleep(dice.uniform(0, 0.05))
                     victim.kill()
-                    victim.hold.unlink(missing_ok=True)
                     victim.start()
                 stopped.set()
                 wanted = await feeding
