@@ -87,7 +87,7 @@ class Connection:
             ("grpc.initial_reconnect_backoff_ms", wait),
             # What gRPC gives a single attempt: a server that is slow to shake hands is there nonetheless.
             ("grpc.min_reconnect_backoff_ms", round(self.settings.connect_timeout * 1000)),
-            ("grpc.max_reconnect_backoff_ms", 10 * wait),
+            ("grpc.max_reconnect_backoff_ms", round(self.settings.longest_reconnect_wait * 1000)),
             # Backends do not share a connection, so that one can break alone.
             ("grpc.use_local_subchannel_pool", 1),
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import grpc
 
@@ -26,9 +26,6 @@ from broker_pubsub.protocol import Methods, PublishRequest
 __all__ = ["PubSubTarget"]
 
 Outcomes = list[Receipt | BrokerError | None]
-
-_LONGEST_WAITS: Final = 10
-"""The longest pause before the connection is tried again, in those that it begins with."""
 
 
 class PubSubTarget:
@@ -157,7 +154,7 @@ class PubSubTarget:
     async def _request(self, request: Any) -> Any:
         """One call; again as long as it was not sent, and the connection may come back by itself."""
         settings, loop = self._connection.settings, asyncio.get_running_loop()
-        until = loop.time() + min(settings.publish_timeout, _LONGEST_WAITS * settings.reconnect_wait)
+        until = loop.time() + min(settings.publish_timeout, settings.longest_reconnect_wait)
         while True:
             try:
                 return await self._connection.start(Methods.PUBLISH, request, settings.publish_timeout)

@@ -37,8 +37,6 @@ SHORTEST_STREAM_LEASE: Final = 10
 """Seconds; the service takes no less for a stream."""
 _LASTING: Final = 5.0
 """Seconds after which the end of a stream is no failure to open it."""
-_LONGEST_WAITS: Final = 10
-"""The longest pause before another is opened, in those of a connection."""
 _WAITED: Final = 0.02
 """A read that took longer, in seconds, had to wait for the server."""
 
@@ -222,8 +220,9 @@ class StreamPuller:
         error: BrokerError | None = None
         stream: Any = None
         await asyncio.sleep(self._pause)
-        wait = self._connection.settings.reconnect_wait
-        begin, self._pause = monotonic(), min(max(wait, 2 * self._pause), _LONGEST_WAITS * wait)
+        settings = self._connection.settings
+        pause = min(max(settings.reconnect_wait, 2 * self._pause), settings.longest_reconnect_wait)
+        begin, self._pause = monotonic(), pause
         try:
             stream = self._connection.stream(Methods.STREAMING_PULL, self._path)
             await stream.write(

@@ -154,6 +154,11 @@ class PubSubSettings(BackendSettings):
         return self.emulator_host or os.environ.get(EMULATOR_VARIABLE) or None
 
     @property
+    def longest_reconnect_wait(self) -> float:
+        """Seconds; pauses before the connection is tried again, or a stream opened, grow up to this."""
+        return 10 * self.reconnect_wait
+
+    @property
     def orders_subscriptions(self) -> bool:
         """Whether new subscriptions are ordered. The emulator cannot seek those, and is late with what they nack."""
         return self.ordering == "on" or (self.ordering == "auto" and self.emulator is None)
