@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
 
 import pytest
 
 from broker.bus import connect
 from broker.errors import BrokerError, ConnectionFailed
-from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
-from broker.testing.waiting import take
 from broker_kafka.queue.fenced_writer import Entry, FencedWriter, Positions
 from broker_kafka.queue.queue_client import QueueClient
 from broker_kafka.records import KafkaRecordSource
+from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer
 
 
@@ -56,17 +54,12 @@ async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of
     monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
     monkeypatch.setattr(FencedWriter, "write", written)
     bodies = [b"%d" % number for number in range(6)]
-    handled: list[Any] = []
     # One at a time is taken, so that what follows the first two is not of their commits.
     async with (
         connect(f"{kafka.url}?queue=markers&queue_transactions={str(transactions).lower()}") as bus,
         bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
     ):
-        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
-        while len(handled) < len(bodies):
-            (message,) = await take(inbox, 1, 20.0)
-            handled.append(message.data)
-            await message.ack()
+        handled = await handed_over(bus, topic, inbox, bodies)
     assert goes < 0
     assert handled == bodies
 
@@ -101,15 +94,10 @@ async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that
     monkeypatch.setattr(QueueClient, "open", opened)
     monkeypatch.setattr(KafkaRecordSource, "commit_noted", unanswered)
     bodies = [b"%d" % number for number in range(4)]
-    handled: list[Any] = []
     async with (
         connect(f"{kafka.url}?queue=markers&lease_seconds=2") as bus,
         bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
     ):
-        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
-        while len(handled) < len(bodies):
-            (message,) = await take(inbox, 1, 20.0)
-            handled.append(message.data)
-            await message.ack()
+        handled = await handed_over(bus, topic, inbox, bodies)
     assert asked[:2] == [1, 0]
     assert handled == bodies

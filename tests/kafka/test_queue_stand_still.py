@@ -12,13 +12,13 @@ from broker.bus import connect
 from broker.errors import BrokerError, LeaseLost, SettleError
 from broker.hooks import Event, LeaseExpired
 from broker.messages import Message, SettleState
-from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
 from broker.testing.waiting import nothing_more, take
 from broker_kafka.queue.dispatch_table import DispatchTable
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.queue_client import QueueClient
 from broker_kafka.queue.wire import Kind, read_markers
+from tests.kafka.key_order import handed_over
 from tests.kafka.test_queue_dispatch import url_of
 from tests.servers.kafka import KafkaServer
 
@@ -74,12 +74,7 @@ async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
         bus.messages(topic, subscription=group, ordered_by_key=True, max_outstanding=1) as inbox,
     ):
         bus.hooks.listen(told.append)
-        await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in bodies])
-        handled: list[bytes | None] = []
-        while len(handled) < len(bodies):
-            (message,) = await take(inbox, 1, 20.0)
-            handled.append(message.data)
-            await message.ack()
+        handled = await handed_over(bus, topic, inbox, bodies)
     assert handled == bodies
     assert [event.message.data for event in told if isinstance(event, LeaseExpired)] == bodies[:2]
 
@@ -104,10 +99,5 @@ async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_ne
         connect(url_of(kafka, group, "mail", lease_seconds=1)) as bus,
         bus.messages(topic, subscription="mail", ordered_by_key=True, max_outstanding=1) as inbox,
     ):
-        await bus.topic(topic).publish_batch([OutboundMessage(body, key="mail") for body in bodies])
-        handled: list[bytes | None] = []
-        while len(handled) < len(bodies):
-            (message,) = await take(inbox, 1, 20.0)
-            handled.append(message.data)
-            await message.ack()
+        handled = await handed_over(bus, topic, inbox, bodies, key="mail")
     assert handled == bodies
