@@ -230,8 +230,9 @@ class JetStreamRecordSource:
                 if (partition := owned.get(number)) is not None:
                     await partition.verify()
             step = plan(membership.id, owned, membership.others(), layout.partitions, name)
-            if step.release:
-                await self._release([TopicPartition(name, number) for number in step.release])
+            # A member that still takes one for its own finds out that it was ours, unless nobody has it when it looks.
+            if going := set(step.release) - set(membership.pinned_elsewhere(owned)):
+                await self._release([TopicPartition(name, number) for number in sorted(going)])
             if step.claim:
                 for number in step.claim:
                     partition = Partition(

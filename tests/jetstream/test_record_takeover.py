@@ -8,9 +8,11 @@ import pytest
 
 import broker
 from broker.spi import RecordSource, RecordSubscription, TopicPartition
+from broker.testing.waiting import let_pass
 from broker_jetstream.backend import JetStreamBackend
+from broker_jetstream.partitions import Partition
 from tests.jetstream.conftest import Open
-from tests.jetstream.support import GroupListener, make_topic, publish, read
+from tests.jetstream.support import GroupListener, make_topic, publish, read, until
 from tests.servers.nats import NatsServer
 from tests.servers.proxy import Proxy
 
@@ -91,6 +93,37 @@ async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_
     assert await read(source, 1, 1.5) == []
     assert listener.given == [TopicPartition(topic, 1)]
     assert listener.gone == []
+
+
+async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
+    open_backend: Open, nats_server: NatsServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other does not share with who comes back before that one knows what it lost.
+
+    Two looks take less than the time after which the other would call it gone again.
+    """
+    look = Partition._owner
+
+    async def look_late(self: Partition) -> bytes:
+        await let_pass(0.4)
+        return await look(self)
+
+    backend = await open_backend(owner_timeout=1.0)
+    await make_topic(backend, topic, partitions=2)
+    await publish(backend, topic, *(broker.OutboundMessage(b"%d" % n, partition=n % 2) for n in range(6)))
+    with Proxy(nats_server.port) as proxy:
+        cut_off = await open_backend(servers=(proxy.url,), owner_timeout=1.0)
+        listener = GroupListener()
+        first = await join(cut_off, (topic,), listener)
+        assert len(await read(first, 6)) == 6
+        proxy.hold()
+        second = await join(backend, (topic,))
+        assert len(await read(second, 6)) == 6
+        monkeypatch.setattr(Partition, "_owner", look_late)
+        proxy.hold(False)
+        await until(lambda: len(listener.gone) == 2)
+        assert sorted(listener.gone) == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+        await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
 
 
 async def test_a_member_that_leaves_at_once_leaves_no_pin(open_backend: Open, topic: str) -> None:
