@@ -111,8 +111,7 @@ class PubSubMessageSource:
         finally:
             self._fetching = False
             self._interrupted = False
-            if not self._closed:
-                self._idle()
+            self._idle()
 
     @property
     def closed(self) -> bool:
@@ -176,7 +175,7 @@ class PubSubMessageSource:
             append(Message(topic, data, raw, view, until, size))
         if total:
             self._mean = total / len(received)
-            if self._sets_lease:
+            if self._sets_lease and not self._closed:
                 self._spawn(self._set_lease(self._buffer[-len(received) :]))
         if self._waker.waiter is not None:
             self._waker.wake()
@@ -220,6 +219,8 @@ class PubSubMessageSource:
 
     def _idle(self) -> None:
         """Between fetches: take back what nobody waits for, and keep what is held."""
+        if self._closed:
+            return
         loop = asyncio.get_running_loop()
         if self._puller.asking and self._parking is None:
             self._parking = loop.call_later(PARK_SECONDS, self._park)
@@ -238,8 +239,7 @@ class PubSubMessageSource:
 
     async def _renew_buffer(self) -> None:
         await self._settler.extend(self._buffer[:])
-        if not self._closed:
-            self._idle()
+        self._idle()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -39,6 +39,8 @@ _LASTING: Final = 5.0
 """Seconds after which the end of a stream is no failure to open it."""
 _WAITED: Final = 0.02
 """A read that took longer, in seconds, had to wait for the server."""
+_LAST_SECONDS: Final = 0.5
+"""How long a stream that we end is read on, for what was on its way."""
 
 
 class Arrived(Protocol):
@@ -160,7 +162,8 @@ class StreamPuller:
     """Keeps one stream open; the server sends as it likes, within the bounds that it was told and may not heed.
 
     Where it does not heed them the stream is not read while the source is full, and ended if that lasts: what was on
-    its way then comes again after its deadline. A stream that ends soon is opened again after growing pauses.
+    its way then comes again after its deadline. A stream that ends soon is opened again after growing pauses. At close
+    the server is told that no more is wanted, and what was on its way still arrives, so that it can be given back.
 
     :param full: whether the source holds as much as it may.
     """
@@ -189,6 +192,8 @@ class StreamPuller:
         self._room = asyncio.Event()
         self._pause = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._stream: Any = None
+        self._closing = False
 
     @property
     def asking(self) -> bool:
@@ -211,10 +216,19 @@ class StreamPuller:
 
     async def close(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        if task is None:
+            return
+        self._closing = True
+        self._room.set()
+        try:
+            if self._stream is not None:
+                with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+                    await self._stream.done_writing()
+                    await asyncio.wait((task,), timeout=_LAST_SECONDS)
+        finally:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        with suppress(asyncio.CancelledError):
+            await task
 
     async def _read(self) -> None:
         error: BrokerError | None = None
@@ -233,12 +247,14 @@ class StreamPuller:
                     max_outstanding_bytes=self._max_bytes,
                 )
             )
+            self._stream = stream
             await self._read_on(stream)
         except (BrokerError, grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as failure:
             # The server ends a stream now and then; the next `ask` opens another.
             if not is_status(failure, grpc.StatusCode.DEADLINE_EXCEEDED):
                 error = classify(failure, self._name, "subscription")
         finally:
+            self._stream = None
             if stream is not None:
                 stream.cancel()
         if monotonic() - begin > _LASTING:
@@ -263,7 +279,7 @@ class StreamPuller:
                 continue
             self._pause = 0.0
             self._arrived(response.received_messages, behind)
-            if self._full():
+            if self._full() and not self._closing:
                 behind = behind or monotonic()
                 if not await self._has_room(behind + self._lease / 2):
                     # An emulator that is told so gives what was on its way to others sooner than after a cancellation.
@@ -271,7 +287,7 @@ class StreamPuller:
                     return
 
     async def _has_room(self, until: float) -> bool:
-        while self._full():
+        while self._full() and not self._closing:
             self._room.clear()
             try:
                 async with asyncio.timeout(until - monotonic()):

@@ -62,8 +62,6 @@ class PstestHarness(PubSubHarness):
 
     name = "pubsub[pstest]"
     in_matrix = False
-    # What a stream had on its way when it was closed comes again when its lease of ten seconds ends.
-    patience = 15.0
     options = "&ordering=on&pull_mode=stream"
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -13,12 +13,15 @@ import broker
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.spi import MessageSubscription, Settlement
-from broker.testing.waiting import let_pass
+from broker.testing.waiting import eventually, let_pass, take
 from broker_pubsub import PubSubSettings
 from broker_pubsub.connection import Connection
 from broker_pubsub.messages import PubSubMessageSource
 from broker_pubsub.pulling import StreamPuller
 from tests.pubsub.conftest import Connect
+from tests.servers.proxy import Proxy
+from tests.servers.pstest import shared_pstest
+from tests.servers.pubsub import PubSubServer, shared_server
 
 PATIENCE = 20.0
 ANSWER = 100
@@ -78,6 +81,31 @@ async def test_a_stream_that_was_not_read_for_long_is_ended_and_begun_again(conn
             seen += more
             assert await source.settle([Settlement(message, Outcome.ACK) for message in more]) == [None] * len(more)
     await source.close()
+
+
+@pytest.mark.parametrize("start", [shared_server, pytest.param(shared_pstest, marks=pytest.mark.xdist_group("pstest"))])
+async def test_what_was_on_its_way_at_close_is_given_back(
+    connect: Connect, topic: str, start: Callable[[], PubSubServer]
+):
+    server = start()
+    with Proxy(server.port) as proxy:
+        bus, other = await connect(url=server.url), await connect(url=server.url)
+        behind = await connect("pull_mode=stream", server.url.replace(server.host, f"127.0.0.1:{proxy.port}"))
+        await bus.admin.ensure_topic(topic)
+        source = await streamed(behind, topic, [b"first"], 100)
+        (first,) = await source.fetch(1, 1 << 20, PATIENCE)
+        await source.settle([Settlement(first, Outcome.ACK)])
+        proxy.hold()
+        await bus.topic(topic).publish(b"on its way")
+        await eventually(lambda: proxy.held, PATIENCE)
+        closing = asyncio.create_task(source.close())
+        await asyncio.sleep(0)
+        proxy.hold(False)
+        await closing
+        async with other.messages(topic, subscription="readers") as inbox:
+            (message,) = await take(inbox, 1, PATIENCE)
+            assert message.data == b"on its way"
+            await message.ack()
 
 
 class Ending(grpc.GenericRpcHandler):
