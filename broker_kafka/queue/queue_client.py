@@ -125,11 +125,11 @@ class QueueClient:
         finally:
             self._fetching = False
             if not self._closed:
-                self._under_way.interrupted.clear()
+                self._under_way.go_on()
 
     def interrupt(self) -> None:
         if self._fetching:
-            self._under_way.interrupted.set()
+            self._under_way.interrupt()
         self._member.interrupt()
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
@@ -148,7 +148,7 @@ class QueueClient:
         if self._closed:
             return
         self._closed = True
-        self._under_way.interrupted.set()
+        self._under_way.interrupt()
         try:
             # Else a START could follow those of who has its partition next, and even the END of its message.
             await self._under_way.over(self._loop.time() + _CLOSE)

@@ -19,15 +19,23 @@ _GRACE: Final = 1.0
 
 
 class UnderWay:
-    """Make it on the event loop.
-
-    :ivar interrupted: set to have a fetch leave behind what takes long.
-    """
+    """Make it on the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._open: set[asyncio.Future[Any]] = set()
-        self.interrupted: Final = asyncio.Event()
+        # A future, and no event: waiting for it beside a task takes no task of its own, each time anew.
+        self._interrupted: asyncio.Future[None] = self._loop.create_future()
+
+    def interrupt(self) -> None:
+        """Have a fetch leave behind what takes long."""
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
+
+    def go_on(self) -> None:
+        """Have the next fetch wait again."""
+        if self._interrupted.done():
+            self._interrupted = self._loop.create_future()
 
     @contextmanager
     def claim(self) -> Generator[None]:
@@ -57,13 +65,9 @@ class UnderWay:
 
     async def is_done(self, task: asyncio.Task[Any]) -> bool:
         """Wait for it; False if the fetch was interrupted and it takes long."""
-        stop = self._loop.create_task(self.interrupted.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await asyncio.wait({task}, timeout=_GRACE)
-        finally:
-            stop.cancel()
+        await asyncio.wait({task, self._interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=_GRACE)
         return task.done()
 
     async def over(self, by: float) -> None:
