@@ -239,5 +239,6 @@ def wait_for(look: Callable[[], _Found | None], seconds: float = SECONDS) -> _Fo
 
 
 def _wait(futures: Mapping[Any, Any]) -> None:
+    # A broker passes it on, and gives a controller that went half a minute before it asks the next one.
     for future in futures.values():
-        future.result(2 * SECONDS)
+        future.result(4 * SECONDS)
