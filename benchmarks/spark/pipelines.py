@@ -50,7 +50,6 @@ def _works(stage: SparkStage, side: Side, topic: str, count: int) -> dict[str, W
     spark, most = stage.spark, count // _BATCHES
 
     def pipeline(target: str) -> Done:
-        # Dead letters have no topic: nothing is dead here.
         reports: list[BatchReport] = []
         declared = Pipeline(
             name="bench",
@@ -58,7 +57,7 @@ def _works(stage: SparkStage, side: Side, topic: str, count: int) -> dict[str, W
             sources={"flights": Source(topic, decode=Flight, options={"maxRows": most, "columns": "value"})},
             transform=_late,
             sinks={"late": TopicSink(target)},
-            dead_letters=TopicSink(f"{target}-dead"),
+            dead_letters=TopicSink(side.target()),
             checkpoint=stage.place(),
             trigger="available-now",
         )
