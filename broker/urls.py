@@ -21,7 +21,8 @@ MASK: Final = "***"
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_NAME: Final = re.compile(
-    r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key", re.IGNORECASE
+    r"pass|secret|token|cred|seed|jwt|signature|sas(?!l)|(^|_)key$|(private|access|account|api)_?key|key[_.]pem",
+    re.IGNORECASE,
 )
 _BLANK: Final = re.compile(r"[\s\0]")
 _SHAPE: Final = "scheme://user:password@host:port/path?name=value"

@@ -81,3 +81,16 @@ def test_the_value_of_a_setting_is_told_but_for_secrets() -> None:
     told = str(configuration_error(said, "Making a client", {"ssl.key.password": "hunter2", "linger.ms": "7"}))
     assert "linger.ms is '7'" in told
     assert "hunter2" not in told
+
+
+@pytest.mark.parametrize("name", ["ssl.key.pem", "sasl.oauthbearer.assertion.private.key.pem"])
+def test_a_private_key_that_is_refused_is_not_told(name: str) -> None:
+    said = KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{name} failed: not in PEM format?"))
+    told = str(configuration_error(said, "Making a client", {name: "hunter2"}))
+    assert name in told
+    assert "hunter2" not in told
+
+
+def test_a_private_key_among_the_properties_is_not_shown() -> None:
+    settings = KafkaSettings(properties={"sasl.oauthbearer.assertion.private.key.pem": "hunter2"})
+    assert "hunter2" not in repr(settings)

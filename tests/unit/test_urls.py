@@ -68,6 +68,8 @@ def test_a_malformed_url_is_refused_with_the_mend(url: str, says: str):
         ("nats://token@h", "nats://***@h"),
         ("nats://h?token=abc&servers=a:1,b:2", "nats://h?token=***&servers=a:1,b:2"),
         ("kafka://h?sasl_password=abc", "kafka://h?sasl_password=***"),
+        ("kafka://h?ssl_key_pem=abc&ssl_ca_pem=x", "kafka://h?ssl_key_pem=***&ssl_ca_pem=x"),
+        ("kafka://h?ssl.key.pem=abc", "kafka://h?ssl.key.pem=***"),
         ("inmem:", "inmem:"),
         ("nats://h?servers=nats://me:pw@b", "nats://h?servers=nats://me:***@b"),
         ("nats://h?proxy=http://h/?token=abc", "nats://h?proxy=http://h/%3Ftoken%3D***"),
