@@ -24,6 +24,7 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error, translate
 from broker_kafka.names import check_id
 from broker_kafka.silence import MEND, OFFSETS, coordinator_named, silent_brokers_named
+from broker_kafka.tokens import with_token
 
 __all__ = [
     "ask",
@@ -224,7 +225,7 @@ async def committed(
     }
 
     def look() -> list[TopicPartition]:
-        consumer = Consumer(config)
+        consumer = Consumer(with_token(config))
         deadline, wait = time.monotonic() + timeout, _FIRST_WAIT
         try:
             while True:

@@ -18,6 +18,7 @@ from broker.errors import BrokerError
 from broker_kafka.errors import configuration_error, translate
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
+from broker_kafka.tokens import with_token
 
 __all__ = ["AdminThread"]
 
@@ -58,7 +59,7 @@ class AdminThread(OwnerThread[AdminClient]):
 
     def _open(self) -> AdminClient:
         try:
-            client = AdminClient(dict(self._config))
+            client = AdminClient(with_token(self._config))
         except (KafkaException, ValueError, TypeError) as error:
             raise configuration_error(error, "Making a client", self._config) from error
         self._lifeline.hold(client)

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -69,7 +69,6 @@ class Connection:
         self._making = asyncio.Lock()
         self._retired: set[asyncio.Task[bool]] = set()
         self._refused: KafkaError | None = None
-        self._no_token: Exception | None = None
         self._unreachable: KafkaError | None = None
         self._last = ""
         self._opened = False
@@ -97,17 +96,7 @@ class Connection:
         """
         self._loop = asyncio.get_running_loop()
         self._admin = AdminThread(self.client_config("admin"))
-        try:
-            await self._admin.start()
-        except BrokerError as error:
-            missing = self._no_token
-            if missing is None:
-                raise
-            raise AuthenticationFailed(
-                f"oauth_cb gave no token: {type(missing).__name__}: {missing}",
-                native=missing,
-                advice="It returns a token and the time.time() at which that ends",
-            ) from error
+        await self._admin.start()
         await self._admin.call(self._first_contact)
         self._opened = True
         if self._hooks.listening:
@@ -157,10 +146,7 @@ class Connection:
 
     def client_config(self, role: Role) -> dict[str, Any]:
         """The configuration of a client whose errors this connection hears of; its owner adds what is its own."""
-        config: dict[str, Any] = {**self.settings.client_config(role), "error_cb": self._hear}
-        if "oauth_cb" in config:
-            config["oauth_cb"] = self._token_of(config["oauth_cb"])
-        return config
+        return {**self.settings.client_config(role), "error_cb": self._hear}
 
     def transactional_config(self, transactional_id: str, timeout_ms: int | None = None) -> dict[str, Any]:
         """The configuration of a producer of transactions. What the settings say of idle connections goes before.
@@ -302,23 +288,6 @@ class Connection:
             self._retired.add(ending)
             ending.add_done_callback(self._retired.discard)
 
-    def _token_of(self, ask: Callable[[str], object]) -> Callable[[str], object]:
-        """The application's callback, remembering why there was no token: a client says only that there was none."""
-
-        def token(config: str) -> object:
-            try:
-                found = ask(config)
-                if not _is_token(found):
-                    raise TypeError(f"it returned {type(found).__name__}, not a token and a time")
-            except Exception as error:
-                self._no_token = error
-                logger.warning("oauth_cb gave no token: %s: %s", type(error).__name__, error)
-                raise
-            self._no_token = None
-            return found
-
-        return token
-
     def _hear(self, error: KafkaError) -> None:
         """An error callback of a client; in that client's thread, where nothing may be raised."""
         code = error.code()
@@ -361,7 +330,3 @@ class Connection:
         self._down = False
         self._refused = self._unreachable = None
         self.event(Connected(server=self.servers, again=True))
-
-
-def _is_token(found: object) -> bool:
-    return isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) >= 2

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from broker_kafka.errors import configuration_error
 from broker_kafka.lifeline import Lifeline
+from broker_kafka.tokens import with_token
 
 __all__ = ["open_consumer"]
 
@@ -19,7 +20,7 @@ def open_consumer(config: Mapping[str, Any], lifeline: Lifeline) -> Consumer:
     :raises ConfigurationError: librdkafka does not take the settings.
     """
     try:
-        consumer = Consumer(dict(config))
+        consumer = Consumer(with_token(config))
     except (KafkaException, ValueError, TypeError) as error:
         raise configuration_error(error, "Making a consumer", config) from error
     lifeline.hold(consumer)

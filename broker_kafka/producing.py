@@ -33,6 +33,7 @@ from broker_kafka.producer_client import ProducerClient
 from broker_kafka.publish_errors import not_sent, not_taken, publish_error, unknown_fate
 from broker_kafka.reports import PAGE, Outcome, Page, PublishCall, Reports, Tally
 from broker_kafka.splitting import Splitting
+from broker_kafka.tokens import with_token
 
 __all__ = ["ProducerThread"]
 
@@ -127,7 +128,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
 
     def _make(self) -> Producer:
         try:
-            return Producer({**self._config, "error_cb": self._heard})
+            return Producer({**with_token(self._config), "error_cb": self._heard})
         except (KafkaException, TypeError, ValueError) as error:
             raise configuration_error(error, "Opening a producer", self._config) from error
 

@@ -26,6 +26,7 @@ from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
 from broker_kafka.queue.marker_topic import LARGEST
 from broker_kafka.queue.wire import Headers
+from broker_kafka.tokens import with_token
 
 __all__ = ["Doubtful", "Entry", "FencedWriter", "NotWritten", "Positions"]
 
@@ -130,7 +131,7 @@ class FencedWriter(OwnerThread[Producer]):
 
     def _open(self) -> Producer:
         try:
-            producer = Producer(dict(self._config))
+            producer = Producer(with_token(self._config))
         except (KafkaException, TypeError, ValueError) as error:
             raise configuration_error(error, "Opening a producer") from error
         self._lifeline.hold(producer)

@@ -25,6 +25,7 @@ from broker.hooks import logger
 from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
+from broker_kafka.tokens import with_token
 
 __all__ = ["Acknowledgement", "MemberHost", "ShareMember", "member_config"]
 
@@ -133,7 +134,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
 
     def _open(self) -> ShareConsumer:
         try:
-            client = ShareConsumer(self._config)
+            client = ShareConsumer(with_token(self._config))
             client.subscribe([self._topic])
         except (KafkaException, ValueError, TypeError, RuntimeError) as error:
             raise configuration_error(error, "Making a share consumer") from error

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import broker
 from broker.errors import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
+from broker_kafka.group import GroupConsumer
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka_security import SecureBroker
 
@@ -65,12 +67,25 @@ async def test_a_key_without_its_certificate_is_a_setting(secure: SecureBroker) 
     assert "no certificate assigned" in str(error)
 
 
-@pytest.mark.parametrize("way", ["raises", "returns"])
-async def test_why_a_function_gave_no_token_is_told(secure: SecureBroker, way: str) -> None:
-    def token(config: str) -> Any:
-        if way == "raises":
-            raise RuntimeError("the vault is closed")
+def without_a_vault(config: str) -> Any:
+    raise RuntimeError("the vault is closed")
 
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        (without_a_vault, "RuntimeError: the vault is closed"),
+        (lambda _: None, "NoneType"),
+        (lambda _: (b"token", time.time() + 60), "bytes and float"),
+        (lambda _: ("token", "tomorrow"), "str and str"),
+        (lambda _: ("token", time.time() - 60), "the token ended"),
+    ],
+    ids=["raises", "nothing", "bytes", "no-time", "ended"],
+)
+async def test_why_a_function_gave_no_token_is_told(
+    secure: SecureBroker, token: Callable[[str], tuple[str, float]], told: str
+) -> None:
+    begin = time.monotonic()
     error = await refused(
         secure,
         "OIDC",
@@ -79,4 +94,34 @@ async def test_why_a_function_gave_no_token_is_told(secure: SecureBroker, way: s
         oauth_cb=token,
     )
     assert isinstance(error, AuthenticationFailed)
-    assert {"raises": "RuntimeError: the vault is closed", "returns": "NoneType"}[way] in str(error)
+    assert told in str(error)
+    assert time.monotonic() - begin < 4, "the client waited for a token"
+
+
+async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secure: SecureBroker) -> None:
+    good = secure.tokens.make_token("ann")
+    asked: list[str | None] = []
+    topic, closed = secure.admin.make_topic(), False
+
+    def token(config: str | None) -> tuple[str, float]:
+        asked.append(config)
+        if closed:
+            return without_a_vault("")
+        return good, time.time() + 300
+
+    settings = KafkaSettings(
+        servers=(secure.server.address("OIDC"),),
+        ssl_ca_location=secure.certificates.authority,
+        sasl_mechanism="OAUTHBEARER",
+        oauth_cb=token,
+    )
+    async with broker.connect(settings) as bus:
+        await bus.topic(topic).publish(b"x")
+        assert len(asked) == 2, "a token for each client"
+        closed = True
+        with pytest.raises(AuthenticationFailed, match="the vault is closed"):
+            async with bus.records(topic, group=f"{topic}-group") as log:
+                await log.next_record(timeout=20)
+        with pytest.raises(AuthenticationFailed, match="the vault is closed"):
+            async with GroupConsumer(bus, topic, group=f"{topic}-group") as group:
+                await anext(aiter(group))
