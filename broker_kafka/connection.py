@@ -45,6 +45,7 @@ when some connection comes or goes, and does not heed the call's own time-out me
 
 _REFUSALS: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError.SASL_AUTHENTICATION_FAILED})
 _DOWN: Final = frozenset({KafkaError._ALL_BROKERS_DOWN})
+_REFUSED: Final = "The brokers refuse this client: check its credentials and the security settings"
 _WRONG_LISTENER: Final = (
     "security.protocol",
     "broker listener?",
@@ -173,7 +174,16 @@ class Connection:
         try:
             return await self._open_admin().call(function)
         except (KafkaException, ValueError, TypeError) as error:
-            raise translate(error, what) from error
+            told = translate(error, what)
+            raise (self.unreachable(told.message, error) if isinstance(told, ConnectionFailed) else told) from error
+
+    def unreachable(self, text: str = "", native: Exception | None = None) -> ConnectionFailed:
+        """The error of there being no broker; with the reason, if they are there and refuse us."""
+        text = text or f"No broker at {self.servers} can be reached"
+        refused = self._refused
+        if refused is None or not self._down:
+            return ConnectionFailed(text, native=native)
+        return ConnectionFailed(f"{text}; {refused.str()}", native=KafkaException(refused), advice=_REFUSED)
 
     async def outcomes(
         self, start: Callable[[AdminClient], Mapping[K, Future[R]]], what: str

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, OffsetOutOfRange
+from broker.errors import BrokerError, Closed, OffsetOutOfRange
 from broker.hooks import PositionReset, logger
 from broker.names import Ephemeral
 from broker.records import Record
@@ -153,7 +153,7 @@ class KafkaRecordSource:
                 left = until - self._loop.time()
                 if left <= 0:
                     if self.connection.down:
-                        raise ConnectionFailed(f"No broker at {self.connection.servers} can be reached")
+                        raise self.connection.unreachable()
                     return []
                 await self._waker.wait(left)
                 if self._closed:

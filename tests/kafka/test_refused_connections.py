@@ -1,18 +1,21 @@
-"""What is said where a secured listener lets nobody in, and where the settings of a client cannot let anybody in."""
+"""What is said where a secured listener lets nobody in, or no more, and of settings that cannot let anybody in."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 import broker
+from broker.bus import Bus
 from broker.errors import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
 from broker_kafka.group import GroupConsumer
 from broker_kafka.settings import KafkaSettings
-from tests.servers.kafka_security import SecureBroker
+from tests.servers.kafka_security import USERS, SecureBroker
 
 pytestmark = pytest.mark.xdist_group("kafka-security")
 
@@ -125,3 +128,34 @@ async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secur
         with pytest.raises(AuthenticationFailed, match="the vault is closed"):
             async with GroupConsumer(bus, topic, group=f"{topic}-group") as group:
                 await anext(aiter(group))
+
+
+async def test_credentials_that_are_taken_back_are_told_until_they_are_there_again(secure: SecureBroker) -> None:
+    settings = KafkaSettings(
+        servers=(secure.server.address("SCRAM_512"),),
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="bob",
+        sasl_password=SecretStr(USERS["bob"]),
+        request_timeout=2.0,
+    )
+
+    async def healthy(bus: Bus, expected: bool) -> str:
+        async with asyncio.timeout(60):
+            while (health := await bus.health()).ok is not expected or (not expected and "SASL" not in health.detail):
+                await asyncio.sleep(0.05)
+        return health.detail
+
+    async with broker.connect(settings) as bus:
+        await asyncio.to_thread(secure.remove_scram_user, "bob")
+        await asyncio.to_thread(secure.server.stop)
+        await asyncio.to_thread(secure.server.start)
+        try:
+            assert "SASL authentication error" in await healthy(bus, False)
+            with pytest.raises(ConnectionFailed, match="SASL authentication error") as caught:
+                await bus.admin.topics()
+            assert "check its credentials" in caught.value.advice
+        finally:
+            await asyncio.to_thread(secure.add_scram_users)
+        await healthy(bus, True)
+        await bus.admin.topics()

@@ -36,6 +36,7 @@ from confluent_kafka.admin import (
     ScramCredentialInfo,
     ScramMechanism,
     UserScramCredentialAlteration,
+    UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
 from cryptography.hazmat.primitives import serialization
@@ -139,7 +140,7 @@ class SecureBroker(Servers):
 
     def start(self) -> Self:
         self.server.start()
-        self._add_scram_users()
+        self.add_scram_users()
         # Else who may do all with the cluster may delete every topic, whosever it is.
         self._add_rule(ResourceType.BROKER, "kafka-cluster", "*")
         self._add_rule(ResourceType.BROKER, "kafka-cluster", "*", AclOperation.DELETE, AclPermissionType.DENY)
@@ -201,7 +202,14 @@ class SecureBroker(Servers):
         same = AclBindingFilter(*what)
         wait_for(lambda: client.describe_acls(same, request_timeout=SECONDS).result(2 * SECONDS))
 
-    def _add_scram_users(self) -> None:
+    def remove_scram_user(self, user: str) -> None:
+        """Take back what a user logs in with over `SCRAM_512`; who is connected stays so."""
+        dropped: list[UserScramCredentialAlteration] = [UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_512)]
+        for future in self.admin.client.alter_user_scram_credentials(dropped, request_timeout=SECONDS).values():
+            future.result(2 * SECONDS)
+
+    def add_scram_users(self) -> None:
+        """Have all users log in with SCRAM, again if need be."""
         # A request may change a user but once, so there is one for each mechanism.
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
             added: list[UserScramCredentialAlteration] = [
