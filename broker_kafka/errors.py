@@ -37,6 +37,7 @@ __all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "n
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _QUOTED: Final = re.compile(r"[\"`]([a-z][a-z._]*)[\"`]")
+_KEYS: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 _DOTTED: Final = re.compile(r"\b[a-z]+(?:\.[a-z]+)+\b")
 
 FENCED: Final = frozenset(
@@ -287,10 +288,12 @@ def configuration_error(
     if named or any(sign in text for sign in ("ssl.", "sasl.", "SSL routines")):
         values = {name: (config or {}).get(name) for name in named if not is_secret_name(name)}
         given = "".join(f"; {name} is {value!r}" for name, value in values.items() if value is not None)
+        locked = any(name in _KEYS for name in named) and not (config or {}).get("ssl.key.password")
         return InvalidSetting(
             f"librdkafka refuses the settings: {text.strip()}{given}",
             native=native,
-            advice="Correct the setting of that name; a file must exist, be readable and hold what it should",
+            advice="Correct the setting of that name; a file must exist, be readable and hold what it should"
+            + (", and a key under a password takes ssl_key_password" if locked else ""),
         )
     return BackendError(f"{what or 'The call'} was refused: {text}", native=native)
 

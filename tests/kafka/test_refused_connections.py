@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from pydantic import SecretStr
 
 import broker
@@ -68,6 +75,24 @@ async def test_a_key_without_its_certificate_is_a_setting(secure: SecureBroker) 
     error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_key_location=known.client_key)
     assert isinstance(error, InvalidSetting)
     assert "no certificate assigned" in str(error)
+
+
+@pytest.mark.parametrize("way", ["location", "pem"])
+async def test_a_locked_key_without_its_password_is_told_of_the_password(
+    secure: SecureBroker, tmp_path: Path, way: str
+) -> None:
+    key: Any = load_pem_private_key(secure.certificates.client_key.read_bytes(), None)
+    locked: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"open"))
+    file = tmp_path / "locked.pem"
+    file.write_bytes(locked)
+    given = {"ssl_key_location": file} if way == "location" else {"ssl_key_pem": locked.decode()}
+    known = secure.certificates
+    error = await refused(
+        secure, "MUTUAL", ssl_ca_location=known.authority, ssl_certificate_location=known.client, **given
+    )
+    assert isinstance(error, InvalidSetting)
+    assert "ssl_key_password" in error.advice
+    assert "PRIVATE KEY" not in str(error)
 
 
 def without_a_vault(config: str) -> Any:
