@@ -181,6 +181,8 @@ _MENDS: Final = {
     KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to one that the brokers have: uniform or range",
     KafkaError.FENCED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; of two with one, the "
     "later goes on",
+    KafkaError.INVALID_RECORD: "A compacted topic takes no message without a key, and Kafka refuses all of the batch "
+    "that has one; give each a key",
     KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; one that ended "
     "without leaving keeps it until its session is over",
 }

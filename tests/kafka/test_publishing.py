@@ -73,6 +73,18 @@ async def test_receipt_has_partition_offset_and_time(bus: Bus, kafka: KafkaServe
             assert message.timestamp()[1] == receipt.timestamp
 
 
+async def test_a_compacted_topic_that_wants_keys_is_told(bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(config={"cleanup.policy": "compact"})
+    with pytest.raises(InvalidMessage) as single:
+        await bus.topic(topic).publish(b"x")
+    with pytest.raises(broker.PublishError) as several:
+        await bus.topic(topic).publish_batch([OutboundMessage(b"1", key=b"a"), OutboundMessage(b"2")])
+    for error in (single.value, several.value.outcomes[1]):
+        assert isinstance(error, InvalidMessage)
+        assert "no message without a key" in error.advice
+    assert (await bus.log.bounds(topic))[0].next == 0
+
+
 async def test_receipt_tells_the_time_that_is_kept(bus: Bus, make_topic: MakeTopic) -> None:
     long_ago = datetime.now(UTC).replace(microsecond=5000) - timedelta(hours=1)
     mine, theirs = make_topic(), make_topic(config={"message.timestamp.type": "LogAppendTime"})
