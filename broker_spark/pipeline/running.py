@@ -318,7 +318,11 @@ def run(
     """
     under_way = Run(pipeline, on_batch)
     with _signals(under_way):
-        return under_way.execute(spark)
+        if spark is None:
+            spark = session(pipeline.name, master=pipeline.master, config=pipeline.config)
+        # Again, since a session that was made now brought PySpark's own handler of SIGINT, which cancels all jobs.
+        with _signals(under_way):
+            return under_way.execute(spark)
 
 
 def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | None = None) -> DataFrame:

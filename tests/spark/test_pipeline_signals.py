@@ -1,0 +1,44 @@
+"""What interrupts a pipeline: Ctrl-C to a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from broker.blocking import connect
+from tests.servers import nats
+from tests.spark.conftest import SETTINGS
+from tests.spark.support import numbered, publish
+
+PROGRAM = """
+import os, signal, sys
+from broker_spark.pipeline import CallSink, Pipeline, Source, run
+
+url, topic, directory, settings = sys.argv[1:]
+
+def interrupted(frame, batch):
+    os.kill(os.getpid(), signal.SIGINT)
+    assert frame.count() == 5
+
+print(run(Pipeline(
+    name="interrupted", url=url, sources={"numbers": Source(topic)}, sinks={"rows": CallSink(interrupted)},
+    checkpoint=directory, master="local[2]", config=__import__("json").loads(settings),
+)))
+"""
+"""A program whose session is made by the run, and a batch that Ctrl-C comes in the middle of."""
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_the_batch_of_a_program_end(tmp_path: Path) -> None:
+    url, topic = nats.shared_server().url, f"spark.{uuid.uuid4().hex[:12]}"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic)
+        publish(bus, topic, numbered(5))
+    command = [sys.executable, "-c", PROGRAM, url, topic, str(tmp_path / "checkpoint"), json.dumps(SETTINGS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
