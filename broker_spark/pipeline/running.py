@@ -211,7 +211,10 @@ class Run:
             self._written[batch] = self._write(frame, batch)
         except BaseException as error:
             self._failure = error
-            raise
+            if isinstance(error, Exception):
+                raise
+            # Py4J gives Spark no answer to these, which would wait for one for ever.
+            raise RuntimeError(f"The batch ended with {error!r}") from error
         finally:
             self._running = False
 

@@ -1,4 +1,4 @@
-"""What interrupts a pipeline: Ctrl-C to a program."""
+"""What interrupts a pipeline from within and without: Ctrl-C to a program, and functions that end it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
-from broker.blocking import connect
+from broker.blocking import Bus, connect
+from broker_spark.pipeline import CallSink, Pipeline, Source, run
+from broker_spark.pipeline.inspecting import status
 from tests.servers import nats
-from tests.spark.conftest import SETTINGS
+from tests.spark.conftest import SETTINGS, MakeTopic
 from tests.spark.support import numbered, publish
 
 PROGRAM = """
@@ -42,3 +45,28 @@ def test_ctrl_c_lets_the_batch_of_a_program_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, url, topic, str(tmp_path / "checkpoint"), json.dumps(SETTINGS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+@pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()])
+def test_a_function_that_ends_the_program_ends_the_run(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, ends: BaseException
+) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(3))
+
+    def exits(frame: DataFrame, batch: int) -> None:
+        raise ends
+
+    pipeline = Pipeline(
+        name="ending",
+        url=url,
+        sources={"numbers": Source(topic)},
+        sinks={"rows": CallSink(exits)},
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+    with pytest.raises(type(ends)):
+        run(pipeline, spark=spark)
+    assert status(pipeline).committed is None
