@@ -191,9 +191,13 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
     if not found:
         _refuse(where, type, "has no field")
     fields: list[Field] = []
+    models: Mapping[str, Any] = getattr(type, "model_fields", {})
     for name, encoded, value, factory in found:
         place = f"{where}.{name}"
-        node, nullable = _node(hints[name], place, (*above, type))
+        # What `= Field(max_digits=...)` says is not in the hint.
+        notes = models[name].metadata if name in models else ()
+        hint: Any = Annotated[(hints[name], *notes)] if notes else hints[name]
+        node, nullable = _node(hint, place, (*above, type))
         default = _default(value, factory, place, hints[name])
         fields.append(Field(name, encoded, node, not nullable and default is None, default))
     return Structure(tuple(fields))

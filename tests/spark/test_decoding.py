@@ -227,6 +227,20 @@ class Tagged(msgspec.Struct, tag=True):
     number: int
 
 
+class Digits(pydantic.BaseModel):
+    price: Decimal = pydantic.Field(max_digits=6, decimal_places=2)
+    discount: Decimal | None = pydantic.Field(None, max_digits=4, decimal_places=1)
+
+
+def test_digits_of_a_field_that_is_not_annotated_count_too(spark: SparkSession) -> None:
+    types = {each.name: each.dataType for each in payload_schema(Digits)}
+    assert types == {"price": DecimalType(6, 2), "discount": DecimalType(4, 1)}
+    frame = spark.createDataFrame([('{"price": 1234.5}',), ('{"price": 12345.6}',)], "value string")
+    decoded = decode(frame, Digits)
+    assert decoded.rows.select("payload.*").collect() == [(Decimal("1234.50"), None)]
+    assert [row.reason for row in decoded.dead.collect()] == ["price is 12345.6, and decimal(6,2) is due"]
+
+
 class Strict(pydantic.BaseModel, extra="forbid"):
     number: int
 
