@@ -66,7 +66,8 @@ def parse_position(name: str, text: str, default: Bound) -> Position:
         raise ConfigurationError(f"Option {name} is {shown(text)}", advice=_TAKES) from None
     if time.tzinfo is None:
         raise ConfigurationError(
-            f"Option {name} is {text!r}, which has no timezone", advice=f"Write it as {text}+00:00, if it is UTC"
+            f"Option {name} is {text!r}, which has no timezone",
+            advice=f"Write it as {time.isoformat()}+00:00, if it is UTC",
         )
     return Position(time)
 
