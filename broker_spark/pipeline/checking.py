@@ -11,6 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
 from broker_spark.connections import bus_of
@@ -82,7 +83,10 @@ def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
     if not sink.where:
         return rows
     with planned(f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"):
-        return rows.where(sink.where)
+        chosen = rows.where(sink.where)
+        # A batch counts them before it writes them, and Spark filters by more than it counts by.
+        rows.agg(F.count_if(F.expr(sink.where)))
+        return chosen
 
 
 def _check_columns(rows: DataFrame) -> None:

@@ -184,6 +184,16 @@ def _complete(dead: DataFrame, topic: str) -> DataFrame:
 
 
 def _transformed(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
+    found = _found(pipeline, frames)
+    if any(frame.isStreaming for frame in frames.values()) and not found.isStreaming:
+        raise ConfigurationError(
+            f"{'transform' if pipeline.sql is None else 'sql'} gave a DataFrame that is of none of the sources",
+            advice=f"Make it of {', '.join(frames)}",
+        )
+    return found
+
+
+def _found(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
     first = next(iter(frames.values()))
     offered = ", ".join(f"{name} ({_columns(frame)})" for name, frame in frames.items())
     if pipeline.sql is not None:

@@ -50,6 +50,10 @@ def ordered(numbers: DataFrame) -> DataFrame:
     return numbers.orderBy("key")
 
 
+def elsewhere(numbers: DataFrame) -> DataFrame:
+    return numbers.sparkSession.range(3)
+
+
 def misspelt(numbers: DataFrame) -> DataFrame:
     return numbers.select("nmber")
 
@@ -72,6 +76,27 @@ def test_what_spark_cannot_plan_is_told_in_a_sentence(
     assert str(caught.value).endswith("on numbers (number, colour)" if "sql" in part else "numbers (number, colour)")
     assert "\n" not in str(caught.value), "there is no plan in it"
     assert "QueryContextLogger" not in capfd.readouterr().err, "PySpark does not tell it too, with its stack"
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"transform": elsewhere}, "transform gave a DataFrame that is of none of the sources. Make it of numbers"),
+        ({"sql": "select 1"}, "sql gave a DataFrame that is of none of the sources. Make it of numbers"),
+    ],
+)
+def test_rows_that_are_of_no_source_are_told(spark: SparkSession, make: Make, part: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        run(make(**part), spark=spark)
+    assert str(caught.value) == told
+
+
+def test_a_condition_by_which_rows_cannot_be_counted_is_told(spark: SparkSession, make: Make) -> None:
+    sink = CallSink(print, where="rand() > 0.5")
+    with pytest.raises(
+        ConfigurationError, match=r"^sinks\.out: where is 'rand\(\) > 0\.5': \[AGGREGATE_FUNCTION_WITH_NON"
+    ):
+        check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
 
 
 def test_a_table_that_can_be_none_is_told_by_its_name(spark: SparkSession, make: Make) -> None:
