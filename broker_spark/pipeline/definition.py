@@ -324,6 +324,11 @@ class Pipeline:
         topic, url = topic_name(letters.topic), find_url(letters.url or self.url)
         for name, source in self.sources.items():
             options = self.parsed_options(name)
+            if source.decode is not None and "topic" not in options.columns and len(options.topics) != 1:
+                raise ConfigurationError(
+                    f"sources.{name}: Option columns leaves out topic, and a dead letter tells of which topic it is",
+                    advice="Add topic to the columns, or read one topic, or send the letters to files",
+                )
             if source.decode is None or options.url != url:
                 continue
             if topic in options.topics if options.pattern is None else re.fullmatch(options.pattern, topic):

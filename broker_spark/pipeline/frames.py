@@ -84,7 +84,7 @@ def _frames(
             with part_of(f"sources.{name}"):
                 halves = decoded(sources[name], name, source.decode)
             frames[name] = halves.rows
-            dead.append(_complete(halves.dead, source.topic))
+            dead.append(_complete(halves.dead, pipeline.parsed_options(name).topics))
     return Frames(_transformed(pipeline, frames), reduce(DataFrame.unionByName, dead) if dead else None)
 
 
@@ -171,12 +171,12 @@ def as_letters(dead: DataFrame, pipeline: str) -> DataFrame:
 _DEAD_SCHEMA: Final = StructType([*spark_schema(COLUMNS), StructField(REASON, StringType())])
 
 
-def _complete(dead: DataFrame, topic: str) -> DataFrame:
+def _complete(dead: DataFrame, topics: Sequence[str]) -> DataFrame:
     """With every column of a source, also of those that option `columns` left out.
 
-    :param topic: those that the source names; a redrive has to know where a letter came from.
+    :param topics: those that the source names; a redrive has to know where a letter came from.
     """
-    only = topic.strip() if topic and "," not in topic else None
+    only = str(topics[0]) if len(topics) == 1 else None
     missing = {each: F.lit(only if each == "topic" else None) for each in COLUMNS if each not in dead.columns}
     return dead.select(
         *(missing.get(each.name, F.col(each.name)).cast(each.dataType).alias(each.name) for each in _DEAD_SCHEMA)

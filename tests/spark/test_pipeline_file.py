@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -203,6 +204,11 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
     assert told.replace("MODULE", module) in str(caught.value)
 
 
+@dataclass
+class Undecoded:
+    number: int
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -220,6 +226,13 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
         ({"dead_letters": TopicSink("dead", key="id")}, "dead_letters.key is 'id'. It takes nothing: a letter has the"),
         ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
         ({"sources": {"a": Source("orders"), "b": Source("orders")}}, "There are 2 sources, and no transform"),
+        (
+            {
+                "sources": {"a": Source("orders,refunds", Undecoded, options={"columns": "value"})},
+                "dead_letters": TopicSink("dead"),
+            },
+            "sources.a: Option columns leaves out topic, and a dead letter tells of which topic it is",
+        ),
     ],
 )
 def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str) -> None:

@@ -13,7 +13,7 @@ from broker.blocking import Bus
 from broker.cli import main
 from broker.outbound import OutboundMessage
 from broker_spark.pipeline import Source, TopicSink, run
-from broker_spark.pipeline.frames import as_letters
+from broker_spark.pipeline.frames import as_letters, frames_of
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 
@@ -31,6 +31,15 @@ def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> N
     letters = as_letters(spark.createDataFrame(rows, schema), "shop").collect()
     told = {letter.attributes["dead-letter-reason"] for letter in letters}
     assert told == {"ä" * 256, f"{'ä' * 255}…"}
+
+
+@pytest.mark.parametrize(("topic", "told"), [("orders", "orders"), ("native:orders", "orders"), ("one,two", None)])
+def test_a_dead_row_tells_the_topic_of_a_source_with_one(spark: SparkSession, topic: str, told: str | None) -> None:
+    source = Source(topic, Order, options={"columns": "value"})
+    pipeline = make("kafka://127.0.0.1:9092", topic, Path("/nowhere"), transform=None, sources={"orders": source})
+    found = frames_of(pipeline, {"orders": spark.createDataFrame([(b"?",)], "value binary")})
+    assert found.dead is not None
+    assert [row.topic for row in found.dead.collect()] == [told]
 
 
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
