@@ -121,19 +121,14 @@ class Run:
             self._abort.set()
         self._stop.set()
 
-    def execute(self, spark: SparkSession | None = None) -> int:
+    def execute(self, spark: SparkSession) -> int:
         """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
 
-        :param spark: None is the active session, or a new one.
+        :param spark: a session that has `format("broker")`.
         :raises ConfigurationError, Unsupported: a part cannot be used as it is.
         :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
         """
         pipeline = self._pipeline
-        spark = (
-            register(spark)
-            if spark is not None
-            else session(pipeline.name, master=pipeline.master, config=pipeline.config)
-        )
         identities = Identities(spark, pipeline.checkpoint)
         frame = stream(pipeline, spark, identities)
         writer = frame.writeStream.foreachBatch(self._batch).queryName(pipeline.name)
@@ -323,6 +318,8 @@ def run(
     with _signals(under_way):
         if spark is None:
             spark = session(pipeline.name, master=pipeline.master, config=pipeline.config)
+        else:
+            register(spark)
         # Again, since a session that was made now brought PySpark's own handler of SIGINT, which cancels all jobs.
         with _signals(under_way):
             return under_way.execute(spark)

@@ -13,7 +13,7 @@ async def test_what_a_fetch_left_behind_is_waited_for() -> None:
     loop = asyncio.get_running_loop()
     under_way, go = UnderWay(), asyncio.Event()
     with under_way.claim():
-        under_way.interrupted.set()
+        under_way.interrupt()
         assert await under_way.unless_interrupted(go.wait()) is None
     begun = loop.time()
     await under_way.over(begun + SOON)
