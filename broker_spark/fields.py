@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Union, cast, get_ar
 from uuid import UUID
 
 import msgspec
+import pyarrow
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -199,6 +201,9 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
         hint: Any = Annotated[(hints[name], *notes)] if notes else hints[name]
         node, nullable = _node(hint, place, (*above, type))
         default = _default(value, factory, place, hints[name])
+        if default is not None and not _holds(node, default):
+            column = f"a column of {node.type.simpleString()}"
+            _refuse(place, hints[name], f"has the default {default!r}, which {column} cannot hold")
         fields.append(Field(name, encoded, node, not nullable and default is None, default))
     return Structure(tuple(fields))
 
@@ -269,6 +274,27 @@ def _plain(value: Any, where: str, hint: Any) -> Any:
         return msgspec.to_builtins(value, builtin_types=(bytes, datetime, date, Decimal))
     except TypeError:
         _refuse(where, hint, f"has the default {value!r}, which cannot be written as a constant")
+
+
+def _holds(node: Node, value: Any) -> bool:
+    """Whether a column can hold a builtin."""
+    parts: list[tuple[Node, Any]]
+    try:
+        match node:
+            case Structure(fields):
+                parts = [(each.node, value.get(each.encoded)) for each in fields]
+            case Listed(element):
+                parts = [(element, each) for each in value]
+                if isinstance(value, str):
+                    return False
+            case Mapped(every):
+                parts = [(every, each) for each in value.values()]
+            case Leaf(type):
+                pyarrow.scalar(value, to_arrow_type(type))
+                parts = []
+    except (pyarrow.ArrowException, OverflowError, TypeError, AttributeError):
+        return False
+    return all(each is None or _holds(inner, each) for inner, each in parts)
 
 
 def _node(hint: Any, where: str, above: tuple[Any, ...]) -> tuple[Node, bool]:
