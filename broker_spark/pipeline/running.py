@@ -10,11 +10,9 @@ same rows and number; sinks take it for the one of before where they can. A cras
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -33,6 +31,7 @@ from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink,
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.signals import stopped_by_signals
 from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
@@ -121,13 +120,17 @@ class Run:
             self._abort.set()
         self._stop.set()
 
-    def execute(self, spark: SparkSession) -> int:
+    def execute(self, spark: SparkSession | None = None) -> int:
         """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
 
-        :param spark: a session that has `format("broker")`.
+        :param spark: None is the active session, or a new one.
         :raises ConfigurationError, Unsupported: a part cannot be used as it is.
         :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
         """
+        return self.carry_out(_session_of(self._pipeline, spark))
+
+    def carry_out(self, spark: SparkSession) -> int:
+        """The same in a session that has `format("broker")`."""
         pipeline = self._pipeline
         identities = Identities(spark, pipeline.checkpoint)
         frame = stream(pipeline, spark, identities)
@@ -315,14 +318,11 @@ def run(
     :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
     """
     under_way = Run(pipeline, on_batch)
-    with _signals(under_way):
-        if spark is None:
-            spark = session(pipeline.name, master=pipeline.master, config=pipeline.config)
-        else:
-            register(spark)
+    with stopped_by_signals(under_way.stop):
+        ours = _session_of(pipeline, spark)
         # Again, since a session that was made now brought PySpark's own handler of SIGINT, which cancels all jobs.
-        with _signals(under_way):
-            return under_way.execute(spark)
+        with stopped_by_signals(under_way.stop):
+            return under_way.carry_out(ours)
 
 
 def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | None = None) -> DataFrame:
@@ -357,22 +357,10 @@ def _end(spark: SparkSession, query: StreamingQuery) -> None:
         stopping.result()
 
 
-@contextmanager
-def _signals(under_way: Run) -> Generator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        del number, frame
-        under_way.stop()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _session_of(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
+    if spark is not None:
+        return register(spark)
+    return session(pipeline.name, master=pipeline.master, config=pipeline.config)
 
 
 def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:

@@ -327,6 +327,8 @@ async def test_clients_are_used_again_and_given_back_by_those_who_leave(
         await asyncio.sleep(0.01)
     assert values(await read_all(reader, topic)) == numbered(100)
     await reader.close()
+    # It tells that its client is closed, and then ends.
+    await asyncio.to_thread(thread._thread.join, 10)
     assert not thread._thread.is_alive()
     with pytest.raises(Closed):
         await anext(aiter(reader.read(topic, 0, 0, 1, 5)))
