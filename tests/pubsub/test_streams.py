@@ -106,6 +106,8 @@ async def test_what_was_on_its_way_at_close_is_given_back(
             (message,) = await take(inbox, 1, PATIENCE)
             assert message.data == b"on its way"
             await message.ack()
+        # Else its client connects again while the proxy ends.
+        await behind.close()
 
 
 class Ending(grpc.GenericRpcHandler):
