@@ -19,7 +19,7 @@ from tests.spark.conftest import SETTINGS, MakeTopic
 from tests.spark.support import numbered, publish
 
 PROGRAM = """
-import os, signal, sys
+import json, os, signal, sys
 from broker_spark.pipeline import CallSink, Pipeline, Source, run
 
 url, topic, directory, settings = sys.argv[1:]
@@ -30,7 +30,7 @@ def interrupted(frame, batch):
 
 print(run(Pipeline(
     name="interrupted", url=url, sources={"numbers": Source(topic)}, sinks={"rows": CallSink(interrupted)},
-    checkpoint=directory, master="local[2]", config=__import__("json").loads(settings),
+    checkpoint=directory, master="local[2]", config=json.loads(settings),
 )))
 """
 """A program whose session is made by the run, and a batch that Ctrl-C comes in the middle of."""
