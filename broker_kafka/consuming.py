@@ -3,12 +3,11 @@
 *Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
 and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
 look-ups are commands, served between polls and within callbacks. For a moment after a record or a command the thread
-waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then it waits in the
-client, which costs next to nothing. The host is called on the loop. *Flow.* At most `in_flight` batches are on their
-way; then the thread stops taking, and polls for one record now and then, which is what serves rebalances and keeps
-`max.poll.interval.ms` whatever handlers do. After `_LONG_STALL` seconds the partitions are paused as well, which frees
-librdkafka's prefetch queue. *Rebalances* wait in their callback until the host has dealt with them, at most
-`revoke_seconds`. *Failure.* A callback never raises; errors go to `host.failed`.
+waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then, and for the
+answer to a commit, it waits in the client. The host is called on the loop. *Flow.* At most `in_flight` batches are on
+their way; then it polls for one record now and then, which serves rebalances and keeps `max.poll.interval.ms`. After
+`_LONG_STALL` seconds partitions are paused as well, which frees librdkafka's prefetch queue. *Rebalances* wait in their
+callback until the host has dealt with them, `revoke_seconds` at most. *Failure.* Errors go to `host.failed`.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ __all__ = ["IN_FLIGHT", "LARGEST_BATCH", "ConsumerHost", "ConsumerThread"]
 LARGEST_BATCH: Final = 5000
 IN_FLIGHT: Final = 2
 _IDLE_POLL: Final = 0.1
+_COMMIT_POLL: Final = 0.001  # tells of the answer at once, and a command waits as long
 _LEAST_WAIT: Final = 0.0002
 _GROWTH: Final = 1.25
 _BUSY_WAIT: Final = 0.002
@@ -233,10 +233,10 @@ class ConsumerThread(OwnerThread[Consumer]):
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
-                if monotonic() < self._busy_until:
+                if not self._commits and monotonic() < self._busy_until:
                     self._serve(client, self._next_wait())
                     return
-                if (message := client.poll(_BUSY_WAIT if self._commits else _IDLE_POLL)) is None:
+                if (message := client.poll(_COMMIT_POLL if self._commits else _IDLE_POLL)) is None:
                     return
                 self._single.append(message)
             # Callbacks of this call may take partitions away, and drop what is single.
