@@ -25,6 +25,10 @@ __all__ = ["measure_queue"]
 _COUNTS: Final = {1: 200, 10: 2_000, 100: 20_000, 500: 60_000}
 """How many messages a run has, by how many are taken together."""
 _MOST: Final = max(_COUNTS)
+_AHEAD: Final = {1: 10_000, 10: 20_000, 100: 40_000}
+"""The same where the consumer starts as many at once as it does unless it is told, whatever is taken of them."""
+_OUTSTANDING: Final = 1000
+"""What a consumer may hold by default."""
 _SHARED: Final = 20_000
 _BESIDE: Final = {"queue=offsets": "offsets", "queue=share": "share"}
 _DELAY: Final = 2.0
@@ -41,13 +45,16 @@ async def measure_queue(scale: float, rounds: int) -> Section:
         "is confluent-kafka alone: consume, all STARTs, wait, one commit, all ENDs on one thread. It writes a record "
         "for each marker and tracks none; ours puts many in one, and tracks them in its process unless that is done "
         "elsewhere (`queue_tracker=false`; here nobody does meanwhile). `queue=share` waits "
-        f"for the brokers' answers to its acks. Lateness is what a message that was nacked with a delay of {_DELAY:g} "
-        "s takes beyond that.",
+        "for the brokers' answers to its acks. A consumer starts what it may hold, `max_outstanding`, and hands over "
+        "what it is asked for. Here that is twice what is taken, so that a START is of no more; `started ahead` means "
+        f"{_OUTSTANDING}, the default. Lateness is what one nacked with a delay of {_DELAY:g} s takes beyond that.",
     )
     async with open_kafka() as stage:
         by_size: dict[int, Series] = {}
         for most, full in _COUNTS.items():
             by_size[most] = await _by(section, stage, most, max(2 * most, int(full * scale)), rounds)
+        for most, full in _AHEAD.items():
+            await _ahead(section, stage, most, max(2 * most, int(full * scale)), rounds)
         section.findings.append(
             Finding(
                 f"queue=markers: taken by {_MOST} / taken one by one",
@@ -95,6 +102,18 @@ async def _by(section: Section, stage: KafkaStage, most: int, count: int, rounds
     return series["ours"]
 
 
+async def _ahead(section: Section, stage: KafkaStage, most: int, count: int, rounds: int) -> None:
+    topic = stage.filled(count, headers=False)
+    variants = {
+        "ours": _ours(stage, "markers", topic, count, most, ahead=True),
+        "bare loop": _bare(stage, topic, count, most),
+    }
+    series = await alternate(variants, count=count, rounds=rounds)
+    section.runs[f"queue=markers, started ahead, by {most}"] = series["ours"]
+    what = f"queue=markers, started ahead / bare protocol loop, by {most}"
+    section.findings.append(Finding(what, series["ours"].times_rate_of(series["bare loop"]), "x", at_least=0.6))
+
+
 async def _beside(section: Section, stage: KafkaStage, count: int, rounds: int) -> None:
     topic = stage.filled(count, headers=False)
     variants = {name: _ours(stage, queue, topic, count, _MOST) for name, queue in _BESIDE.items()}
@@ -110,18 +129,21 @@ async def _beside(section: Section, stage: KafkaStage, count: int, rounds: int) 
 
 
 @asynccontextmanager
-async def _inbox(stage: KafkaStage, queue: str, topic: str, most: int) -> AsyncGenerator[broker.MessageConsumer]:
+async def _inbox(stage: KafkaStage, queue: str, topic: str, outstanding: int) -> AsyncGenerator[broker.MessageConsumer]:
+    name = stage.name(queue.partition("&")[0])
     async with (
         broker.connect(f"{stage.url}?queue={queue}") as bus,
-        bus.messages(topic, subscription=stage.name(queue.partition("&")[0]), max_outstanding=2 * most) as inbox,
+        bus.messages(topic, subscription=name, max_outstanding=outstanding) as inbox,
     ):
         yield inbox
 
 
-def _ours(stage: KafkaStage, queue: str, topic: str, count: int, most: int) -> Variant:
+def _ours(stage: KafkaStage, queue: str, topic: str, count: int, most: int, *, ahead: bool = False) -> Variant:
+    """:param ahead: whether more is started than is taken, as by default."""
+
     @asynccontextmanager
     async def variant() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        async with _inbox(stage, queue, topic, most) as inbox:
+        async with _inbox(stage, queue, topic, _OUTSTANDING if ahead else 2 * most) as inbox:
             first = await inbox.next_batch(most)
             left = count - len(first)
 
@@ -196,7 +218,7 @@ async def _redelivered(stage: KafkaStage, count: int) -> list[float]:
     """Nack each message once with a delay; seconds by which each came later than asked for."""
     topic = stage.filled(count, headers=False, body=lambda number: b"%d" % number)
     most = min(count, _MOST)
-    async with _inbox(stage, "markers", topic, count) as inbox:
+    async with _inbox(stage, "markers", topic, 2 * count) as inbox:
         nacked: dict[bytes | None, float] = {}
         while len(nacked) < count:
             batch = await inbox.next_batch(most)
