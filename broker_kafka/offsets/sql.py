@@ -35,10 +35,11 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    inspect,
     or_,
     true,
 )
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from broker.checks import refused
 from broker.errors import BrokerError, Closed, ConfigurationError, SettleError
@@ -109,11 +110,23 @@ class SqlOffsetStore:
     async def create_table(self) -> None:
         """Create the table if it is missing.
 
+        :raises ConfigurationError: there is one of that name which is no table of offsets.
         :raises SettleError: the database refuses it.
         """
-        error = await self._in_transaction(lambda tx: self._table.metadata.create_all(tx, checkfirst=True))
-        if isinstance(error, SettleError):
-            raise error
+
+        def run(tx: Connection) -> set[str]:
+            self._table.metadata.create_all(tx, checkfirst=True)
+            there = inspect(tx).get_columns(self._table.name, self._table.schema)
+            return {column.name for column in self._table.c}.difference(column["name"] for column in there)
+
+        missing = await self._in_transaction(run)
+        if isinstance(missing, SettleError):
+            raise missing
+        if missing:
+            raise ConfigurationError(
+                f"Table {self._table.fullname!r} is there and has no column {', '.join(sorted(missing))}",
+                advice="Give the store the name of another table, or drop this one",
+            )
 
     def save(
         self,
@@ -315,11 +328,18 @@ def _failed(error: Exception) -> SettleError:
     retriable = isinstance(error, (OperationalError, OSError)) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
+    cannot_work = isinstance(error, ProgrammingError)
     if isinstance(error, OperationalError) and getattr(error.orig, "sqlite_errorcode", None) == _SQLITE_ERROR:
-        retriable = False
+        retriable, cannot_work = False, True
+    if cannot_work:
+        advice = "Create the table with `await store.create_table()` if it is missing, and see `native`"
+    elif retriable:
+        advice = "Try again when the database can be reached and is not locked, and see `native`"
+    else:
+        advice = "See `native`"
     return SettleError(
         f"The database did not take the offsets: {' '.join(reason.split())}",
         native=error,
-        retriable=retriable and not isinstance(error, IntegrityError),
-        advice="Create the table with `await store.create_table()` if it is missing, and see `native`",
+        retriable=retriable,
+        advice=advice,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from broker.errors import ConfigurationError, SettleError
@@ -194,3 +194,30 @@ def test_what_is_no_name_of_a_table_is_refused(names: dict[str, Any], says: str)
 def test_an_engine_is_needed():
     with pytest.raises(ConfigurationError, match="str"):
         SqlOffsetStore("sqlite://")  # type: ignore[arg-type]
+
+
+async def test_a_table_of_something_else_is_not_taken_for_one_of_offsets(tmp_path: Path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}")
+    with engine.begin() as tx:
+        tx.execute(text("CREATE TABLE anybroker_offsets (topic TEXT, next_offset INTEGER)"))
+    with pytest.raises(ConfigurationError, match=r"'anybroker_offsets' is there and has no column changed_at, gen"):
+        await SqlOffsetStore(engine).create_table()
+    await SqlOffsetStore(engine, table="positions").create_table()
+    engine.dispose()
+
+
+async def test_a_database_that_is_locked_is_not_told_to_lack_the_table(tmp_path: Path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'offsets.db'}", connect_args={"timeout": 0.01})
+    store = SqlOffsetStore(engine)
+    await store.create_table()
+    owner, place = GroupMember("audit", 1, "a"), TopicPartition("orders", 0)
+    with engine.connect() as other:
+        other.exec_driver_sql("BEGIN IMMEDIATE")
+        error = (await store.commit(owner, {place: StoredOffset(1)}))[place]
+        other.rollback()
+    assert isinstance(error, SettleError)
+    assert error.retriable
+    assert "locked" in str(error)
+    assert "create_table" not in str(error)
+    assert (await store.commit(owner, {place: StoredOffset(1)}))[place] is None
+    engine.dispose()
