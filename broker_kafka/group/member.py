@@ -47,6 +47,8 @@ __all__ = ["Member"]
 
 _GENERATIONS: Final = count(1)
 """Of all members of this process, so that a stash knows which of two assignments is the later one."""
+_PATIENCE: Final = 30.0
+"""Seconds after which it is told that partitions wait for `on_assigned`; then after twice as long, and so on."""
 
 
 class Member:
@@ -194,8 +196,11 @@ class Member:
 
     async def _open(self, new: list[Held], event: Rebalance) -> None:
         call = self._tell(self._options.on_assigned, event)
-        if call is not None:
-            await asyncio.wait((call,))
+        patience = _PATIENCE
+        while call is not None and not (await asyncio.wait((call,), timeout=patience))[0]:
+            # It may fetch the state of partitions, which takes as long as it takes.
+            patience *= 2
+            self.warn(f"on_assigned is not over yet, and {list(event.assigned)} wait for it to be read")
         opened = [held for held in new if not (held.revoking or held.gone)]
         self._intake.open(opened)
         for held in opened:

@@ -12,9 +12,9 @@ import pytest
 from broker.bus import connect
 from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
 from broker.spi import TopicPartition
-from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance
+from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance, member
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of
+from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
@@ -219,6 +219,27 @@ async def test_on_assigned_is_over_before_the_first_record(
                 break
     assert order[0] == "loaded"
     assert order.count("loaded") == 1
+
+
+async def test_what_waits_for_on_assigned_is_told(
+    kafka: KafkaServer,
+    topic: str,
+    group: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(member, "_PATIENCE", 0.1)
+    await fill(kafka, topic, 1, 5)
+    go_on = asyncio.Event()
+
+    async def hang(event: Rebalance) -> None:
+        await go_on.wait()
+
+    async with opened(kafka, topic, group, on_assigned=hang) as consumer:
+        await eventually(lambda: "on_assigned is not over yet" in caplog.text)
+        assert topic in caplog.text
+        go_on.set()
+        assert len(await take(consumer, 5)) == 5
 
 
 async def test_a_callback_that_fails_keeps_nothing_from_its_next_owner(
