@@ -1,4 +1,4 @@
-"""What Spark was told before its session is made: by spark-submit, in the environment or in a file. Blocking."""
+"""What Spark was told: by spark-submit, in the environment or in a file, before its session is made; and in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+from pyspark.sql import SparkSession
 
-__all__ = ["configured"]
+__all__ = ["configured", "is_exact"]
 
 
 def configured() -> dict[str, str]:
@@ -37,3 +38,8 @@ def configured() -> dict[str, str]:
         return said
     found = re.findall(r"^[ \t]*(spark\.[^\s=:]+)(?:[ \t]*[=:][ \t]*|[ \t]+)(\S+)", text, re.MULTILINE)
     return {**dict(found), **said}
+
+
+def is_exact(spark: SparkSession) -> bool:
+    """Whether `a` and `A` are two names in this session."""
+    return spark.conf.get("spark.sql.caseSensitive", "false") == "true"

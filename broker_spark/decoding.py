@@ -32,7 +32,8 @@ from pyspark.sql.types import (
 )
 
 from broker.errors import ConfigurationError
-from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure, structure_of
+from broker_spark.configured import is_exact
+from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure, same_but_for_case, structure_of
 
 __all__ = ["PAYLOAD", "REASON", "Decoded", "decode", "judge", "payload_schema"]
 
@@ -42,6 +43,7 @@ REASON: Final = "reason"
 _READ: Final = "__read"
 _LONG: Final = "__long"
 _MADE: Final = "__made"
+_OURS: Final = (PAYLOAD, REASON, _READ, _LONG, _MADE)
 _CORRUPT: Final = "corrupt"
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
@@ -114,8 +116,14 @@ def judge(frame: DataFrame, type: Any) -> DataFrame:
 def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column]:
     """The rows with a reason, which is null where they decode, and what the payload then is."""
     structure = structure_of(type)
-    for name in (PAYLOAD, REASON):
-        if name in frame.columns and name != column:
+    exact = is_exact(frame.sparkSession)
+    if not exact and (same := same_but_for_case(structure)):
+        raise ConfigurationError(
+            f"Fields {' and '.join(map(repr, same))} of {type.__name__} are one to Spark",
+            advice="Rename one of them, or set spark.sql.caseSensitive to true",
+        )
+    for name in frame.columns:
+        if (name if exact else name.lower()) in _OURS and name != column:
             raise ConfigurationError(
                 f"The frame has a column {name!r} already, and decode makes one", advice="Rename it before"
             )

@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from broker.errors import ConfigurationError
 
-__all__ = ["Field", "Leaf", "Listed", "Mapped", "Node", "Structure", "structure_of"]
+__all__ = ["Field", "Leaf", "Listed", "Mapped", "Node", "Structure", "same_but_for_case", "structure_of"]
 
 _TAKES: Final = (
     "str, int, float, bool, bytes, datetime, date, Decimal, UUID, enums and literals of str or int, lists, dicts "
@@ -154,6 +154,23 @@ def structure_of(type: Any) -> Structure:
             advice="Decode with a class of one of them",
         )
     return _whole_structure(type)
+
+
+def same_but_for_case(node: Node) -> tuple[str, str] | None:
+    """Two fields of one structure, at any depth, whose names differ in nothing else; None if there are none."""
+    match node:
+        case Structure(fields):
+            for names in ([each.name for each in fields], [each.encoded for each in fields]):
+                known: dict[str, str] = {}
+                for name in names:
+                    if known.setdefault(name.lower(), name) != name:
+                        return known[name.lower()], name
+            inner = [each.node for each in fields]
+        case Listed(part) | Mapped(part):
+            inner = [part]
+        case Leaf():
+            inner = []
+    return next((found for each in inner if (found := same_but_for_case(each))), None)
 
 
 @cache

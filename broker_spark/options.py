@@ -245,6 +245,7 @@ class SourceOptions:
             wrong("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
         for name, position in (("start", made.start), ("end", made.end)):
             _check_topics(name, position, made)
+        _check_order(made.start, made.end)
         _check_ahead(made)
         return made
 
@@ -278,6 +279,18 @@ def _check_family(found: Mapping[str, str], queue: bool) -> None:
             "Option spool is not given",
             advice="A subscription needs one: a directory of this query that all executors see, beside its checkpoint",
         )
+
+
+def _check_order(start: Position, end: Position) -> None:
+    """:raises ConfigurationError: nothing could lie between them, and a read of nothing looks like an empty topic."""
+    if isinstance(start.default, datetime) and isinstance(end.default, datetime) and start.default > end.default:
+        wrong("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
+    for topic, places in start.offsets.items():
+        ends = end.of(topic)
+        for partition, first in places.items():
+            last = ends.get(partition)
+            if isinstance(first, int) and isinstance(last, int) and first > last:
+                wrong("end", f"{last} for partition {partition}", f"an offset that is not before start, {first}")
 
 
 def _check_ahead(made: SourceOptions) -> None:

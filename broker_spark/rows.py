@@ -71,7 +71,7 @@ def messages_of(
     :raises InvalidMessage: a row is no message that could be published.
     """
     count = batch.num_rows
-    values = {name: _list(name, batch.column(name)) for name in columns}
+    values = {name: _list(name, batch.column(name), first_row) for name in columns}
     nothing: list[Any] = [None] * count
     topics = values.get("topic", nothing)
     attributes = values.get("attributes", nothing)
@@ -108,11 +108,26 @@ def messages_of(
         yield target, message
 
 
-def _list(name: str, column: Any) -> list[Any]:
+def _list(name: str, column: Any, first_row: int) -> list[Any]:
     if name in _BODIES and not pyarrow.types.is_binary(column.type):
         # Text is UTF-8 in Arrow too, so this only looks at it otherwise.
         column = column.cast(pyarrow.binary())
-    return column.to_pylist()
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise InvalidMessage(
+            f"Row {first_row + _first_untold(column)} of this task: column {name} has a time that Python cannot tell",
+            advice="Give times of the years 1 to 9999",
+        ) from error
+
+
+def _first_untold(column: Any) -> int:
+    for row, value in enumerate(column):
+        try:
+            value.as_py()
+        except (ValueError, OverflowError):
+            return row
+    return 0
 
 
 def _topic(name: str | None, row: int) -> str:

@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
+from broker_spark.configured import is_exact
 from broker_spark.connections import bus_of
+from broker_spark.data_source import BrokerDataSource
 from broker_spark.hadoop import find_place
 from broker_spark.options import find_url, topic_name
 from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, part_of
@@ -93,7 +95,7 @@ def _check_columns(rows: DataFrame) -> None:
     for name in rows.columns:
         if name.lower() == BATCH:
             raise ConfigurationError(f"The rows have a column {name!r}, which is the pipeline's", advice="Rename it")
-    _check_twice(rows.columns, exact=_is_exact(rows.sparkSession))
+    _check_twice(rows.columns, exact=is_exact(rows.sparkSession))
 
 
 def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
@@ -104,7 +106,7 @@ def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
 
 
 def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
-    exact = _is_exact(rows.sparkSession)
+    exact = is_exact(rows.sparkSession)
     known = rows.columns if exact else [name.lower() for name in rows.columns]
     for name in partition_by:
         if (name if exact else name.lower()) not in known:
@@ -118,6 +120,8 @@ def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
 
 
 def _check_format(spark: SparkSession, name: str) -> None:
+    if name.lower() == BrokerDataSource.name():
+        raise ConfigurationError(f"format is {name!r}, which has no files", advice="Write to topics with a TopicSink")
     session: Any = spark
     try:
         lookup = session._jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
@@ -127,8 +131,3 @@ def _check_format(spark: SparkSession, name: str) -> None:
             f"format is {name!r}, which Spark does not find",
             advice="It takes parquet, orc, json or what Spark has jars of",
         ) from error
-
-
-def _is_exact(spark: SparkSession) -> bool:
-    """Whether `a` and `A` are two columns."""
-    return spark.conf.get("spark.sql.caseSensitive", "false") == "true"

@@ -271,6 +271,9 @@ class Pipeline:
                 _wrong(what, name, "a letter, then letters, digits, _, . and -, 64 at most")
 
     def _check_sink(self, sink: Any) -> None:
+        where = getattr(sink, "where", None)
+        if where is not None and not isinstance(where, str):
+            _wrong("where", where, "a condition of SQL on the columns, as text")
         match sink:
             case TopicSink():
                 topic_name(sink.topic)
@@ -283,6 +286,8 @@ class Pipeline:
                 _wrong("path", path, "a directory that all executors see")
             case TableSink(table=table) if not table or not isinstance(cast("object", table), str):
                 _wrong("table", table, "a table's name")
+            case FileSink(format=format) | TableSink(format=format) if not isinstance(cast("object", format), str):
+                _wrong("format", format, "parquet, orc, json or what Spark has jars of")
             case CallSink(call=call) if not callable(call):
                 _wrong("call", call, "a function of a DataFrame and a batch's number")
             case FileSink(partition_by=str(columns)) if columns:

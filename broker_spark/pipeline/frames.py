@@ -210,6 +210,8 @@ def _found(pipeline: Pipeline, frames: Mapping[str, DataFrame]) -> DataFrame:
             f"transform gave {type(found).__name__}, and a DataFrame is due",
             advice="Let it return the rows for the sinks",
         )
+    if not found.columns:
+        raise ConfigurationError("transform gave rows without columns", advice="Let it keep those that the sinks need")
     return found
 
 

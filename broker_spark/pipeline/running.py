@@ -10,19 +10,22 @@ same rows and number; sinks take it for the one of before where they can. A cras
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from itertools import count
+from typing import Any, Final, NoReturn, cast
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
-from broker.errors import Unsupported
+from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
@@ -43,12 +46,12 @@ __all__ = ["BatchReport", "Run", "run", "stream"]
 _LOOK_SECONDS: Final = 0.2
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
+_OTHER_SOURCES: Final = re.compile(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]")
 _NOT_UP: Final = "Python worker failed to connect back"
 _INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
 )
 _NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
-_IS_DEAD: Final = "__dead"
 _ADDED: Final = "addBatch"
 """What the durations of a batch have that was run."""
 
@@ -183,10 +186,16 @@ class Run:
                     break
             # What was committed since the last look, too.
             self._report(query)
-        except Exception:
+        except Exception as error:
             with contextlib.suppress(Exception):
                 # A failure is no reason not to tell of the batches before it.
                 self._report(query)
+            if (told := _OTHER_SOURCES.search(str(error))) is not None:
+                raise ConfigurationError(
+                    f"checkpoint is of a pipeline with {told[1]} sources, and this one has {told[2]}",
+                    advice="Begin a new checkpoint, and with it new files and tables, or bring back the sources and "
+                    "the transform that it was made with",
+                ) from error
             if self._failure is not None:
                 # Spark shows it as text at the end of its own.
                 raise self._failure from None
@@ -365,16 +374,18 @@ def _session_of(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
 
 def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:
     """How many rows go where; it also reads the batch, once for all that follows."""
-    is_dead = F.col(_IS_DEAD)
+    names = {name.lower() for name in cast("StructType", kept.schema[OUT].dataType).names}
+    unused = next(name for number in count() if (name := f"dead_{number}") not in names)
+    is_dead = F.col(unused)
     found = (
-        kept.select(F.col(DEAD).isNotNull().alias(_IS_DEAD), f"{OUT}.*")
+        kept.select(F.col(DEAD).isNotNull().alias(unused), f"{OUT}.*")
         .agg(
             F.count_if(is_dead),
             *(F.count_if(~is_dead & F.expr(sink.where or "true")) for sink in pipeline.sinks.values()),
         )
         .collect()[0]
     )
-    return _Written(int(found[0]), {name: int(count) for name, count in zip(pipeline.sinks, found[1:], strict=True)})
+    return _Written(int(found[0]), {name: int(rows) for name, rows in zip(pipeline.sinks, found[1:], strict=True)})
 
 
 def _rows_in(progress: Any) -> int:

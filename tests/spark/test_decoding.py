@@ -299,3 +299,42 @@ def test_columns_that_are_in_the_way_are_named(spark: SparkSession) -> None:
         decode(spark.createDataFrame([("x", "y")], "value string, payload string"), Part)
     with pytest.raises(ConfigurationError, match="no column 'value' to decode"):
         decode(spark.createDataFrame([("x",)], "v string"), Part)
+
+
+@pytest.mark.parametrize("column", ["Payload", "__read"])
+def test_columns_that_are_in_the_way_but_for_their_case_are_named(spark: SparkSession, column: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"has a column '{column}' already"):
+        decode(spark.createDataFrame([("x", "y")], f"value string, {column} string"), Part)
+
+
+@dataclass
+class Twins:
+    name: str
+    Name: str
+
+
+class Aliased(msgspec.Struct):
+    first: int = msgspec.field(name="number")
+    second: int = msgspec.field(name="Number")
+
+
+@dataclass
+class Nested:
+    twins: list[Twins]
+
+
+@pytest.mark.parametrize(
+    ("type", "names"), [(Twins, "'name' and 'Name'"), (Nested, "'name' and 'Name'"), (Aliased, "'number' and 'Number'")]
+)
+def test_fields_that_are_one_to_spark_are_named(spark: SparkSession, type: Any, names: str) -> None:
+    text = json.dumps({"name": "a", "Name": "b", "number": 1, "Number": 2, "twins": [{"name": "a", "Name": "b"}]})
+    frame = spark.createDataFrame([(text,)], "value string")
+    with pytest.raises(ConfigurationError, match=f"Fields {names} of {type.__name__} are one to Spark"):
+        decode(frame, type)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        [row] = decode(frame, type).rows.collect()
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    expected = {Twins: ("a", "b"), Aliased: (1, 2), Nested: ([("a", "b")],)}
+    assert tuple(row.payload) == expected[type]

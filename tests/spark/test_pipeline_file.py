@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from broker.blocking import connect
 from broker.cli import main
 from broker.errors import ConfigurationError
-from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
+from broker_spark.pipeline import FileSink, Pipeline, Source, TableSink, TopicSink
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.toml_file import read_pipeline
 from tests.servers import nats
@@ -222,6 +222,8 @@ class Undecoded:
         ({"trigger": None}, "trigger is None. It takes"),
         ({"transform": lambda: None}, "too many positional arguments. It gets the frame of the only source"),
         ({"sinks": {"a": FileSink("/x", partition_by="colour")}}, "sinks.a: partition_by is 'colour'. It takes a list"),
+        ({"sinks": {"a": FileSink("/x", where=5)}}, "sinks.a: where is 5. It takes a condition of SQL"),  # type: ignore[arg-type]
+        ({"sinks": {"a": TableSink("x", format=5)}}, "sinks.a: format is 5. It takes parquet"),  # type: ignore[arg-type]
         ({"dead_letters": FileSink("/x", where="number > 5")}, "dead_letters.where is 'number > 5'. It takes nothing"),
         ({"dead_letters": TopicSink("dead", key="id")}, "dead_letters.key is 'id'. It takes nothing: a letter has the"),
         ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),

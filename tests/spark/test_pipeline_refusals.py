@@ -78,6 +78,30 @@ def test_what_spark_cannot_plan_is_told_in_a_sentence(
     assert "QueryContextLogger" not in capfd.readouterr().err, "PySpark does not tell it too, with its stack"
 
 
+def test_rows_without_columns_are_told(spark: SparkSession, make: Make) -> None:
+    with pytest.raises(ConfigurationError, match=r"^transform gave rows without columns"):
+        frames_of(make(transform=lambda numbers: numbers.select()), {"numbers": spark.range(1)})
+
+
+@pytest.mark.parametrize("sink", [FileSink("/x", format="Broker"), TableSink("x", format="broker")])
+def test_a_topic_is_no_format_of_files(spark: SparkSession, make: Make, sink: FileSink | TableSink) -> None:
+    with pytest.raises(ConfigurationError, match=r"^sinks\.out: format is '.roker', which has no files"):
+        check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
+
+
+def test_a_checkpoint_of_fewer_sources_is_told(
+    spark: SparkSession, make: Make, bus: Bus, make_topic: MakeTopic
+) -> None:
+    first, second = make().sources["numbers"].topic, make_topic(1)
+    publish(bus, first, numbered(3))
+    assert run(make(), spark=spark) == 1
+    both = {"numbers": Source(first), "more": Source(second)}
+    pipeline = make(sources=both, transform=lambda numbers, more: numbers.union(more))
+    with pytest.raises(ConfigurationError) as caught:
+        run(pipeline, spark=spark)
+    assert str(caught.value).startswith("checkpoint is of a pipeline with 1 sources, and this one has 2. Begin a new")
+
+
 @pytest.mark.parametrize(
     ("part", "told"),
     [
@@ -89,6 +113,13 @@ def test_rows_that_are_of_no_source_are_told(spark: SparkSession, make: Make, pa
     with pytest.raises(ConfigurationError) as caught:
         run(make(**part), spark=spark)
     assert str(caught.value) == told
+
+
+def test_rows_may_have_columns_of_any_name(spark: SparkSession, make: Make, bus: Bus, tmp_path: Path) -> None:
+    pipeline = make(transform=lambda numbers: numbers.selectExpr("value", "1 AS DEAD_0", "2 AS dead", "3 AS `__dead`"))
+    publish(bus, pipeline.sources["numbers"].topic, numbered(3))
+    assert run(pipeline, spark=spark) == 1
+    assert spark.read.parquet(str(tmp_path / "files")).count() == 3
 
 
 def test_a_condition_by_which_rows_cannot_be_counted_is_told(spark: SparkSession, make: Make) -> None:

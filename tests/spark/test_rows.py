@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow
 import pytest
 
+from broker.errors import InvalidMessage
 from broker_spark import rows
 from broker_spark.rows import GivenIds, messages_of
 
@@ -43,6 +44,14 @@ def test_not_every_id_of_a_long_task_is_remembered(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(rows, "_REMEMBERED", 3)
     given = GivenIds()
     assert [given.times(each) for each in "aabcadefghia"] == [1, 2, 1, 1, 3, *[1] * 7]
+
+
+def test_a_time_that_python_cannot_tell_is_told_by_its_row() -> None:
+    times = pyarrow.array([0, 253_402_300_800_000_000], pyarrow.timestamp("us", "UTC"))
+    found = pyarrow.RecordBatch.from_arrays([pyarrow.array([b"a", b"b"]), times], ["value", "publish_time"])
+    every = messages_of(found, topic="t", columns=found.column_names, prefix=None, first_row=40, given=GivenIds())
+    with pytest.raises(InvalidMessage, match=r"^Row 41 of this task: column publish_time has a time that"):
+        list(every)
 
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
