@@ -81,6 +81,8 @@ TEST_OPTIONS: Mapping[str, str] = {
     # Members and connections that find out in seconds what takes Pulsar's defaults minutes.
     "activeConsumerFailoverDelayTimeMillis": "500",
     "keepAliveIntervalSeconds": "1",
+    # A load that a kill of the broker before has stuck is begun anew, and else fails after a minute.
+    "topicLoadTimeoutSeconds": "20",
     "retentionCheckIntervalInSeconds": "1",
     "managedLedgerMinLedgerRolloverTimeMinutes": "0",
     "managedLedgerMaxLedgerRolloverTimeMinutes": "1",
