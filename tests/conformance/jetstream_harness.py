@@ -28,7 +28,7 @@ class JetStreamHarness(ServerHarness[NatsServer]):
     name = "jetstream"
     patience = 10.0
     quiet = 0.3
-    lease_seconds = 1.0
+    lease_seconds = 2.0
 
     def __init__(self) -> None:
         super().__init__(shared_server())
