@@ -34,6 +34,7 @@ from pyspark.sql.types import (
 from broker.errors import ConfigurationError
 from broker_spark.configured import is_exact
 from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure, same_but_for_case, structure_of
+from broker_spark.schema import unused
 
 __all__ = ["PAYLOAD", "REASON", "Decoded", "decode", "judge", "payload_schema"]
 
@@ -134,7 +135,7 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     text = F.col(column).cast("string")
     # Spark reads one value and ignores what follows, so a text could close what is around it. Between two marks that it
     # cannot hold, since they are made of it, nothing but one value fits.
-    name = _unused(structure)
+    name = unused("mark", {each.encoded for each in structure.fields})
     mark = F.concat(F.lit(f'{{"{name}":'), F.xxhash64(text), F.lit("}"))
     wrapped = F.concat(F.lit('{"v":['), mark, F.lit(","), text, F.lit(","), mark, F.lit("]}"))
     one = StructType([*cast("StructType", _read_type(structure)), StructField(name, LongType())])
@@ -173,14 +174,6 @@ def _read_type(node: Node) -> DataType:
             return MapType(StringType(), _read_type(value))
         case Leaf():
             return VariantType() if _is_variant(node) else node.type
-
-
-def _unused(structure: Structure) -> str:
-    """A name that no field of it has."""
-    name = "mark"
-    while any(each.encoded == name for each in structure.fields):
-        name += "_"
-    return name
 
 
 def _is_variant(node: Node) -> bool:

@@ -245,7 +245,7 @@ class SourceOptions:
             wrong("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
         for name, position in (("start", made.start), ("end", made.end)):
             _check_topics(name, position, made)
-        _check_order(made.start, made.end)
+        _check_times(made.start, made.end)
         _check_ahead(made)
         return made
 
@@ -281,7 +281,7 @@ def _check_family(found: Mapping[str, str], queue: bool) -> None:
         )
 
 
-def _check_order(start: Position, end: Position) -> None:
+def _check_times(start: Position, end: Position) -> None:
     """Offsets are looked at beside those of the log; two times may both mean its end, and hide that nothing fits.
 
     :raises ConfigurationError: they are times, and the wrong way round.

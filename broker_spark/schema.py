@@ -6,7 +6,7 @@ asks no questions about rows that a user makes; a source leaves null only what i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Final
@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from broker.errors import ConfigurationError
 
-__all__ = ["COLUMNS", "RECORD_COLUMNS", "arrow_schema", "check_columns", "nearest", "spark_schema"]
+__all__ = ["COLUMNS", "RECORD_COLUMNS", "arrow_schema", "check_columns", "nearest", "spark_schema", "unused"]
 
 _TIME: Final = pyarrow.timestamp("us", tz="UTC")
 
@@ -92,3 +92,10 @@ def nearest(name: str, known: Sequence[str]) -> str:
     """Advice for a name that is not known."""
     found = get_close_matches(name, known, 1, 0.6)
     return f"Did you mean {found[0]!r}?" if found else f"There are {', '.join(known)}"
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """This name, or one like it that is not taken."""
+    while name in taken:
+        name += "_"
+    return name

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Final, NoReturn, cast
 
 from pyspark.errors import StreamingQueryException
@@ -38,6 +37,7 @@ from broker_spark.pipeline.signals import stopped_by_signals
 from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
+from broker_spark.schema import unused
 from broker_spark.session import register, session
 from broker_spark.spark_errors import planned
 
@@ -374,18 +374,18 @@ def _session_of(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:
 
 def _counted(pipeline: Pipeline, kept: DataFrame) -> _Written:
     """How many rows go where; it also reads the batch, once for all that follows."""
-    names = {name.lower() for name in cast("StructType", kept.schema[OUT].dataType).names}
-    unused = next(name for number in count() if (name := f"dead_{number}") not in names)
-    is_dead = F.col(unused)
+    columns = cast("StructType", kept.schema[OUT].dataType).names
+    flag = unused("__dead", {each.lower() for each in columns})
+    is_dead = F.col(flag)
     found = (
-        kept.select(F.col(DEAD).isNotNull().alias(unused), f"{OUT}.*")
+        kept.select(F.col(DEAD).isNotNull().alias(flag), f"{OUT}.*")
         .agg(
             F.count_if(is_dead),
             *(F.count_if(~is_dead & F.expr(sink.where or "true")) for sink in pipeline.sinks.values()),
         )
         .collect()[0]
     )
-    return _Written(int(found[0]), {name: int(rows) for name, rows in zip(pipeline.sinks, found[1:], strict=True)})
+    return _Written(int(found[0]), {name: int(count) for name, count in zip(pipeline.sinks, found[1:], strict=True)})
 
 
 def _rows_in(progress: Any) -> int:
