@@ -17,6 +17,7 @@ from broker.errors import (
     TopicNotFound,
     Unsupported,
 )
+from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.testing.case import ConformanceCase
@@ -320,11 +321,15 @@ class Publishing(ConformanceCase):
             due = datetime.now(UTC) + timedelta(seconds=1.5)
             await bus.topic(topic).publish(OutboundMessage(b"later", key="k", attributes={"a": "b"}, deliver_at=due))
             await bus.topic(topic).publish(b"now")
-            (now,) = await take(inbox, 1, harness.patience)
-            assert now.data == b"now"
-            (later,) = await take(inbox, 1, harness.patience)
-            assert datetime.now(UTC) >= due - timedelta(milliseconds=20)
-            assert (later.data, later.key, dict(later.attributes)) == (b"later", b"k", {"a": "b"})
+            found: dict[bytes | None, tuple[Message[bytes], datetime]] = {}
+            while len(found) < 2:
+                (message,) = await take(inbox, 1, harness.patience)
+                found[message.data] = message, datetime.now(UTC)
+            # On a busy machine both may have come when it is due, in any order.
+            later, came = found[b"later"]
+            assert came >= due - timedelta(milliseconds=20)
+            assert (later.key, dict(later.attributes)) == (b"k", {"a": "b"})
+            assert found.keys() == {b"later", b"now"}
 
     @requires("publish.ttl")
     @promise("publishing.expired-is-not-delivered", "A message with `ttl` is not delivered after it.")
