@@ -41,6 +41,7 @@ _POLL: Final = 0.2
 _KEEP: Final = 4
 _STOP: Final = 5.0
 _FETCH_WAIT: Final = 5
+_ASK: Final = "Ask `partitions(topic)`"
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 """The client library wants a group's name; no group of it is ever joined or committed to."""
 
@@ -80,8 +81,8 @@ class _ReaderThread(OwnerThread[Consumer]):
         self._lifeline.let_go()
         client.close()
 
-    async def begin(self, place: TopicPartition, start: int, stop: int) -> None:
-        """Read this range from now on."""
+    async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> _Chunk:
+        """Read this range from now on; its first records, as of `take`."""
 
         def begin(client: Consumer) -> None:
             self._place, self._stop_at, self._abandoned = place, stop, False
@@ -91,6 +92,7 @@ class _ReaderThread(OwnerThread[Consumer]):
             await self.call(begin)
         except KafkaException as error:
             raise translate(error, f"Reading {place.topic!r}") from error
+        return await self.take(most)
 
     async def take(self, most: int) -> _Chunk:
         """The next records of the range; it waits for the first, which is there."""
@@ -184,21 +186,18 @@ class KafkaLogReader:
         self, topic: str, partition: int, start: int, stop: int, max_records: int
     ) -> AsyncIterator[Sequence[Record[Any]]]:
         place = TopicPartition(topic, partition)
-        if place not in await partitions_of(self._connection, topic):
-            raise NotFound(f"Topic {topic!r} has no partition {partition}", advice="Ask `partitions(topic)`")
-        (bounds,) = (await bounds_of(self._connection, [place])).values()
-        if start < bounds.first or max(start, stop) > bounds.next:
-            raise OffsetOutOfRange(
-                f"{topic!r}[{partition}] holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for"
-            )
         if start >= stop:
+            await self._check(place, start, stop)
             return
         thread = await self._acquire()
-        ahead: asyncio.Task[_Chunk] | None = None
-        healthy = False
+        # The first batch is on its way while the range is looked at: each takes a round trip or two.
+        ahead: asyncio.Task[_Chunk] | None = asyncio.ensure_future(thread.begin(place, start, stop, max_records))
+        healthy = in_order = False
         try:
-            await thread.begin(place, start, stop)
-            chunk = await thread.take(max_records)
+            await self._check(place, start, stop)
+            in_order = True
+            chunk = await ahead
+            ahead = None
             while not chunk.done:
                 # The next batch comes while the caller has this one.
                 ahead = asyncio.ensure_future(thread.take(max_records))
@@ -211,7 +210,7 @@ class KafkaLogReader:
                 yield chunk.records
         finally:
             if not healthy:
-                await asyncio.shield(self._break_off(thread, ahead))
+                await asyncio.shield(self._break_off(thread, ahead, keep=in_order))
 
     async def close(self) -> None:
         """End all clients; reads that are under way raise Closed."""
@@ -219,6 +218,28 @@ class KafkaLogReader:
         self._idle.clear()
         threads, self._all = list(self._all), set[_ReaderThread]()
         await asyncio.gather(*(thread.stop(_STOP) for thread in threads))
+
+    async def _check(self, place: TopicPartition, start: int, stop: int) -> None:
+        """Refuse a range that the log does not have.
+
+        :raises NotFound: there is no such partition.
+        :raises OffsetOutOfRange: it does not hold the range.
+        """
+
+        async def has() -> None:
+            if place not in await partitions_of(self._connection, place.topic):
+                raise NotFound(f"Topic {place.topic!r} has no partition {place.partition}", advice=_ASK)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(has())
+                looking = group.create_task(bounds_of(self._connection, [place]))
+        except* BrokerError as errors:
+            raise errors.exceptions[0] from None
+        bounds = looking.result()[place]
+        if start < bounds.first or max(start, stop) > bounds.next:
+            where = f"{place.topic!r}[{place.partition}]"
+            raise OffsetOutOfRange(f"{where} holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for")
 
     async def _acquire(self) -> _ReaderThread:
         if self._closed:
@@ -255,8 +276,11 @@ class KafkaLogReader:
         else:
             await self._drop(thread)
 
-    async def _break_off(self, thread: _ReaderThread, ahead: asyncio.Task[_Chunk] | None) -> None:
-        """A read ended before its end: its client is kept only if it is in order."""
+    async def _break_off(self, thread: _ReaderThread, ahead: asyncio.Task[_Chunk] | None, *, keep: bool) -> None:
+        """A read ended before its end: its client is kept only if it is in order.
+
+        :param keep: whether it may be; a client remembers for a while that a topic is missing.
+        """
         thread.abandon()
         if ahead is not None:
             ahead.cancel()
@@ -264,6 +288,9 @@ class KafkaLogReader:
             await asyncio.wait((ahead,))
             if not ahead.cancelled():
                 ahead.exception()
+        if not keep:
+            await self._drop(thread)
+            return
         try:
             await self._release(thread)
         except BrokerError:

@@ -7,6 +7,7 @@ again, until the request timeout.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -64,9 +65,11 @@ async def bounds_of(
     connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
 ) -> dict[TopicPartition, Bounds]:
     """The same of partitions of any topics."""
-    # Asked first, so that what retention removes meanwhile makes a range that is too long, never one that is inverted.
-    firsts = await _offsets(connection, partitions, OffsetSpec.earliest(), committed)
-    nexts = await _offsets(connection, partitions, OffsetSpec.latest(), committed)
+    firsts, nexts = await asyncio.gather(
+        _offsets(connection, partitions, OffsetSpec.earliest(), committed),
+        _offsets(connection, partitions, OffsetSpec.latest(), committed),
+    )
+    # Retention may go on between the two: a range is then too long, or empty, never inverted.
     return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
 
 

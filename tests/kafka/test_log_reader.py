@@ -285,15 +285,24 @@ async def test_columns_are_what_the_records_say(
     assert batch.to_arrow(["broker_time", "offset"]).column_names == ["broker_time", "offset"]
 
 
-async def test_a_topic_or_partition_that_is_not_there(reader: KafkaLogReader, topic: str):
+async def test_a_topic_or_partition_that_is_not_there(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
+):
     missing = f"missing-{uuid4().hex}"
     for call in (reader.partitions(missing), reader.bounds(missing), reader.position_at(missing, datetime.now(UTC))):
         with pytest.raises(TopicNotFound, match=missing):
             await call
     with pytest.raises(TopicNotFound, match=missing):
         await anext(aiter(reader.read(missing, 0, 0, 1, 5)))
-    with pytest.raises(NotFound, match="no partition 7"):
-        await anext(aiter(reader.read(topic, 7, 0, 0, 5)))
+    for stop in (0, 1):
+        with pytest.raises(NotFound, match="no partition 7"):
+            await anext(aiter(reader.read(topic, 7, 0, stop, 5)))
+    # Nothing goes on behind the error, and no client is kept that knows the topic as missing.
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not reader._all
+    admin.make_topic(missing)
+    produce(kafka.bootstrap, missing, numbered(3))
+    assert values(await read_all(reader, missing)) == numbered(3)
 
 
 async def test_clients_are_used_again_and_given_back_by_those_who_leave(
