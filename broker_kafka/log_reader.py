@@ -41,6 +41,8 @@ _POLL: Final = 0.2
 _KEEP: Final = 4
 _STOP: Final = 5.0
 _FETCH_WAIT: Final = 5
+_SOON: Final = 0.05
+"""Seconds in which a broker that is there, and near, sends a range that is there."""
 _ASK: Final = "Ask `partitions(topic)`"
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 """The client library wants a group's name; no group of it is ever joined or committed to."""
@@ -186,15 +188,17 @@ class KafkaLogReader:
         self, topic: str, partition: int, start: int, stop: int, max_records: int
     ) -> AsyncIterator[Sequence[Record[Any]]]:
         place = TopicPartition(topic, partition)
-        if start >= stop:
+        if not 0 <= start < stop:
             await self._check(place, start, stop)
             return
         thread = await self._acquire()
-        # The first batch is on its way while the range is looked at: each takes a round trip or two.
         ahead: asyncio.Task[_Chunk] | None = asyncio.ensure_future(thread.begin(place, start, stop, max_records))
         healthy = in_order = False
         try:
-            await self._check(place, start, stop)
+            await asyncio.wait((ahead,), timeout=_SOON)
+            # Who has its end already need not ask whether the range is there, which takes longer than a small read.
+            if not _is_whole(ahead):
+                await self._check(place, start, stop)
             in_order = True
             chunk = await ahead
             ahead = None
@@ -234,7 +238,7 @@ class KafkaLogReader:
             async with asyncio.TaskGroup() as group:
                 group.create_task(has())
                 looking = group.create_task(bounds_of(self._connection, [place]))
-        except* BrokerError as errors:
+        except* Exception as errors:
             raise errors.exceptions[0] from None
         bounds = looking.result()[place]
         if start < bounds.first or max(start, stop) > bounds.next:
@@ -299,3 +303,8 @@ class KafkaLogReader:
     async def _drop(self, thread: _ReaderThread) -> None:
         self._all.discard(thread)
         await thread.stop(_STOP)
+
+
+def _is_whole(beginning: asyncio.Task[_Chunk]) -> bool:
+    """Whether this brought all of its range."""
+    return beginning.done() and beginning.exception() is None and beginning.result().done

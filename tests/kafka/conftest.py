@@ -14,6 +14,7 @@ import pytest
 from broker.hooks import Hooks
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
+from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.offsets import sql_rows
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.offset_shelves import Shelf, make_shelf
@@ -102,3 +103,13 @@ async def shelf(
         result = close()
         if asyncio.iscoroutine(result):
             await result
+
+
+@pytest.fixture
+async def reader(kafka: KafkaServer) -> AsyncIterator[KafkaLogReader]:
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    await connection.open()
+    reader = KafkaLogReader(connection)
+    yield reader
+    await reader.close()
+    await connection.close()

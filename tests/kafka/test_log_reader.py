@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -22,16 +22,6 @@ from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
-
-
-@pytest.fixture
-async def reader(kafka: KafkaServer) -> AsyncIterator[KafkaLogReader]:
-    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
-    await connection.open()
-    reader = KafkaLogReader(connection)
-    yield reader
-    await reader.close()
-    await connection.close()
 
 
 class Transactions:
@@ -298,11 +288,21 @@ async def test_a_topic_or_partition_that_is_not_there(
         with pytest.raises(NotFound, match="no partition 7"):
             await anext(aiter(reader.read(topic, 7, 0, stop, 5)))
     # Nothing goes on behind the error, and no client is kept that knows the topic as missing.
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not reader._all
+    assert (asyncio.all_tasks(), reader._all) == ({asyncio.current_task()}, set())
     admin.make_topic(missing)
     produce(kafka.bootstrap, missing, numbered(3))
     assert values(await read_all(reader, missing)) == numbered(3)
+
+
+async def test_what_is_read_whole_is_not_asked_for_first(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    produce(kafka.bootstrap, topic, numbered(10))
+    monkeypatch.setattr("broker_kafka.log_reader._SOON", 10.0)
+    monkeypatch.setattr(Connection, "outcomes", Mock(side_effect=AssertionError("a second request")))
+    assert [values([*batch]) async for batch in reader.read(topic, 0, 3, 7, 100)] == [numbered(10)[3:7]]
+    with pytest.raises(AssertionError):
+        await anext(aiter(reader.read(topic, 0, 3, 7, 3)))
 
 
 async def test_clients_are_used_again_and_given_back_by_those_who_leave(
