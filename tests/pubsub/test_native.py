@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -223,18 +224,21 @@ async def test_a_consumer_that_waits_costs_next_to_nothing(connect: Connect, top
 
 
 async def test_a_server_that_is_slow_to_answer_has_the_whole_time(connect: Connect):
-    silent = asyncio.Event()
+    accepted: list[asyncio.StreamWriter] = []
 
     async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await silent.wait()
-        writer.close()
+        accepted.append(writer)
 
     async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         # gRPC gives a single attempt a second, unless it is told otherwise.
         with pytest.raises(ConnectionFailed, match="no answer in time"):
             await connect("connect_timeout=1.5", f"pubsub://my-project?emulator_host=127.0.0.1:{port}")
-        silent.set()
+    # The server does not wait for these.
+    for writer in accepted:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_entities_that_go_while_consuming_are_told(bus: broker.Bus, topic: str):

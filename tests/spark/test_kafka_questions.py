@@ -49,8 +49,10 @@ def told(found: Counter[str]) -> dict[str, int]:
 
 
 def test_a_micro_batch_asks_no_more_than_it_needs(
-    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str]
+    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # On a busy machine the rows may be later than a reader waits before it asks whether they are there.
+    monkeypatch.setattr("broker_kafka.log_reader._SOON", 10.0)
     topic = make_topic(partitions=3)
     publish(bus, topic, numbered(9))
     options = SourceOptions.parse({"url": url, "topic": topic, "group": "spark.questions"})
@@ -67,8 +69,8 @@ def test_a_micro_batch_asks_no_more_than_it_needs(
     for part in parts:
         assert isinstance(part, Range)
         read += rows_of(options, part)
-        # That it is there and holds the range; and, at the end, that it is still the same.
-        assert told(asked) == {"Topic": 2, "Positions": 2}
+        # At the end, that it is still the same.
+        assert told(asked) == {"Topic": 1}
     assert sorted(read) == numbered(9)
     reader.commit(end)
     assert told(asked)
