@@ -23,6 +23,7 @@ PROJECT_VARIABLE: Final = "GOOGLE_CLOUD_PROJECT"
 EMULATOR_VARIABLE: Final = "PUBSUB_EMULATOR_HOST"
 SHORTEST_LEASE: Final = 10.0
 """Seconds; the service takes no ack deadline below it, the emulators do."""
+_DAY: Final = 86_400.0
 _MONTH: Final = 31 * 86_400.0
 
 
@@ -66,13 +67,15 @@ class PubSubSettings(BackendSettings):
     )
     quota_project: str | None = Field(default=None, description="Project that is billed, where it is another one")
 
-    connect_timeout: float = Field(default=10.0, gt=0, description="Seconds for the first connection")
-    request_timeout: float = Field(default=10.0, gt=0, description="Seconds to wait for the answer of one request")
+    connect_timeout: float = Field(default=10.0, gt=0, le=_DAY, description="Seconds for the first connection")
+    request_timeout: float = Field(
+        default=10.0, gt=0, le=_DAY, description="Seconds to wait for the answer of one request"
+    )
     publish_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds until a publish fails with OperationTimeout"
+        default=30.0, gt=0, le=_DAY, description="Seconds until a publish fails with OperationTimeout"
     )
     settle_timeout: float = Field(
-        default=10.0, gt=0, description="Seconds for which acks that the service could not take are repeated"
+        default=10.0, gt=0, le=_DAY, description="Seconds for which acks that the service could not take are repeated"
     )
     reconnect_wait: float = Field(
         default=0.2,

@@ -51,7 +51,7 @@ def properties_of(message: OutboundMessage) -> dict[str, str] | None:
     if message.id is not None:
         found[_ID] = message.id
     if message.publish_time is not None:
-        found[_TIME] = str((message.publish_time.astimezone(UTC) - _EPOCH) // _MICROSECOND)
+        found[_TIME] = str((message.publish_time - _EPOCH) // _MICROSECOND)
     if message.key == b"":
         found[_KEY] = ""
     return found or None

@@ -85,8 +85,10 @@ class PulsarSettings(BackendSettings):
         default="key",
         description="key: no batch mixes keys, which ordered consumers need; default: fewer and larger batches",
     )
-    batching_max_messages: int = Field(default=1000, ge=1, le=4095, description="Most messages of one batch")
-    batching_max_bytes: int = Field(default=131_072, ge=1024, description="Most bytes of one batch")
+    batching_max_messages: int = Field(
+        default=1000, ge=2, le=4095, description="Most messages of one batch; for one, say batching=off"
+    )
+    batching_max_bytes: int = Field(default=131_072, ge=1024, le=LARGEST_BYTES, description="Most bytes of one batch")
     linger: float = Field(
         default=0.001, ge=0.001, le=60.0, description="Longest that a batch waits to fill, in seconds"
     )
@@ -98,7 +100,7 @@ class PulsarSettings(BackendSettings):
     )
     max_message_bytes: int = Field(
         default=5_242_880,
-        ge=1024,
+        ge=16_384,
         le=LARGEST_BYTES,
         description="The brokers' maxMessageSize; with chunking the largest message at all",
     )

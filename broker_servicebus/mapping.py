@@ -35,6 +35,8 @@ LONGEST_ID: Final = 128
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_LONGEST_TTL: Final = 4_294_967
+"""Seconds, whose milliseconds AMQP's header has room for; the client derives the absolute expiry from them."""
 _REASON: Final = b"DeadLetterReason"
 _DESCRIPTION: Final = b"DeadLetterErrorDescription"
 
@@ -85,7 +87,10 @@ def encode(message: OutboundMessage) -> tuple[ServiceBusMessage, str]:
     )
     if message.ttl is not None:
         # The client cuts it to whole seconds, and with it the moment that the message expires at.
-        sent.time_to_live = timedelta(seconds=math.ceil(message.ttl))
+        seconds = math.ceil(message.ttl)
+        if seconds > _LONGEST_TTL:
+            raise ValueError(f"ttl is {message.ttl:g} s, and at most {_LONGEST_TTL} fit, 49 days; give less, or none")
+        sent.time_to_live = timedelta(seconds=seconds)
         header = sent.raw_amqp_message.header
         assert header is not None  # the line before made it
         header.time_to_live = max(1, round(message.ttl * 1000))

@@ -93,12 +93,13 @@ class ServiceBusTarget:
         for index, message in enumerate(messages):
             try:
                 sent, identity = encode(message)
-            except (ValueError, TypeError) as error:
+                moment = None if message.deliver_at is None else message.deliver_at.astimezone(UTC)
+            except (ValueError, TypeError, OverflowError) as error:
                 outcomes[index] = InvalidMessage(f"Service Bus cannot carry the message: {error}", native=error)
                 continue
             outcomes[index] = Receipt(identity)
-            if message.deliver_at is not None and message.deliver_at > now:
-                due.setdefault(message.deliver_at.astimezone(UTC), []).append((index, sent))
+            if moment is not None and moment > now:
+                due.setdefault(moment, []).append((index, sent))
             else:
                 plain.append((index, sent))
         async with self._lock:

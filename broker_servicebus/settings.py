@@ -159,6 +159,19 @@ class ServiceBusSettings(BackendSettings):
                 f"deduplication_window is {self.deduplication_window:g}; Service Bus takes {_SHORTEST_WINDOW:g} "
                 "seconds or more, and 0 is none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> Self:
+        for name, secret in (
+            ("key_name", self.key_name or ""),
+            ("key", self.key.get_secret_value() if self.key else ""),
+        ):
+            if ";" in secret:
+                raise ValueError(f"{name} has a ';', which no shared access policy has; check how it is quoted")
+        for name, value in (("proxy", self.proxy), ("custom_endpoint", self.custom_endpoint)):
+            if value is not None and "@" in value:
+                raise ValueError(f"{name} names a user or a password, which it does not take; write host:port")
         if self.proxy is not None and ":" not in self.proxy:
             raise ValueError(f"proxy {self.proxy!r} has no port; write host:port")
         if self.sas_token is not None and not self.sas_token.get_secret_value():
