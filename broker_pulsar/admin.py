@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
@@ -66,16 +67,29 @@ class PulsarAdmin:
         wanted = _checked_partitions(self._connection.settings.partitions if partitions is None else partitions)
         answer = await self._connection.http.request("PUT", f"{path.path}/partitions", what, wanted, allow=(409,))
         if answer.status == 409:
-            await self._grow(name, path, partitions)
+            await self._grow_to(name, path, partitions)
         for policy, value in policies.items():
             await self._set_policy(path, policy, value, what)
         await self._set_retention(path, kept, what)
         return await self.describe_topic(name)
 
-    async def _grow(self, name: str, path: TopicPath, partitions: int | None) -> None:
+    async def _grow_to(self, name: str, path: TopicPath, partitions: int | None) -> None:
+        """Let a topic that is there have so many partitions. Where others ask for the same just now, the broker
+        refuses all but one of us, and may not know the topic for a moment."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._connection.settings.request_timeout
+        while loop.time() < until:
+            with suppress(TopicNotFound):
+                if await self._grow(name, path, partitions, allow=(409,)):
+                    return
+            await asyncio.sleep(_POLICY_PAUSE)
+        await self._grow(name, path, partitions, allow=())
+
+    async def _grow(self, name: str, path: TopicPath, partitions: int | None, allow: Collection[int]) -> bool:
+        """Whether it has so many now."""
         found = await self._connection.partitions(name)
         if partitions is None or partitions == max(found, 1):
-            return
+            return True
         if partitions < found or not found:
             raise Unsupported(
                 f"Topic {name!r} has {max(found, 1)} partitions and cannot have {partitions}",
@@ -83,7 +97,8 @@ class PulsarAdmin:
             )
         place, what = f"{path.path}/partitions", f"Topic {name!r}"
         # A topic that has grown already refuses to grow to what it is.
-        await self._connection.http.request("POST", place, what, partitions, once=True)
+        answer = await self._connection.http.request("POST", place, what, partitions, allow=allow, once=True)
+        return answer.status not in allow
 
     async def _set_policy(self, path: TopicPath, policy: str, value: object, what: str) -> None:
         """Set a policy of a topic; the broker loads its policies when they are first asked for, and says so."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -63,6 +64,15 @@ async def test_a_subscription_that_was_half_made_begins_at_its_time(
         await bus.admin.ensure_subscription(topic, name, start=moment)
         async with bus.messages(topic, subscription=name) as inbox:
             assert bodies(await until_seen(inbox, numbered(5, "new"), PATIENCE)) == once(numbered(5, "new")), after
+
+
+async def test_processes_that_make_and_grow_a_topic_at_once_agree(pulsar_server: PulsarServer, topic: str) -> None:
+    async with AsyncExitStack() as stack:
+        buses = [await stack.enter_async_context(broker.connect(pulsar_server.url)) for _ in range(4)]
+        for number in range(5):
+            for partitions in (2, 6):
+                wanted = [bus.admin.ensure_topic(f"{topic}.{number}", partitions=partitions) for bus in buses]
+                assert [info.partitions for info in await asyncio.gather(*wanted)] == [partitions] * 4
 
 
 @pytest.mark.parametrize("start", ["earliest", datetime(2020, 1, 1, tzinfo=UTC)])
