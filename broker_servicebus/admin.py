@@ -6,6 +6,7 @@ run in several processes at once. A queue is a topic with one subscription, name
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -15,11 +16,12 @@ from typing import Any, Final
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from broker.errors import InvalidSetting, NotFound, Unsupported
+from broker.errors import InvalidSetting, NotFound, SubscriptionNotFound, Unsupported
 from broker.names import NativeName
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 from broker_servicebus import entities, subscriptions
 from broker_servicebus.connection import Connection
+from broker_servicebus.errors import classify
 from broker_servicebus.names import QUEUE, entity_name, split_path, topic_of
 
 __all__ = ["ServiceBusAdmin"]
@@ -27,6 +29,8 @@ __all__ = ["ServiceBusAdmin"]
 _SHORTEST_LIFE: Final = timedelta(seconds=1)
 _PURGE_SECONDS: Final = 0.5
 _PURGE_BATCH: Final = 500
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 2.0
 
 
 class ServiceBusAdmin:
@@ -112,13 +116,47 @@ class ServiceBusAdmin:
             described = [found.described]
             makes = [partial(client.get_queue_receiver, entity, **options)]
         else:
-            every = await subscriptions.all_of(self._connection, topic, entity)
-            described = [each for each in every if subscription in (None, each.name)]
+            described = await subscriptions.all_of(self._connection, topic, entity)
+            if subscription is not None:
+                # Service Bus does not tell upper from lower case.
+                described = [each for each in described if each.name.lower() == subscription.lower()]
+                if not described:
+                    raise SubscriptionNotFound(f"Topic {entity!r} has no subscription {subscription!r}")
             makes = [partial(client.get_subscription_receiver, entity, each.name, **options) for each in described]
         purged = 0 if makes else None
         for make, each in zip(makes, described, strict=True):
-            purged = max(purged or 0, await _drain(make, sessions=bool(each.requires_session) and not dead))
+            sessions = bool(each.requires_session) and not dead
+            purged = max(purged or 0, await self._drain(make, f"Purging topic {topic!r}", sessions=sessions))
         return purged
+
+    async def _drain(self, make: Callable[..., Any], what: str, *, sessions: bool) -> int:
+        """Receive and delete what there is; how much it was.
+
+        :raises BrokerError: the service refuses, or does not get over what hinders it within the request timeout.
+        """
+        loop, pause, gone = asyncio.get_running_loop(), _FIRST_PAUSE, 0
+        until = loop.time() + self._connection.settings.request_timeout
+        while True:
+            more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
+            try:
+                async with make(**more) as receiver:
+                    while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
+                        gone += len(found)
+                        until = loop.time() + self._connection.settings.request_timeout
+            except OperationTimeoutError as error:
+                if sessions:
+                    return gone  # None is left that has any.
+                failure = classify(error, what)
+            except Exception as error:
+                failure = classify(error, what)
+            else:
+                if sessions:
+                    continue
+                return gone
+            if not failure.retriable or loop.time() + pause >= until:
+                raise failure from None
+            await asyncio.sleep(pause)
+            pause = min(_LONGEST_PAUSE, 2 * pause)
 
     # Subscriptions.
 
@@ -168,22 +206,6 @@ class ServiceBusAdmin:
             ),
         )
         return Lag(waiting=int(runtime.dead_letter_message_count if dead else runtime.active_message_count))
-
-
-async def _drain(make: Callable[..., Any], *, sessions: bool) -> int:
-    """Receive and delete what there is; how much it was."""
-    gone = 0
-    while True:
-        more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
-        receiver = make(**more)
-        try:
-            async with receiver:
-                while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
-                    gone += len(found)
-        except OperationTimeoutError:
-            return gone
-        if not sessions:
-            return gone
 
 
 def _topic_info(name: str, entity: entities.Entity, messages: int | None = None, size: int | None = None) -> TopicInfo:

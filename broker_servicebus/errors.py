@@ -14,6 +14,7 @@ from broker.errors import (
     AuthenticationFailed,
     BackendError,
     BrokerError,
+    ConfigurationError,
     ConnectionFailed,
     LeaseLost,
     MessageTooLarge,
@@ -27,6 +28,10 @@ __all__ = ["classify", "is_broken", "is_busy", "management_error"]
 
 _DETAIL = re.compile(r"<Detail>([^<]*)")
 _NO_RIGHT = ("claim", "unauthorized access")
+_SESSIONS = (
+    "Who may not administer has ordered_by_key say whether the subscription has sessions: consume it with "
+    "ordered_by_key=True where it has, and without where it has not"
+)
 _BUSY = "The namespace throttles: it is asked again later; fewer or larger batches, or a larger tier, avoid it"
 
 
@@ -76,8 +81,7 @@ def classify(
     if isinstance(error, core.AzureError) and not isinstance(error, client.ServiceBusError):
         return management_error(error, what, missing=missing)
     if isinstance(error, client.ServiceBusError):
-        # Whatever else a broken link or connection is told as: trying again finds out.
-        return BackendError(f"{what}: {text}", native=error, retriable=True)
+        return _of_link(error, what)
     # The client looks for what it has closed meanwhile, or for a part that the server's last words lack.
     broke = trips or isinstance(error, AttributeError | IndexError)
     return BackendError(f"{what}: {type(error).__name__}: {error}", native=error, retriable=broke)
@@ -103,6 +107,14 @@ def management_error(error: core.AzureError, what: str, *, missing: type[NotFoun
             return NotAuthorized(f"{what}: {text}", native=error)
         return BackendError(f"{what}: {text}", native=error, retriable=status in (408, 429) or status >= 500)
     return BackendError(f"{what}: {text}", native=error)
+
+
+def _of_link(error: client.ServiceBusError, what: str) -> BrokerError:
+    text = _text(error)
+    if "sessionful" in text:
+        return ConfigurationError(f"{what}: {text}", native=error, advice=_SESSIONS)
+    # Whatever else a broken link or connection is told as: trying again finds out.
+    return BackendError(f"{what}: {text}", native=error, retriable=True)
 
 
 def _unreachable(error: BaseException, what: str) -> BrokerError:

@@ -33,6 +33,7 @@ __all__ = [
     "is_closed",
     "open_",
     "receive",
+    "refusal",
     "release",
     "remember",
     "renew",
@@ -241,6 +242,16 @@ async def renew(receiver: Any, tokens: Sequence[Any], timeout: float) -> None:
 async def release(receiver: Any, message: Any) -> None:
     """Give it back without counting the delivery; nothing is answered."""
     await receiver._handler.settle_messages_async(message._delivery_id, message._delivery_tag, "released")
+
+
+async def refusal(receiver: Any) -> Exception | None:
+    """Why the server ended the link of this receiver right after it was attached, if it has told by now."""
+    try:
+        await receiver._handler._connection.listen(wait=_LATER)
+        receiver._handler._link.get_state()
+    except Exception as error:
+        return explained(receiver, error)
+    return None
 
 
 def explained(receiver: Any, error: Exception) -> Exception:

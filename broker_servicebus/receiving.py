@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from broker.errors import BrokerError, Closed, LeaseLost, NotFound, OperationTimeout
+from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, NotFound, OperationTimeout
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_busy
@@ -180,7 +180,11 @@ class Wire:
             raise self._explained(receiver, error) from None
         # The server attaches a link without a session, too, where none was free, and ends it a moment later.
         if self._once and not privates.has_session(receiver):
+            refused = await privates.refusal(receiver)
             await privates.close(receiver, _CLOSE_SECONDS)
+            told = None if refused is None else classify(refused, self._what)
+            if isinstance(told, ConfigurationError):
+                raise told from None
             raise OperationTimeout(f"{self._what}: no session is free")
         privates.remember(receiver)
         self._receiver = receiver

@@ -106,6 +106,23 @@ async def test_who_may_not_administer_consumes_what_is_there(open_bus: Open, top
             await inbox.next_message(timeout=SECONDS)
 
 
+@pytest.mark.parametrize("sessions", [False, True])
+async def test_who_may_not_ask_for_sessions_is_told_that_they_differ(
+    open_bus: Open, topic: str, double: ServiceBusDouble, sessions: bool
+):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
+    await bus.topic(topic).publish(b"x", key="k")
+    double.fault(refuse="admin", times=1000, condition="refused", text=NO_CLAIM, code=401)
+    with pytest.raises(ConfigurationError, match=r"sessionful.*ordered_by_key=True where it has"):
+        async with bus.messages(topic, subscription="billing", ordered_by_key=not sessions) as inbox:
+            await inbox.next_message(timeout=SECONDS)
+    async with bus.messages(topic, subscription="billing", ordered_by_key=sessions) as inbox:
+        (message,) = await take(inbox, 1, SECONDS)
+        await message.ack()
+
+
 async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: str):
     bus = await open_bus()
     await bus.admin.ensure_topic(topic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -13,7 +13,16 @@ from pydantic import SecretStr
 
 import broker
 from broker.bus import Bus
-from broker.errors import BrokerError, NotFound, PublishError, SubscriptionNotFound, Unsupported
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    InvalidMessage,
+    NotAuthorized,
+    NotFound,
+    PublishError,
+    SubscriptionNotFound,
+    Unsupported,
+)
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
@@ -293,6 +302,59 @@ async def test_purge(open_bus: Open, topic: str):
     await bus.topic(topic).publish_batch(numbered(20))
     assert await bus.admin.purge(topic) == 20
     assert (await bus.admin.lag(topic, "billing")).waiting == 0
+
+
+async def test_a_purge_waits_out_throttling_and_tells_what_it_cannot(
+    open_bus: Open, topic: str, double: ServiceBusDouble
+):
+    bus = await open_bus(request_timeout=2)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing")
+    await bus.topic(topic).publish(b"x")
+    double.fault(refuse="open", times=1, condition="com.microsoft:server-busy", text="busy")
+    assert await bus.admin.purge(topic) == 1
+    for condition, error in (
+        ("com.microsoft:server-busy", BackendError),
+        ("amqp:unauthorized-access", NotAuthorized),
+        ("amqp:not-found", NotFound),
+    ):
+        double.fault()
+        double.fault(refuse="open", times=1000, condition=condition, text="asked for")
+        with pytest.raises(error, match=f"Purging topic '{topic}'"):
+            await bus.admin.purge(topic)
+
+
+async def test_a_native_subscription_is_purged_by_any_case(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    for name in ("billing", "shipping"):
+        await bus.admin.ensure_subscription(topic, name)
+    await bus.topic(topic).publish_batch(numbered(3))
+    assert await bus.admin.purge(broker.native_name(f"{topic}/Subscriptions/BILLING")) == 3
+    assert [(await bus.admin.lag(topic, name)).waiting for name in ("billing", "shipping")] == [0, 3]
+    with pytest.raises(SubscriptionNotFound, match="'nope'"):
+        await bus.admin.purge(broker.native_name(f"{topic}/Subscriptions/nope"))
+
+
+async def test_times_that_do_not_fit_concern_their_message_alone(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    never = datetime(9999, 12, 31, 23, 59, tzinfo=timezone(timedelta(hours=-14)))
+    async with bus.messages(topic, subscription="billing") as inbox:
+        with pytest.raises(PublishError) as raised:
+            await bus.topic(topic).publish_batch(
+                [
+                    OutboundMessage(b"first"),
+                    OutboundMessage(b"x", ttl=1e300),
+                    OutboundMessage(b"x", deliver_at=never),
+                    OutboundMessage(b"last", ttl=4_294_967),
+                ]
+            )
+        kinds = [type(outcome) for outcome in raised.value.outcomes]
+        assert kinds == [Receipt, InvalidMessage, InvalidMessage, Receipt]
+        assert "ttl is 1e+300 s, and at most 4294967 fit" in str(raised.value.outcomes[1])
+        first, last = await take(inbox, 2, SECONDS)
+        assert {first.data, last.data} == {b"first", b"last"}
 
 
 async def test_ephemeral_subscriptions_go(open_bus: Open, topic: str):

@@ -190,12 +190,20 @@ class Amqp(Handler):
         if entity is None:
             raise Refused("amqp:not-found", f"The messaging entity '{address}' could not be found.", 404)
         self._links[number, link.name, False] = (link, address)
+        wanted = wanted_session(link)
         if not entity.with_sessions:
+            if wanted is not False:
+                raise Refused(
+                    "amqp:not-allowed",
+                    "A sessionful message receiver cannot be created on an entity that does not require sessions.",
+                )
             self._begin(link, entity, None)
             return
-        wanted = wanted_session(link)
         if wanted is False:
-            raise Refused("amqp:not-allowed", f"The entity '{address}' needs sessions.")
+            raise Refused(
+                "amqp:not-allowed",
+                "It is not possible for an entity that requires sessions to create a non-sessionful message receiver.",
+            )
         session = entity.accept(wanted, link)
         if session is None:
             seconds = accept_seconds(link)
