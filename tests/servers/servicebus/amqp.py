@@ -22,6 +22,7 @@ from tests.servers.servicebus.links import (
     Consumer,
     accept_seconds,
     address_in,
+    check_session,
     drop,
     number_of,
     rejection_info,
@@ -191,19 +192,10 @@ class Amqp(Handler):
             raise Refused("amqp:not-found", f"The messaging entity '{address}' could not be found.", 404)
         self._links[number, link.name, False] = (link, address)
         wanted = wanted_session(link)
+        check_session(entity.with_sessions, wanted)
         if not entity.with_sessions:
-            if wanted is not False:
-                raise Refused(
-                    "amqp:not-allowed",
-                    "A sessionful message receiver cannot be created on an entity that does not require sessions.",
-                )
             self._begin(link, entity, None)
             return
-        if wanted is False:
-            raise Refused(
-                "amqp:not-allowed",
-                "It is not possible for an entity that requires sessions to create a non-sessionful message receiver.",
-            )
         session = entity.accept(wanted, link)
         if session is None:
             seconds = accept_seconds(link)

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from proton import Condition, Connection, Delivery, Link, symbol
 
-from tests.servers.servicebus.entities import Entity
+from tests.servers.servicebus.entities import Entity, Refused
 
 __all__ = [
     "SESSION_FILTER",
     "Consumer",
     "accept_seconds",
     "address_in",
+    "check_session",
     "drop",
     "number_of",
     "rejection_info",
@@ -58,6 +59,20 @@ def wanted_session(link: Link) -> Any:
         return False
     value = filters[SESSION_FILTER]
     return getattr(value, "value", value)
+
+
+def check_session(needed: bool, wanted: Any) -> None:
+    """:raises Refused: a session is wanted of an entity that has none, or none of one that has them."""
+    if needed and wanted is False:
+        raise Refused(
+            "amqp:not-allowed",
+            "It is not possible for an entity that requires sessions to create a non-sessionful message receiver.",
+        )
+    if not needed and wanted is not False:
+        raise Refused(
+            "amqp:not-allowed",
+            "A sessionful message receiver cannot be created on an entity that does not require sessions.",
+        )
 
 
 def accept_seconds(link: Link) -> float:
