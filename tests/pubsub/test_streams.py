@@ -97,7 +97,7 @@ async def test_what_was_on_its_way_at_close_is_given_back(
         await source.settle([Settlement(first, Outcome.ACK)])
         proxy.hold()
         await bus.topic(topic).publish(b"on its way")
-        await eventually(lambda: proxy.held, PATIENCE)
+        await eventually(lambda: proxy.answered, PATIENCE)
         closing = asyncio.create_task(source.close())
         await asyncio.sleep(0)
         proxy.hold(False)

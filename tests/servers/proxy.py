@@ -32,6 +32,8 @@ class Proxy:
         """How many bytes have come from the server."""
         self.held = False
         """Whether anything was said since nothing is let through."""
+        self.answered = False
+        """Whether the server said it; a client may have pinged it only."""
 
     @property
     def url(self) -> str:
@@ -76,7 +78,7 @@ class Proxy:
         """Let nothing through, in silence, or let it flow again."""
 
         async def change() -> None:
-            self.held = False
+            self.held = self.answered = False
             self._open.clear() if holding else self._open.set()
 
         self._run(change())
@@ -92,8 +94,9 @@ class Proxy:
     async def _stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        # What was accepted just now has to begin, so that it can be ended.
-        await asyncio.sleep(0)
+        # What was accepted just now has to begin, so that it can be ended: three turns of the loop until it is a task.
+        for _ in range(3):
+            await asyncio.sleep(0)
         self._break()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -137,6 +140,7 @@ class Proxy:
             while data := await reader.read(65536):
                 if not self._open.is_set():
                     self.held = True
+                    self.answered |= counted
                     await self._open.wait()
                 if counted and self._budget is not None:
                     part, self._budget = data[: self._budget], self._budget - len(data)
