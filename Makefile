@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
 # Writes code that works with the oldest protobuf allowed, and every newer one.
 PROTO_TOOL := grpcio-tools==1.76.0
-# Many tests wait for a server, so that two cores serve more than two workers; with four they starve the tests of time.
-WORKERS ?= 3
+# Many tests wait for a server, so that two cores serve more than two workers.
+WORKERS ?= 4
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
