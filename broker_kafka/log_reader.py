@@ -43,7 +43,6 @@ _STOP: Final = 5.0
 _FETCH_WAIT: Final = 5
 _SOON: Final = 0.05
 """Seconds in which a broker that is there, and near, sends a range that is there."""
-_ASK: Final = "Ask `partitions(topic)`"
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 """The client library wants a group's name; no group of it is ever joined or committed to."""
 
@@ -229,18 +228,11 @@ class KafkaLogReader:
         :raises NotFound: there is no such partition.
         :raises OffsetOutOfRange: it does not hold the range.
         """
-
-        async def has() -> None:
-            if place not in await partitions_of(self._connection, place.topic):
-                raise NotFound(f"Topic {place.topic!r} has no partition {place.partition}", advice=_ASK)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(has())
-                looking = group.create_task(bounds_of(self._connection, [place]))
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
-        bounds = looking.result()[place]
+        if place not in await partitions_of(self._connection, place.topic):
+            raise NotFound(
+                f"Topic {place.topic!r} has no partition {place.partition}", advice="Ask `partitions(topic)`"
+            )
+        bounds = (await bounds_of(self._connection, [place]))[place]
         if start < bounds.first or max(start, stop) > bounds.next:
             where = f"{place.topic!r}[{place.partition}]"
             raise OffsetOutOfRange(f"{where} holds {bounds.first} to {bounds.next}; {start} to {stop} was asked for")
