@@ -170,15 +170,16 @@ class ServiceBusSettings(BackendSettings):
             if ";" in secret:
                 raise ValueError(f"{name} has a ';', which no shared access policy has; check how it is quoted")
         for name, value in (("proxy", self.proxy), ("custom_endpoint", self.custom_endpoint)):
-            if value is not None and "@" in value:
+            if value is None:
+                continue
+            if "@" in value:
                 raise ValueError(f"{name} names a user or a password, which it does not take; write host:port")
-        if self.proxy is not None and ":" not in self.proxy:
-            raise ValueError(f"proxy {self.proxy!r} has no port; write host:port")
+            if name == "proxy" and ":" not in value:
+                raise ValueError(f"{name} {value!r} has no port; write host:port")
+            if not _is_address(f"//{value}"):
+                raise ValueError(f"{name} {value!r} is no address; write host:port, with a port of 1 to 65535")
         if self.sas_token is not None and not self.sas_token.get_secret_value():
             raise ValueError("sas_token is empty; give a shared access signature, or leave it out")
-        for name, value in (("proxy", self.proxy), ("custom_endpoint", self.custom_endpoint)):
-            if value is not None and not _is_address(f"//{value}"):
-                raise ValueError(f"{name} {value!r} is no address; write host:port, with a port of 1 to 65535")
         if self.admin_endpoint is not None and not _is_address(self.admin_endpoint):
             raise ValueError(
                 f"admin_endpoint {self.admin_endpoint!r} has no port of 1 to 65535; write http://host:port"
