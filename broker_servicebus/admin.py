@@ -16,7 +16,7 @@ from typing import Any, Final
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from broker.errors import InvalidSetting, NotFound, SubscriptionNotFound, Unsupported
+from broker.errors import InvalidSetting, NotFound, Unsupported
 from broker.names import NativeName
 from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 from broker_servicebus import entities, subscriptions
@@ -116,12 +116,11 @@ class ServiceBusAdmin:
             described = [found.described]
             makes = [partial(client.get_queue_receiver, entity, **options)]
         else:
-            described = await subscriptions.all_of(self._connection, topic, entity)
-            if subscription is not None:
-                # Service Bus does not tell upper from lower case.
-                described = [each for each in described if each.name.lower() == subscription.lower()]
-                if not described:
-                    raise SubscriptionNotFound(f"Topic {entity!r} has no subscription {subscription!r}")
+            if subscription is None:
+                described = await subscriptions.all_of(self._connection, topic, entity)
+            else:
+                one = await subscriptions.one_of(self._connection, topic, entity, subscription, subscription)
+                described = [one]
             makes = [partial(client.get_subscription_receiver, entity, each.name, **options) for each in described]
         purged = 0 if makes else None
         for make, each in zip(makes, described, strict=True):
@@ -136,23 +135,21 @@ class ServiceBusAdmin:
         """
         loop, pause, gone = asyncio.get_running_loop(), _FIRST_PAUSE, 0
         until = loop.time() + self._connection.settings.request_timeout
+        more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
         while True:
-            more = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": _PURGE_SECONDS} if sessions else {}
             try:
                 async with make(**more) as receiver:
                     while found := await receiver.receive_messages(_PURGE_BATCH, max_wait_time=_PURGE_SECONDS):
                         gone += len(found)
                         until = loop.time() + self._connection.settings.request_timeout
-            except OperationTimeoutError as error:
-                if sessions:
+            except Exception as error:
+                if sessions and isinstance(error, OperationTimeoutError):
                     return gone  # None is left that has any.
                 failure = classify(error, what)
-            except Exception as error:
-                failure = classify(error, what)
             else:
-                if sessions:
-                    continue
-                return gone
+                if not sessions:
+                    return gone
+                continue
             if not failure.retriable or loop.time() + pause >= until:
                 raise failure from None
             await asyncio.sleep(pause)

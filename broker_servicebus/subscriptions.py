@@ -124,6 +124,16 @@ async def all_of(connection: Connection, topic: str, entity: str) -> list[Any]:
     return await connection.request(f"Subscriptions of topic {topic!r}", ask, missing=TopicNotFound)
 
 
+async def one_of(connection: Connection, topic: str, entity: str, own: str, name: str) -> Any:
+    """The client's properties of the subscription that Service Bus has as `own`, and errors tell as `name`.
+
+    :raises SubscriptionNotFound: it does not exist.
+    """
+    return await connection.request(
+        _what(topic, name), lambda admin: admin.get_subscription(entity, own), missing=SubscriptionNotFound
+    )
+
+
 async def look(connection: Connection, topic: str, name: str) -> tuple[Place, Any]:
     """Where the subscription is, and the client's properties of it; of a queue, the queue's.
 
@@ -137,10 +147,7 @@ async def look(connection: Connection, topic: str, name: str) -> tuple[Place, An
     if subscription is not None:
         check_queue(topic, name)
     own = subscription or subscription_name(check_name(name, "subscription"))
-    found = await connection.request(
-        _what(topic, name), lambda admin: admin.get_subscription(entity, own), missing=SubscriptionNotFound
-    )
-    return Place(entity, own, dead), found
+    return Place(entity, own, dead), await one_of(connection, topic, entity, own, name)
 
 
 async def subscribe(
