@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -29,6 +29,9 @@ __all__ = ["PubSubAdmin"]
 _TOPIC_OPTIONS: Final = ("encoding", "kms_key", "labels", "schema")
 _LEAST_RETENTION: Final = timedelta(minutes=10)
 _MOST_RETENTION: Final = timedelta(days=31)
+_MOST_LABELS: Final = 64
+_LONGEST_LABEL: Final = 63
+"""Characters of a name or a value."""
 _ENCODINGS: Final = {"json": Encoding.JSON, "binary": Encoding.BINARY}
 _SCHEMA_TYPES: Final = {"avro": Schema.Type.AVRO, "protobuf": Schema.Type.PROTOCOL_BUFFER}
 
@@ -48,6 +51,7 @@ class PubSubAdmin:
         """Create a topic, or bring its retention to this. It has no partitions, whatever number is given.
 
         :raises UnknownSetting, InvalidSetting: an option that topics do not have, or a value that cannot be used.
+        :raises NotFound: the schema does not exist.
         """
         path = self._names.topic(name)
         wanted = self._topic(path, retention, options)
@@ -55,6 +59,12 @@ class PubSubAdmin:
         try:
             return _topic_info(name, await self._call(Methods.CREATE_TOPIC, wanted, what))
         except BrokerError as error:
+            if wanted.schema_settings.schema and _was(error, grpc.StatusCode.NOT_FOUND):
+                raise NotFound(
+                    f"{what}: schema {options['schema']!r} does not exist",
+                    native=error.native,
+                    advice="Make it with `await bus.backend.admin().ensure_schema(name, definition)`",
+                ) from None
             if not _was(error, grpc.StatusCode.ALREADY_EXISTS):
                 raise
         found = await self._get_topic(name)
@@ -259,12 +269,34 @@ class PubSubAdmin:
         )
 
 
-def _labels(options: Mapping[str, Any]) -> Any:
-    labels = options.get("labels", {})
-    texts: list[Any] = [*labels.keys(), *labels.values()] if isinstance(labels, Mapping) else [None]
-    if not all(isinstance(text, str) for text in texts):
+def _labels(options: Mapping[str, Any]) -> Mapping[str, str]:
+    """The labels, by the rules that the service has for them and the emulators do not check.
+
+    :raises InvalidSetting: one breaks them.
+    """
+    labels: Any = options.get("labels", {})
+    if not isinstance(labels, Mapping):
         raise InvalidSetting(f"labels is {labels!r}", advice="It takes a mapping of str to str")
-    return options.get("labels", {})
+    given = cast("Mapping[Any, Any]", labels)
+    if len(given) > _MOST_LABELS:
+        raise InvalidSetting(f"labels has {len(given)} entries", advice=f"Pub/Sub takes {_MOST_LABELS}")
+    for name, value in given.items():
+        if not (_is_label(name) and name[:1].isalpha() and _is_label(value)):
+            raise InvalidSetting(
+                f"labels has {name!r}: {value!r}",
+                advice="Names and values are up to 63 lower-case letters, digits, '_' and '-', and a name begins with "
+                "a letter",
+            )
+    return given
+
+
+def _is_label(text: object) -> bool:
+    return (
+        isinstance(text, str)
+        and len(text) <= _LONGEST_LABEL
+        and text == text.lower()
+        and all(each.isalnum() or each in "_-" for each in text)
+    )
 
 
 def _was(error: BrokerError, *codes: grpc.StatusCode) -> bool:

@@ -122,7 +122,10 @@ class PubSubSettings(BackendSettings):
     def url_values(cls, parts: UrlParts) -> Mapping[str, Any]:
         cls.refuse_parts(parts, "user", "password", "path")
         if len(parts.hosts) > 1 or (parts.hosts and parts.hosts[0].port is not None):
-            cls.refuse_parts(parts, "hosts")
+            raise InvalidSetting(
+                f"A pubsub:// URL names one project, but {','.join(map(str, parts.hosts))!r} is given",
+                advice="Write pubsub://my-project, and the address of an emulator as ?emulator_host=host:port",
+            )
         return {"project": parts.hosts[0].name} if parts.hosts else {}
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import grpc
 
-from broker.errors import BrokerError, InvalidSetting, SubscriptionNotFound, UnknownSetting
+from broker.errors import BrokerError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting
 from broker.spi import Start
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
@@ -37,6 +37,8 @@ OPTIONS: Final = (
     "retention",
 )
 """What `ensure_subscription` takes besides a start."""
+_LONGEST_FILTER: Final = 256
+"""Bytes; the service's limit, which the emulators do not check."""
 _PAUSE: Final = 0.1
 _NO_MARK: Final = (
     grpc.StatusCode.NOT_FOUND,
@@ -68,7 +70,7 @@ def made_of(connection: Connection, topic: str, name: str, options: Mapping[str,
         enable_message_ordering=_flag(options, "ordering", settings.orders_subscriptions),
         enable_exactly_once_delivery=_flag(options, "exactly_once", settings.exactly_once),
         retain_acked_messages=_flag(options, "retain_acked", False),
-        filter=text_of(options, "filter"),
+        filter=_filter(options),
     )
     retention = _seconds(options, "retention", 600, 31 * 86_400)
     made.message_retention_duration.FromTimedelta(
@@ -136,7 +138,7 @@ async def ensure(connection: Connection, topic: str, name: str, start: Start, op
 async def create(connection: Connection, topic: str, wanted: Any, start: Start) -> Any:
     """Make it, and have it begin where it should; one that somebody else made meanwhile is as good."""
     what = f"Subscription {wanted.name!r} of topic {topic!r}"
-    made = await _made(connection, wanted, what)
+    made = await _made(connection, topic, wanted, what)
     if made is None:
         return await connection.call(
             Methods.GET_SUBSCRIPTION,
@@ -152,8 +154,11 @@ async def create(connection: Connection, topic: str, wanted: Any, start: Start) 
     return made
 
 
-async def _made(connection: Connection, wanted: Any, what: str) -> Any:
-    """The subscription as it was made, or None where somebody else was quicker."""
+async def _made(connection: Connection, topic: str, wanted: Any, what: str) -> Any:
+    """The subscription as it was made, or None where somebody else was quicker.
+
+    :raises TopicNotFound: the topic is missing, or the one for its dead letters.
+    """
     until = monotonic() + connection.settings.request_timeout
     unsure = False
     while True:
@@ -163,6 +168,11 @@ async def _made(connection: Connection, wanted: Any, what: str) -> Any:
             if error.native is not None and is_status(error.native, grpc.StatusCode.ALREADY_EXISTS):
                 # It may be ours, made by a call whose answer was lost.
                 return wanted if unsure else None
+            letters = wanted.dead_letter_policy.dead_letter_topic
+            if letters and isinstance(error, TopicNotFound):
+                await check_topic(connection, topic)
+                told = f"{what}: dead_letter_topic {connection.names.topic_of(letters)!r} does not exist"
+                raise TopicNotFound(told, native=error.native) from None
             if not error.retriable or monotonic() > until:
                 raise
             unsure = True
@@ -257,11 +267,25 @@ def _flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def text_of(options: Mapping[str, Any], name: str) -> str:
-    """:raises InvalidSetting: it is no text."""
-    value = options.get(name, "")
-    if not isinstance(value, str):
-        raise InvalidSetting(f"{name} is {value!r}", advice="It takes a str")
+    """The option, or an empty text where it was not given.
+
+    :raises InvalidSetting: it is no text, or an empty one.
+    """
+    if name not in options:
+        return ""
+    value = options[name]
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidSetting(f"{name} is {value!r}", advice="It takes a text that is not empty; leave it out for none")
     return value
+
+
+def _filter(options: Mapping[str, Any]) -> str:
+    text = text_of(options, "filter")
+    if (size := len(text.encode())) > _LONGEST_FILTER:
+        raise InvalidSetting(
+            f"filter {text!r} has {size} bytes", advice=f"Pub/Sub takes {_LONGEST_FILTER}; filter by fewer attributes"
+        )
+    return text
 
 
 def _seconds(options: Mapping[str, Any], name: str, least: float, most: float) -> float | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
+from broker.errors import InvalidSetting
 from broker.setting_types import Form
 from broker.settings import BackendSettings
 from broker.urls import UrlParts
@@ -119,7 +120,10 @@ class ServiceBusSettings(BackendSettings):
         cls.refuse_parts(parts, "path")
         values: dict[str, Any] = {}
         if len(parts.hosts) > 1:
-            cls.refuse_parts(parts, "hosts")
+            raise InvalidSetting(
+                f"A servicebus:// URL names one namespace, but {','.join(map(str, parts.hosts))!r} is given",
+                advice="Give the host of one; each further namespace is a bus of its own",
+            )
         if parts.hosts:
             values["namespace"] = str(parts.hosts[0])
         if parts.user is not None:

@@ -146,7 +146,8 @@ async def look(connection: Connection, topic: str, name: str) -> tuple[Place, An
         return Place(entity, None, dead), described
     if subscription is not None:
         check_queue(topic, name)
-    own = subscription or subscription_name(check_name(name, "subscription"))
+        return Place(entity, subscription, dead), await one_of(connection, entity, entity, subscription, subscription)
+    own = subscription_name(check_name(name, "subscription"))
     return Place(entity, own, dead), await one_of(connection, topic, entity, own, name)
 
 
@@ -164,7 +165,8 @@ async def subscribe(
     try:
         place, described = await look(connection, topic, name)
     except SubscriptionNotFound as error:
-        if not create or error.native is None:  # a queue's other subscriptions cannot be made
+        # A queue's other subscriptions cannot be made, and a path names one that is there.
+        if not create or error.native is None or split_path(topic)[1] is not None:
             raise
         options: dict[str, Any] = {"requires_session": True} if sessions else {}
         if only_mine:

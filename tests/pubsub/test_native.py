@@ -19,6 +19,7 @@ from broker.errors import (
     InvalidName,
     InvalidSetting,
     LeaseLost,
+    NotFound,
     PublishError,
     SubscriptionNotFound,
     TopicNotFound,
@@ -122,7 +123,47 @@ async def test_options_are_kept_and_checked(bus: broker.Bus, topic: str):
             await bus.admin.ensure_topic(f"{topic}.more", **{option: value})
     with pytest.raises(InvalidSetting, match="labels"):
         await bus.admin.ensure_topic(f"{topic}.more", labels="a")
+    assert f"{topic}.more" not in await bus.admin.topics()
     assert await bus.admin.subscriptions(topic) == ["readers"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dead_letter_topic", ""),
+        ("filter", " "),
+        ("filter", f'attributes.kind = "{"a" * 256}"'),
+    ],
+)
+async def test_what_emulators_take_and_the_service_does_not_is_refused(
+    bus: broker.Bus, topic: str, option: str, value: Any
+):
+    with pytest.raises(InvalidSetting, match=option):
+        await bus.admin.ensure_subscription(topic, "readers", **{option: value})
+    assert await bus.admin.subscriptions(topic) == []
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [{"": "a"}, {"1a": "a"}, {"Team": "a"}, {"team": "A b"}, {"a" * 64: ""}, {f"a{n}": "" for n in range(65)}],
+    ids=["no-name", "digit-first", "upper-case", "blank", "long", "many"],
+)
+async def test_labels_keep_to_the_rules_of_the_service(bus: broker.Bus, topic: str, labels: dict[str, str]):
+    with pytest.raises(InvalidSetting, match="labels has"):
+        await bus.admin.ensure_topic(f"{topic}.labelled", labels=labels)
+    good = {"team": "", "größe_2-a": "9-größe", "a" * 63: "b" * 63}
+    made = await bus.admin.ensure_topic(f"{topic}.labelled", labels=good)
+    assert made.native["labels"] == good
+
+
+async def test_what_a_topic_or_a_subscription_needs_and_is_missing_is_named(bus: broker.Bus, topic: str):
+    with pytest.raises(TopicNotFound, match=r"dead_letter_topic 'no-such-topic' does not exist"):
+        await bus.admin.ensure_subscription(topic, "readers", dead_letter_topic="no-such-topic")
+    with pytest.raises(TopicNotFound, match="no-topic") as missing:
+        await bus.admin.ensure_subscription("no-topic", "readers", dead_letter_topic=topic)
+    assert "dead_letter_topic" not in str(missing.value)
+    with pytest.raises(NotFound, match=r"schema 'no-such-schema' does not exist.*ensure_schema"):
+        await bus.admin.ensure_topic(f"{topic}.typed", schema="no-such-schema")
 
 
 async def test_seek_to_a_time_and_to_a_snapshot(bus: broker.Bus, topic: str):

@@ -37,7 +37,8 @@ def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
         ("pubsub://my-project?publish_timeout=1e308", "publish_timeout.*at most 86400"),
         ("pubsub://P", "project"),
         ("pubsub://my-project/path", "takes no path"),
-        ("pubsub://my-project:80", "takes no hosts"),
+        ("pubsub://my-project:80", "one project, but 'my-project:80' is given.*emulator_host=host:port"),
+        ("pubsub://my-project,other", "one project, but 'my-project,other'"),
     ],
 )
 def test_what_does_not_fit_is_refused(url: str, told: str, monkeypatch: pytest.MonkeyPatch):

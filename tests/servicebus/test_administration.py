@@ -20,6 +20,8 @@ from broker.errors import (
     OperationTimeout,
     SubscriptionNotFound,
 )
+from broker.names import native_name
+from broker.redrive import list_dead_letters, redrive
 from broker.testing.waiting import take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble
@@ -33,6 +35,18 @@ async def provisioned(bus: Bus, topic: str) -> None:
     """A subscription that a consumer without sessions can have only by asking for what it is."""
     await bus.admin.ensure_topic(topic)
     await bus.admin.ensure_subscription(topic, "billing", requires_session=True)
+
+
+async def test_the_dead_letters_of_a_subscription_that_is_not_there_are_told(open_bus: Open, topic: str):
+    bus = await open_bus()
+    await bus.admin.ensure_topic(topic)
+    dead = native_name(f"{topic}/Subscriptions/billing/$DeadLetterQueue")
+    told = f"Subscription 'billing' of topic '{topic}'"
+    with pytest.raises(SubscriptionNotFound, match=told):
+        await list_dead_letters(bus, dead, limit=1)
+    with pytest.raises(SubscriptionNotFound, match=told):
+        await redrive(bus, dead, limit=None, progress=None)
+    assert await bus.admin.subscriptions(topic) == []
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])

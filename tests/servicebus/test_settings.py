@@ -103,6 +103,11 @@ async def test_a_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path
             await connection.open()
 
 
+def test_a_url_names_one_namespace():
+    with pytest.raises(InvalidSetting, match=r"one namespace, but 'h1,h2:5671' is given.*a bus of its own"):
+        ServiceBusSettings.from_url("servicebus://policy:verysecret@h1,h2:5671")
+
+
 def test_a_secret_is_not_in_an_error():
     with pytest.raises(InvalidSetting) as raised:
         ServiceBusSettings.from_url(f"servicebus://policy:verysecret@{HOST}?max_sessions=0")
