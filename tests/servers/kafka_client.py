@@ -23,6 +23,12 @@ __all__ = ["SECONDS", "RawAdmin", "produce", "read_all", "round_trip", "use_all"
 SECONDS = 15.0
 """How long a step may take on a machine that is busy."""
 
+_DONE_BEFORE = (
+    KafkaError.TOPIC_ALREADY_EXISTS,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.INVALID_PARTITIONS,
+)
+"""What a request is answered that was made a second time, and done the first."""
 _NO_COORDINATOR_YET = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -48,7 +54,7 @@ class RawAdmin:
         """
         name = name or f"test-{uuid4().hex[:12]}"
         topic = NewTopic(name, partitions, copies, config=dict(config or {}))
-        _wait(self.client.create_topics([topic], operation_timeout=SECONDS))
+        _ask(lambda: self.client.create_topics([topic], operation_timeout=SECONDS))
         self.wait_for_leaders(name, partitions)
         return name
 
@@ -62,22 +68,22 @@ class RawAdmin:
         wait_for(led)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        _wait(self.client.create_partitions([NewPartitions(topic, total)], operation_timeout=SECONDS))
+        _ask(lambda: self.client.create_partitions([NewPartitions(topic, total)], operation_timeout=SECONDS))
         self.wait_for_leaders(topic, total)
 
     def delete_topic(self, *topics: str) -> None:
-        _wait(self.client.delete_topics(list(topics), operation_timeout=SECONDS))
+        _ask(lambda: self.client.delete_topics(list(topics), operation_timeout=SECONDS))
 
     def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
         """Remove what comes before the offset, as retention does; -1 removes all."""
-        _wait(self.client.delete_records([TopicPartition(topic, partition, before)], operation_timeout=SECONDS))
+        _ask(lambda: self.client.delete_records([TopicPartition(topic, partition, before)], operation_timeout=SECONDS))
 
     def configure_group(self, group: str, config: Mapping[str, str]) -> None:
         """Set configuration of a group, by Kafka's names."""
         operation = AlterConfigOpType.SET
         entries = [ConfigEntry(name, value, incremental_operation=operation) for name, value in config.items()]
         resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
-        _wait(self.client.incremental_alter_configs([resource]))
+        _ask(lambda: self.client.incremental_alter_configs([resource]))
 
     def leader(self, topic: str, partition: int = 0) -> int:
         """The node that leads the partition; -1 if none does."""
@@ -238,7 +244,21 @@ def wait_for(look: Callable[[], _Found | None], seconds: float = SECONDS) -> _Fo
     return found
 
 
-def _wait(futures: Mapping[Any, Any]) -> None:
-    # A broker passes it on, and gives a controller that went half a minute before it asks the next one.
-    for future in futures.values():
-        future.result(4 * SECONDS)
+def _ask(request: Callable[[], Mapping[Any, Any]]) -> None:
+    """Make a request and wait for its end, at most a minute: a broker passes it on, and gives a controller that went
+    half a minute before it asks the next one."""
+    repeated = False
+    while True:
+        try:
+            for future in request().values():
+                future.result(4 * SECONDS)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if repeated and code in _DONE_BEFORE:
+                return
+            # The client gives up the nameless broker that it began with once it knows its name, and what waits there.
+            if code != KafkaError._DESTROY_BROKER:
+                raise
+            repeated = True
+        else:
+            return
