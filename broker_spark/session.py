@@ -9,14 +9,17 @@ import atexit
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
-from pyspark.errors import PySparkRuntimeError
+from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from broker.checks import check_text, refused
 from broker.errors import ConfigurationError
+from broker.urls import MASK, is_secret_name
 from broker_spark.configured import configured
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
@@ -26,6 +29,8 @@ from broker_spark.shipping import python_path, shipped_source
 __all__ = ["register", "session"]
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
+_REACH: Final = 30.0
+"""Seconds for a server of Spark Connect, whose client would try for ten minutes."""
 _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _HERE: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -61,21 +66,25 @@ def session(
     :param remote: instead of `master`: a server of Spark Connect, "sc://host:15002", or "local[2]" to start one here.
         What Spark takes only when it starts, such as its memory, is then that server's own.
     :param config: settings of Spark, by their own names.
-    :raises ConfigurationError: Spark's Java does not start.
+    :raises ConfigurationError: Spark does not start with these, or no server of Spark Connect answers in half a minute.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         return register(active)
-    given = {
-        key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in (config or {}).items()
-    }
+    check_text("name", name)
+    given = _texts({} if config is None else config)
+    if master is not None and remote is not None:
+        raise ConfigurationError(f"master {master!r} and remote are given", advice="Give one of them")
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
     if remote is not None:
+        check_text("remote", remote)
         given["spark.remote"] = remote
     if master is None and "spark.master" not in given and "spark.remote" not in given and not submitted:
         master = configured().get("spark.master") or "local[*,3]"
     if master is not None:
+        check_text("master", master)
         given["spark.master"] = master
+    asked = ", ".join(f"{key}={_shown(key, value)}" for key, value in given.items())
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
     local = (given.get("spark.master") or server).startswith("local")
     if local:
@@ -89,22 +98,101 @@ def session(
     for key, value in given.items():
         builder = builder.config(key, value)
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        try:
-            made = builder.getOrCreate()
-        except PySparkRuntimeError as error:
-            if error.getCondition() != _NO_JAVA:
-                raise
-            raise ConfigurationError(
-                "Spark's Java did not start; what it said is above",
-                advice="Spark needs Java 17 or newer, and a master and settings that it takes",
-            ) from error
-    known = {row["key"] for row in made.sql("SET").collect()}
-    for key, value in _BETTER.items():
-        # Spark lists what somebody has set, and not what it has by default.
-        if key not in known:
-            made.conf.set(key, value)
+        made = _started(builder, server, asked)
     atexit.register(made.stop)
     return register(made)
+
+
+def _texts(config: Any) -> dict[str, str]:
+    """Settings as Spark takes them.
+
+    :raises ConfigurationError: one is none.
+    """
+    if not isinstance(config, Mapping):
+        raise refused("config", config, "a mapping of Spark's settings to text, numbers or True and False")
+    texts: dict[str, str] = {}
+    for key, value in cast("Mapping[Any, Any]", config).items():
+        check_text("a name in config", key)
+        if not isinstance(value, str | int | float):
+            raise refused(f"config[{key!r}]", value, "text, a number or True and False; leave it out for Spark's own")
+        texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return texts
+
+
+def _shown(key: str, value: str) -> str:
+    # Behind its first ';' the URL of a server may have a token.
+    return MASK if is_secret_name(key) else value.partition(";")[0] if key == "spark.remote" else value
+
+
+def _started(builder: SparkSession.Builder, server: str, asked: str) -> SparkSession:
+    """The session, with what is better set where nobody said otherwise.
+
+    :param asked: what was asked for, for people.
+    :raises ConfigurationError: Spark does not start so.
+    """
+    made: SparkSession | None = None
+    try:
+        if server and not server.startswith("local"):
+            _reach(server)
+        made = builder.getOrCreate()
+        known = {row["key"] for row in made.sql("SET").collect()}
+        for key, value in _BETTER.items():
+            # Spark lists what somebody has set, and not what it has by default.
+            if key not in known:
+                made.conf.set(key, value)
+    except (PySparkException, Py4JError) as error:
+        if made is not None:
+            with suppress(PySparkException, Py4JError):
+                made.stop()
+        if isinstance(error, PySparkException) and error.getCondition() == _NO_JAVA:
+            raise ConfigurationError(
+                f"Spark's Java did not start with {asked}; what it said is above",
+                advice="Spark needs Java 17 or newer, and a master and settings that it takes",
+            ) from error
+        raise ConfigurationError(
+            f"Spark does not start with {asked}: {_why(error)}",
+            advice="Give it a master that answers, and settings that it takes",
+        ) from error
+    return made
+
+
+def _reach(server: str) -> None:
+    """Before its client is asked, after whose failure PySpark takes no other kind of session in this process.
+
+    :raises ConfigurationError: no server of Spark Connect answers there.
+    """
+    import grpc
+    from pyspark.sql.connect.client.core import DefaultChannelBuilder
+
+    try:
+        builder = DefaultChannelBuilder(server)
+    except ValueError as error:
+        raise ConfigurationError(f"remote is no URL of a server: {error}", advice="Write sc://host:port") from error
+    channel = builder.toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_REACH)
+    except grpc.FutureTimeoutError:
+        raise ConfigurationError(
+            f"No server of Spark Connect answers at {builder.endpoint} in {_REACH:g} s",
+            advice="Start one there, or check the host and port of remote; 'local[2]' starts one here",
+        ) from None
+    finally:
+        channel.close()
+
+
+def _why(error: Exception) -> str:
+    """What went wrong first, in a line."""
+    java: Any = getattr(error, "java_exception", None)
+    if java is not None:
+        while (cause := java.getCause()) is not None:
+            java = cause
+        text = str(java.getMessage() or java.toString())
+    else:
+        first: Any = error
+        while (cause := getattr(first, "_cause", None)) is not None:
+            first = cause
+        text = str(first)
+    return text.partition("\n")[0].rstrip(".:")
 
 
 def register(spark: SparkSession) -> SparkSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -64,6 +65,53 @@ def in_a_session(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1], done.stderr
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"name": None}, "name is None"),
+    ({"config": 5}, "config is 5"),
+    ({"config": {"spark.executor.cores": None}}, "config['spark.executor.cores'] is None"),
+    ({"master": 5}, "master is 5"),
+    ({"master": "local[2]", "remote": "sc://there"}, "master 'local[2]' and remote are given"),
+    ({"remote": "http://there"}, "remote is no URL of a server: [INVALID_CONNECT_URL]"),
+    ({"remote": "sc://there:x"}, "remote is no URL of a server"),
+    ({"remote": "sc://127.0.0.1:1/;token=verysecret"}, "No server of Spark Connect answers at 127.0.0.1:1"),
+    ({"master": "local[x]"}, "spark.master=local[x]: Could not parse Master URL: 'local[x]'"),
+    (
+        {"master": "local[1]", "config": {"spark.sql.shuffle.partitions": "many", "spark.my.password": "verysecret"}},
+        "The value 'many' in the config \"spark.sql.shuffle.partitions\" is invalid",
+    ),
+]
+
+
+def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        "import broker_spark\n"
+        "from broker.errors import ConfigurationError\n"
+        "sys.modules['broker_spark.session']._REACH = 1.0\n"
+        "told = []\n"
+        "for options in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        broker_spark.session(**options)\n"
+        "    except ConfigurationError as error:\n"
+        "        told.append(str(error))\n"
+        "print(json.dumps(told))\n"
+        "assert broker_spark.session(master='local[1]').range(3).count() == 3\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), json.dumps([options for options, _ in REFUSED])],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert len(told) == len(REFUSED)
+    for said, (_, wanted) in zip(told, REFUSED, strict=True):
+        assert wanted in said
+    assert "verysecret" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -163,7 +211,9 @@ def test_a_java_that_does_not_start_is_told_with_the_mend(java: str, config: dic
     assert done.returncode == 1
     before, _, error = done.stderr.rpartition("ConfigurationError: ")
     assert said in before
-    assert error.startswith("Spark's Java did not start; what it said is above. Spark needs Java 17 or newer")
+    asked = "".join(f"{key}={value}, " for key, value in config.items())
+    told = f"Spark's Java did not start with {asked}spark.master=local; what it said is above. "
+    assert error.startswith(f"{told}Spark needs Java 17 or newer")
 
 
 def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> None:
