@@ -19,10 +19,21 @@ from urllib.parse import urlsplit
 
 import pyarrow
 
-from broker.errors import ConfigurationError
+from broker.errors import BackendError, BrokerError, ConfigurationError
 from broker.urls import mask_within
 
-__all__ = ["NEXT", "Files", "LocalFiles", "StoredFiles", "check_place", "mend", "open_files", "replace_file", "why"]
+__all__ = [
+    "NEXT",
+    "Files",
+    "LocalFiles",
+    "StoredFiles",
+    "check_place",
+    "mend",
+    "open_files",
+    "replace_file",
+    "told_of",
+    "why",
+]
 
 _ATOMIC: Final = frozenset({"s3", "gcs"})
 """File systems of pyarrow in which an object appears when it is closed."""
@@ -80,6 +91,19 @@ def open_files(place: str) -> Files:
 def why(error: Exception, place: str) -> str:
     """What a file system says in its first line, without the secrets of the place; libhdfs says a hundred lines."""
     return str(error).partition("\n")[0].replace(place, mask_within(place))
+
+
+def told_of(error: BaseException, place: str) -> BaseException:
+    """What ended the writer of a spool, for people: of what its directory refuses, with its name."""
+    if not isinstance(error, OSError) or isinstance(error, BrokerError):
+        return error
+    told = BackendError(
+        f"The spool {mask_within(place)} cannot be written: {why(error, place)}",
+        advice="Mend that, or make room, and start the query again: what was not written was not acked",
+        native=error,
+    )
+    told.__cause__ = error
+    return told
 
 
 def mend(error: Exception, advice: str) -> str:

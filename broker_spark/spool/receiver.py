@@ -27,6 +27,7 @@ from broker.consuming.consumer import MessageConsumer
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupported
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
+from broker_spark.files import told_of
 from broker_spark.options import SourceOptions
 from broker_spark.spool.columns import Stamps, stamps_of, table_of
 from broker_spark.spool.lease import BEAT
@@ -130,7 +131,7 @@ class Receiver:
         except asyncio.CancelledError:
             pass
         except BaseException as error:
-            self.failure = error
+            self.failure = told_of(error, self._options.spool)
         finally:
             self._spool.on_room = _nothing
             self._opened.set()
@@ -158,7 +159,8 @@ class Receiver:
 
     def _beats_ended(self, beats: asyncio.Task[None]) -> None:
         if not beats.cancelled() and self._main is not None:
-            self.failure = beats.exception()
+            error = beats.exception()
+            self.failure = error and told_of(error, self._options.spool)
             self._main.cancel()
 
     async def _consume(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import broker_spark
 from broker.blocking import Bus, connect
-from broker.errors import ConfigurationError
+from broker.errors import BackendError, ConfigurationError
 from broker.messages import Message
 from broker_spark.files import StoredFiles
 from broker_spark.spool import lease, receiver, source
@@ -258,6 +259,30 @@ def test_a_spool_on_another_file_system(
     query.reader.stop()
     query.begin().reader.commit(query.at)
     assert segments(tmp_path / "spool") == []
+
+
+def test_a_directory_without_room_is_named_and_loses_nothing(
+    bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    bus.admin.ensure_subscription(topic, "spark")
+    bodies = [b"%04d" % number + bytes(500) for number in range(1000)]
+    publish(bus, topic, bodies)
+    query = make_query(topic)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A write beyond it fails as one on a full disk does, and the disk is everybody's.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(
+            BackendError, match=rf"The spool {tmp_path}/spool cannot be written: .*File too large.*room"
+        ):
+            list(query.begin(drain=True).batches())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    query.reader.stop()
+    assert segments(tmp_path / "spool") == []
+    assert sorted(row for batch in query.begin(drain=True).batches() for row in batch) == bodies
+    assert settled(bus, topic)
 
 
 def test_several_topics_and_patterns(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
