@@ -12,8 +12,10 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.errors import LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.consumer_host import native_partitions
+from broker_kafka.errors import not_ours
 
 __all__ = ["ClientAssignment"]
 
@@ -23,6 +25,7 @@ class ClientAssignment:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._incremental = _is_incremental(config)
+        self._group = str(config["group.id"])
 
     def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
         """Read these, from the positions that they name."""
@@ -42,15 +45,16 @@ class ClientAssignment:
 
     def move(
         self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
-    ) -> tuple[list[TopicPartition], KafkaException | None]:
+    ) -> tuple[list[TopicPartition], KafkaException | LeaseLost | None]:
         """Read partitions from other positions; which were moved, and why others were not."""
         moved: list[TopicPartition] = []
-        failed: KafkaException | None = None
+        failed: KafkaException | LeaseLost | None = None
         for partition, position in positions.items():
             try:
                 self._move(client, NativePartition(*partition, position), owned)
             except KafkaException as error:
-                failed = error
+                # One that goes away meanwhile has nothing to be moved, and is no trouble of those that stay.
+                failed = error if partition in owned else failed or not_ours(partition, self._group)
             else:
                 moved.append(partition)
         return moved, failed
