@@ -6,7 +6,10 @@ the assignment is tried again with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Final
 
 from broker.errors import BrokerError
 from broker.spi import TopicPartition
@@ -14,7 +17,24 @@ from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset
 from broker_kafka.starts import StartPositions
 
-__all__ = ["Claims"]
+__all__ = ["Claims", "told_if_slow"]
+
+_SLOW: Final = 15.0
+"""Seconds; brokers tell positions in milliseconds, but not while a transaction that has some is open."""
+
+
+@contextmanager
+def told_if_slow(group: str, partitions: Sequence[TopicPartition], warn: Callable[[str], object]) -> Generator[None]:
+    """Warn once if this is not over soon: until then nothing of these partitions is read, and nothing else says so."""
+    text = (
+        f"Group {group!r} waits for its positions on {list(map(tuple, partitions))}: the group's coordinator does not "
+        "answer, or a transaction that has some is neither committed nor undone, which its transaction_timeout_ms ends"
+    )
+    timer = asyncio.get_running_loop().call_later(_SLOW, warn, text)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Claims:

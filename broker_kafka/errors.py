@@ -180,7 +180,9 @@ _MENDS: Final = {
     + _SHARE_GROUP,
     KafkaError.UNSUPPORTED_ASSIGNOR: "Set group_remote_assignor to one that the brokers have: uniform or range",
     KafkaError.FENCED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; of two with one, the "
-    "later goes on",
+    "later goes on with group_protocol=classic, and the earlier with consumer",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "Mark with metadata within the brokers' offset.metadata.max.bytes, 4096 by "
+    "default; the position is not committed with it",
     KafkaError.INVALID_RECORD: "A compacted topic takes no message without a key, and Kafka refuses all of the batch "
     "that has one; give each a key",
     KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; one that ended "

@@ -267,7 +267,12 @@ class KafkaGroups:
         info = await self.state(name)
         stored = _positions_in(await self._offsets.fetch(name, places))
         if not stored and not _has(info, topic):
-            raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
+            if info is None:
+                raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
+            raise SubscriptionNotFound(
+                f"Group {name!r} has committed nothing of topic {topic!r}, and no member of it reads that",
+                advice="It has a position when it has read and committed a record, or by `bus.admin.reset_group`",
+            )
         return info or GroupInfo(name=name, state="empty"), stored
 
     async def _reads(self, name: str, topic: str) -> bool:

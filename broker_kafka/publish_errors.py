@@ -11,6 +11,7 @@ from broker.errors import (
     BrokerError,
     ConnectionFailed,
     InvalidMessage,
+    MessageTooLarge,
     OperationTimeout,
     TopicNotFound,
 )
@@ -53,6 +54,13 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
             retriable=True,
             native=native,
             advice="Publish it again",
+        )
+    if code in TOO_LARGE:
+        size = len(message.data or b"") + len(message.key or b"")
+        return MessageTooLarge(
+            f"{what}: {error.str().rstrip('.')}: body and key have {size} bytes",
+            native=native,
+            advice="Raise max.message.bytes of the topic and message_max_bytes here, or send less in one message",
         )
     if code == KafkaError._PURGE_QUEUE:
         return ConnectionFailed(f"{what}: it was not sent", native=native)

@@ -24,7 +24,7 @@ from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, Top
 from broker.waker import Waker
 from broker_kafka.admin_requests import until_told
 from broker_kafka.arrivals import Arrivals
-from broker_kafka.claiming import Claims
+from broker_kafka.claiming import Claims, told_if_slow
 from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
@@ -176,9 +176,12 @@ class KafkaRecordSource:
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
-        found = await until_told(
-            lambda: self._claims.positions(self._owner, partitions), lambda: not self._closed, within=_RESOLVE_SECONDS
-        )
+        with told_if_slow(self.group, partitions, self.connection.warn):
+            found = await until_told(
+                lambda: self._claims.positions(self._owner, partitions),
+                lambda: not self._closed,
+                within=_RESOLVE_SECONDS,
+            )
         if found is None:
             raise Closed(f"The member of group {self.group!r} was closed")
         return found

@@ -2,7 +2,8 @@
 
 *Concurrency.* A producer of its own, with its thread, per transactional id; one transaction at a time, in which
 `publish` may be called any number of times at once. *Cancellation.* A cancelled call leaves what has begun to the
-thread. *Failure.* Retriable trouble is repeated here, for half a minute or the transaction's timeout. What the broker
+thread. *Failure.* Retriable trouble is repeated here, for three times `request_timeout` or the transaction's timeout,
+whichever is longer. What the broker
 undid because it was open for too long, or what must be undone, is `TransactionAborted`, or an error after which `abort`
 succeeds; the publisher goes on, after a time-out with a new producer of the same id. A producer that another of its id
 has fenced is dead: `TransactionFatal`. The broker says the same of both; what had been open for longer than
@@ -26,6 +27,7 @@ from broker.errors import (
     Closed,
     ConfigurationError,
     LeaseLost,
+    OperationTimeout,
     TransactionAborted,
     TransactionFatal,
 )
@@ -49,8 +51,8 @@ __all__ = ["KafkaTransaction"]
 _SLICE: Final = 0.5
 """Seconds of one attempt in the thread, which has to poll now and then."""
 _PAUSE: Final = 0.05
-_PATIENCE: Final = 30.0
-"""Seconds for which retriable trouble is repeated, or the transaction's timeout if that is longer."""
+_REQUESTS: Final = 3
+"""So many times `request_timeout` retriable trouble is repeated for, or the transaction's timeout if that is longer."""
 _ABORT_ON_CLOSE: Final = 3.0
 _CLOSE: Final = 5.0
 
@@ -302,7 +304,8 @@ class KafkaTransaction:
 
     async def _repeat(self, thread: _TransactionThread, what: str, function: Callable[[Producer], Any]) -> None:
         """Call until it is done, or cannot be."""
-        deadline = monotonic() + max(self._timeout, _PATIENCE)
+        patience = max(self._timeout, _REQUESTS * self._connection.settings.request_timeout)
+        deadline = monotonic() + patience
         while True:
             try:
                 await thread.call(lambda client: function(client.get()))
@@ -311,8 +314,17 @@ class KafkaTransaction:
                 raise
             except Exception as error:
                 found = kafka_error(error)
-                if found is None or not found.retriable() or found.fatal() or monotonic() >= deadline:
-                    raise translate(error, f"Transaction of {self._id!r}: failed to {what} it") from error
+                tried = f"Transaction of {self._id!r}: failed to {what} it"
+                if found is None or not found.retriable() or found.fatal():
+                    raise translate(error, tried) from error
+                if monotonic() >= deadline and found.code() == KafkaError._TIMED_OUT:
+                    raise OperationTimeout(
+                        f"{tried}: its coordinator, a broker, did not answer within {patience:g} s",
+                        native=error,
+                        advice="See whether it runs; transaction_timeout_ms and request_timeout say how long to wait",
+                    ) from error
+                if monotonic() >= deadline:
+                    raise translate(error, tried) from error
                 if found.code() != KafkaError._TIMED_OUT:
                     await asyncio.sleep(_PAUSE)
 

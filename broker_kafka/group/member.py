@@ -29,6 +29,7 @@ from broker.hooks import (
 from broker.reading.assignments import not_assigned
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import until_told
+from broker_kafka.claiming import told_if_slow
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.errors import translate
@@ -47,6 +48,8 @@ __all__ = ["Member"]
 
 _GENERATIONS: Final = count(1)
 """Of all members of this process, so that a stash knows which of two assignments is the later one."""
+_GRACE: Final = 1.0
+"""Seconds for the brokers' answers where the deadline of a close has been used up, once to commit and once to leave."""
 _PATIENCE: Final = 30.0
 """Seconds after which it is told that partitions wait for `on_assigned`; then after twice as long, and so on."""
 
@@ -121,7 +124,8 @@ class Member:
         self._intake.arrived(runs)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        claimed = await self._claims.claim(partitions)
+        with told_if_slow(self._options.group, partitions, self.warn):
+            claimed = await self._claims.claim(partitions)
         self._claimed |= claimed
         return {partition: claim.begin for partition, claim in claimed.items()}
 
@@ -190,7 +194,7 @@ class Member:
             self._commits.close()
             for task in self._tasks:
                 task.cancel()
-            await self._thread.stop(max(1.0, self._until - self._loop.time()) + self._options.commit_seconds)
+            await self._thread.stop(max(_GRACE, self._until - self._loop.time()))
             self._teller.cancel()
             self._let_go(list(self.held.values()))
 
@@ -240,7 +244,10 @@ class Member:
                 call.cancel()
         finally:
             self._clocks.discard(clock)
-        await self._commits.flush(going, max(commit_until, self._loop.time() + self._options.commit_seconds))
+        now = self._loop.time()
+        await self._commits.flush(
+            going, max(commit_until, now + _GRACE) if commit_until else now + self._options.commit_seconds
+        )
 
     def _finished(self, going: list[Held]) -> bool:
         return not self.finishes or not any(held.marks.runs.unfinished for held in going)

@@ -116,11 +116,18 @@ async def test_what_is_finished_and_no_longer_there_is_not_taken_off_the_lag(
     assert await spi.lag(topic, group) == Lag(waiting=2, partitions={0: 3})
 
 
-async def test_a_subscription_or_topic_that_is_not_there(spi: KafkaAdmin, topic: str, group: str, name: str):
+async def test_a_subscription_or_topic_that_is_not_there(
+    spi: KafkaAdmin, admin: RawAdmin, topic: str, group: str, name: str
+):
+    admin.make_topic(f"{topic}-other")
     for call in (spi.describe_subscription(topic, group), spi.lag(topic, group)):
         with pytest.raises(SubscriptionNotFound, match=group):
             await call
     await spi.delete_subscription(topic, group)
+    # A group that is there, and has read nothing of this topic that could be committed.
+    await spi.reset_group(group, GroupReset(to="latest", topics=[f"{topic}-other"]), dry_run=False)
+    with pytest.raises(SubscriptionNotFound, match=f"{group}' has committed nothing of topic '{topic}'"):
+        await spi.lag(topic, group)
     for call in (
         spi.list_subscriptions(name),
         spi.ensure_subscription(name, group, start="earliest", options={}),

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from broker.bus import connect
+from broker.errors import OperationTimeout
 from broker_kafka.group import GroupConsumer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, fill, options_of
@@ -82,3 +83,31 @@ async def test_consumers_of_both_families_leave_right_after_joining(
                 begun = time.monotonic()
             assert time.monotonic() - begun < SECONDS
             await eventually(lambda: members_of(admin, group) == 0, SECONDS)
+
+
+async def test_a_close_keeps_its_deadline_where_the_broker_is_silent():
+    with KafkaServer() as server:
+        topic = RawAdmin(server.bootstrap).make_topic()
+        async with connect(server.url) as bus:
+            await bus.topic(topic).publish_batch([b"x"] * 10)
+            consumer = await GroupConsumer(bus, topic, group="silent", close_timeout=1).__aenter__()
+            async for record in consumer:
+                consumer.mark(record)
+                break
+            server.pause()
+            # A second for the marks to be committed, and one to leave the group, beyond the deadline.
+            async with asyncio.timeout(1 + 2.5):
+                await consumer.close()
+            server.resume()
+
+
+async def test_a_transactional_publisher_waits_as_long_as_the_settings_say():
+    with KafkaServer() as server:
+        async with connect(
+            f"{server.url}?transaction_timeout_ms=1000&request_timeout=0.5&message_timeout_ms=1000"
+        ) as bus:
+            server.pause()
+            with pytest.raises(OperationTimeout, match=r"'copy': failed to open it: its coordinator.* within 1\.5 s"):
+                async with asyncio.timeout(15), bus.transactional_publisher("copy"):
+                    pass
+            server.resume()

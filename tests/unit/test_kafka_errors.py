@@ -8,7 +8,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from broker import errors
+from broker.outbound import OutboundMessage
 from broker_kafka.errors import configuration_error, kafka_error, translate
+from broker_kafka.publish_errors import publish_error
 from broker_kafka.settings import KafkaSettings
 
 
@@ -40,6 +42,27 @@ def test_codes(code: int, expected: type[errors.BrokerError], retriable: bool) -
     assert error.retriable is retriable
     assert str(error).startswith("Publishing to 'orders': ")
     assert isinstance(error.native, KafkaException)
+
+
+@pytest.mark.parametrize(
+    ("code", "mend"),
+    [
+        (KafkaError.OFFSET_METADATA_TOO_LARGE, r"offset\.metadata\.max\.bytes, 4096"),
+        (KafkaError.FENCED_INSTANCE_ID, "later goes on with group_protocol=classic, and the earlier with consumer"),
+    ],
+)
+def test_the_mend_is_told(code: int, mend: str) -> None:
+    with pytest.raises(errors.BrokerError, match=mend):
+        raise translate(KafkaError(code), "Committing")
+
+
+def test_what_is_too_large_for_its_topic_is_told_with_its_size() -> None:
+    message = OutboundMessage(b"four", b"key")
+    error = publish_error(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), "orders", message, None)
+    assert isinstance(error, errors.MessageTooLarge)
+    assert "'orders'" in str(error)
+    assert "body and key have 7 bytes" in str(error)
+    assert "max.message.bytes" in str(error)
 
 
 @pytest.mark.parametrize(
