@@ -130,7 +130,7 @@ bench: $(STAMP) kafka
 	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-queue: $(STAMP) kafka
-	$(BIN)/python -m benchmarks kafka-markers kafka-queue $(ARGS)
+	$(BIN)/python -m benchmarks kafka-markers kafka-queue kafka-queue-published $(ARGS)
 
 bench-spark: $(STAMP) kafka
 	$(BIN)/python -m benchmarks.spark $(ARGS)

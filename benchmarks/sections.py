@@ -12,6 +12,7 @@ from benchmarks.kafka_groups import measure_kafka_groups
 from benchmarks.kafka_handling import measure_kafka_handling
 from benchmarks.kafka_markers import measure_markers
 from benchmarks.kafka_queue import measure_queue
+from benchmarks.kafka_queue_published import measure_published
 from benchmarks.kafka_speed import measure_kafka
 from benchmarks.pubsub_speed import measure_pubsub
 from benchmarks.pulsar_speed import measure_pulsar
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[float, int], Awaitable[Section]]] = {
     "kafka-groups": measure_kafka_groups,
     "kafka-markers": measure_markers,
     "kafka-queue": measure_queue,
+    "kafka-queue-published": measure_published,
     "pubsub": measure_pubsub,
     "pulsar": measure_pulsar,
     "servicebus": measure_servicebus,

@@ -28,6 +28,7 @@ EXPECTED = {
     "kafka-groups": ("start to first record", "KIP-848: a joining member's first record", "pause that moves"),
     "kafka-markers": ("markers read", "memory of an open lease"),
     "kafka-queue": ("bare protocol loop, by 500", "queue=share / plain", "lateness, p99", "due at once"),
+    "kafka-queue-published": ("of the key; 10,000 keys", "p95 of processing", "queue=markers"),
     "pubsub": ("raw protobuf, Pull + Acknowledge", "SubscriberClient.subscribe", "publish_batch / raw protobuf"),
     "pulsar": ("receive + batch_receive + acknowledge", "publish_batch / pulsar-client", "enqueue / pulsar-client"),
     "servicebus": ("on a test double", "complete_message in turn", "publish_batch / azure-servicebus"),
