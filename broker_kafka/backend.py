@@ -109,6 +109,9 @@ class KafkaBackend:
             messages=queue_capabilities(settings, bare),
             records=bare.records,
             durable=True,
+            settings_needed={}
+            if settings.queue == "markers"
+            else {"publish.deliver_at": f"queue=markers, and queue is {settings.queue} here"},
         )
 
     @property

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.cli import dead
-from broker.cli.rendering import attribute_pairs, bytes_field, cut, json_line, printable, show_table
+from broker.cli.rendering import attribute_pairs, bytes_field, cut, escaped, json_line, printable, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.topics import Yes
 from broker.cli.tracker import Subscription, queues_of
@@ -34,13 +34,13 @@ async def inspect(session: Session, subscription: Subscription, *, as_json: AsJs
         ("MESSAGE", "STATE", "ATTEMPT", "AGE", "DUE IN", "HOLDER", "REASON"),
         [
             (
-                f"{lease.topic}[{lease.partition}] {lease.offset}",
+                f"{escaped(lease.topic)}[{lease.partition}] {lease.offset}",
                 lease.state,
                 lease.attempt,
                 f"{lease.age:.1f} s",
                 f"{lease.due_in:.1f} s",
-                lease.holder or None,
-                lease.reason or None,
+                escaped(lease.holder) or None,
+                escaped(lease.reason) or None,
             )
             for lease in leases
         ],

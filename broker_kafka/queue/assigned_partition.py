@@ -22,14 +22,14 @@ _START: Final = Kind.START
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOptions:
-    """:ivar max_jump_ms: see `LogClock`.
+    """:ivar max_jump_ms: see `LogClock`; less than what is left of a lease of 30 s when it is renewed.
     :ivar stall_ms: see `LogClock`.
     :ivar renew_distance: a START so many offsets back is renewed, since a new owner reads from it; a record
         holds up to 200 markers.
     :ivar renew_age_ms: a START of so long ago is renewed; much less than the marker topic's retention.
     """
 
-    max_jump_ms: int = 60_000
+    max_jump_ms: int = 10_000
     stall_ms: int = 10_000
     renew_distance: int = 20_000
     renew_age_ms: int = 3_600_000

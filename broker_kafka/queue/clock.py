@@ -21,7 +21,7 @@ class LogClock:
     :ivar stalls: how many silences were left out.
     """
 
-    def __init__(self, at: int, *, max_jump_ms: int = 60_000, stall_ms: int = 10_000) -> None:
+    def __init__(self, at: int, *, max_jump_ms: int = 10_000, stall_ms: int = 10_000) -> None:
         self._max_jump: Final = max_jump_ms
         self._stall: Final = stall_ms
         self._now: int | None = None

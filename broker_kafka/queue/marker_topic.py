@@ -37,6 +37,8 @@ TRACKER: Final = ".tracker"
 """With this end the group of its trackers."""
 MARKER_HEADROOM: Final = 65_536
 """Bytes by which a START may be larger than its message: whence it came, whose it is, where its dead letter goes."""
+_BROKERS_SIZE: Final = 1_048_588
+"""Bytes; what brokers let a topic take unless they are told otherwise."""
 LARGEST: Final = 1_000_000_000
 """Bytes; the most that librdkafka takes. Markers and what is sent again carry what a message topic took, whoever wrote
 it: `message_max_bytes` is of what this process publishes, and the brokers say what is too large."""
@@ -85,7 +87,9 @@ async def ensure_marker_topic(
     name = marker_topic_name(subscription, connection.settings.marker_topic)
     admin = KafkaTopics(connection)
     sources = [await admin.describe(topic) for topic in topics]
-    largest = max([connection.settings.message_max_bytes, *(_number(each.native["config"], _SIZE) for each in sources)])
+    unknown = 0 if sources else _BROKERS_SIZE
+    taken = [_number(each.native["config"], _SIZE) for each in sources]
+    largest = max(connection.settings.message_max_bytes, unknown, *taken)
     needed = largest + MARKER_HEADROOM
     try:
         found = await admin.describe(name)

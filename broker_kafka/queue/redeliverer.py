@@ -15,13 +15,14 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from broker.errors import BrokerError, ConfigurationError
+from broker.errors import BrokerError, ConfigurationError, MessageTooLarge
 from broker.spi import TopicPartition
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.assigned_partition import AssignedPartition
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten
 from broker_kafka.queue.group_positions import EVER, GroupPositions
 from broker_kafka.queue.lease import Lease, State
+from broker_kafka.queue.marker_topic import MARKER_HEADROOM
 from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.redelivery import again, dead_letter, is_exhausted
 from broker_kafka.queue.redelivery_rate import RedeliveryRate
@@ -321,7 +322,20 @@ class Redeliverer:
         wait = 1000 * seconds if letter or times > 1 else 0.0
         self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, times)
         if times == 1 or letter:
-            self.told.append(f"Message {id.topic}:{id.partition}:{id.offset} is not taken: {error}")
+            self.told.append(
+                f"Message {id.topic}:{id.partition}:{id.offset} is not taken: {error}{_mend(error, id.topic)}"
+            )
+
+
+def _mend(error: BrokerError, topic: str) -> str:
+    """What to do about it, where its error cannot know."""
+    if not isinstance(error, MessageTooLarge):
+        return ""
+    return (
+        f". With what is added to it when it is sent again it is larger than max.message.bytes of {topic!r}, of its "
+        f"dead-letter topic or of the marker topic: raise that by {MARKER_HEADROOM}, with bus.admin.ensure_topic(name, "
+        "max_message_bytes=…); it stays open until then"
+    )
 
 
 def _letter_reason(lease: Lease, content: Content, refused: _Refused | None, gone: BrokerError | None) -> str:

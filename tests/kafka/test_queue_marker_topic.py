@@ -46,6 +46,14 @@ async def test_it_is_made_as_a_tracker_needs_it(
     assert config["max.message.bytes"] == str(3_000_000 + MARKER_HEADROOM)
 
 
+async def test_one_that_a_tracker_makes_alone_takes_what_topics_take_by_default(
+    connection: Connection, group: str, topic: str
+) -> None:
+    assert await ensure_marker_topic(connection, group) == 1
+    # As the first consumer looks at it, whose topic has the brokers' own limit.
+    assert await ensure_marker_topic(connection, group, topics=[topic], create=False) == 1
+
+
 async def test_one_that_is_new_is_known_as_one_of_markers_before_any_tracker_was_there(
     connection: Connection, group: str, topic: str
 ) -> None:

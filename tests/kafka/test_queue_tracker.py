@@ -128,7 +128,9 @@ async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer,
         assert letter.value() == b"y" * 3000
         assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
         await eventually(lambda: tracker.state().open == 2)
-        assert any(f"{ids[3].topic}:0:3 is not taken" in text for text in warned)
+        (told,) = [text for text in warned if f"{ids[3].topic}:0:3 is not taken" in text]
+        assert f"larger than max.message.bytes of {ids[3].topic!r}" in told
+        assert "bus.admin.ensure_topic(name, max_message_bytes=" in told
         assert any("topic is gone: Topic 'no\\x00name'" in text for text in warned)
         (tracked,) = tracker._tracked.values()
         assert {*tracked._redeliverer._refused} >= {ids[3]}
