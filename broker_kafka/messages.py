@@ -18,7 +18,7 @@ from broker.spi import Backend, MessageSource, MessageSubscription, RecordSubscr
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.positions import partitions_of
-from broker_kafka.queue.rivals import warn_of_rivals
+from broker_kafka.queue.rivals import watch_for_rivals
 from broker_kafka.starts import StartPositions
 
 __all__ = ["found", "subscribe"]
@@ -67,7 +67,7 @@ class _Messages(RecordsAsMessages):
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
         """Look until the close."""
-        work = warn_of_rivals(connection, topic, group, self._warn)
+        work = watch_for_rivals(connection, topic, group, self._warn)
         self._watching = asyncio.get_running_loop().create_task(work, name="broker-kafka-rivals")
 
     async def close(self) -> None:

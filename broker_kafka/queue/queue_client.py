@@ -29,7 +29,6 @@ from broker_kafka.queue.marker_producer import MarkerProducer
 from broker_kafka.queue.set_aside import SetAside
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting, Taken
-from broker_kafka.queue.tracking import Tracking
 from broker_kafka.queue.transacted_ends import TransactedEnds
 from broker_kafka.queue.under_way import UnderWay
 from broker_kafka.records import KafkaRecordSource
@@ -48,7 +47,7 @@ class QueueClient:
     :param transactions: in which STARTs are written with the positions; None writes them one after the other.
     :param doubts: about what was committed when partitions went; the same that `transactions` has.
     :param transacted: writes ENDs in transactions of others.
-    :param tracker: with whose failure nothing more is handed over; None if others track.
+    :param trouble: tells an error with which nothing more is handed over, if there is one.
     :param session_seconds: silence after which the group gives our partitions to others.
     :param ended: awaited when it was closed, however that went.
     """
@@ -64,7 +63,7 @@ class QueueClient:
         doubts: CommitDoubts,
         book: LeaseBook,
         transacted: TransactedEnds,
-        tracker: Tracking | None,
+        trouble: Callable[[], BrokerError | None],
         session_seconds: float,
         ended: Callable[[QueueClient], Coroutine[Any, Any, None]],
     ) -> None:
@@ -75,7 +74,7 @@ class QueueClient:
         self._doubts = doubts
         self._book = book
         self.transacted: Final = transacted
-        self._tracker = tracker
+        self._trouble = trouble
         self._trusted = min(_TRUSTED, session_seconds / 2)
         self._ended = ended
         self._loop = asyncio.get_running_loop()
@@ -106,8 +105,8 @@ class QueueClient:
 
     async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
         self._check_open()
-        if self._tracker is not None and self._tracker.failure is not None:
-            raise self._tracker.failure
+        if (trouble := self._trouble()) is not None:
+            raise trouble
         self._fetching = True
         try:
             self._taken += self._aside.due(self._loop.time())

@@ -22,7 +22,7 @@ from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.positions import partitions_of
 from broker_kafka.queue.commit_texts import keys_in, mark_in, mark_of
 
-__all__ = ["refuse_rivals", "rivals_of", "warn_of_rivals"]
+__all__ = ["refuse_rivals", "rivals_of", "watch_for_rivals"]
 
 _BROKERS_SESSION: Final = 60.0
 """Seconds, and more than brokers keep a member of KIP-848 that was killed, unless they are told to."""
@@ -43,13 +43,14 @@ _MEND: Final = (
 _OTHER_KEYS: Final = f"{_SHARED}. {_MEND}"
 
 
-async def warn_of_rivals(
-    connection: Connection, topic: str, group: str, warn: Callable[[str], object], *, keys: str | None = None
+async def watch_for_rivals(
+    connection: Connection, topic: str, group: str, tell: Callable[[str], object], *, keys: str | None = None
 ) -> None:
     """Look for such members now and then, until some are found or this is cancelled.
 
     A member that was killed before is forgotten by the first look, so that a group may change over.
 
+    :param tell: given what to do, when some are found; a consumer that passes messages over is to stop then.
     :param keys: see `rivals_of`.
     """
     settings = connection.settings
@@ -62,12 +63,12 @@ async def warn_of_rivals(
             logger.debug("Who else consumes group %r is asked again: %s", group, error)
             continue
         if rivals:
-            warn((_OFFSETS if keys is None else _OTHER_KEYS).format(group=group, topic=topic, who=_named(rivals)))
+            tell((_OFFSETS if keys is None else _OTHER_KEYS).format(group=group, topic=topic, who=_named(rivals)))
             return
 
 
 async def refuse_rivals(connection: Connection, topic: str, group: str, *, keys: str) -> None:
-    """To be asked before the group is joined. Those that have committed nothing yet are found by `warn_of_rivals`.
+    """To be asked before the group is joined. Those that have committed nothing yet are found by `watch_for_rivals`.
 
     :raises ConfigurationError: present members read the topic for other keys.
     """

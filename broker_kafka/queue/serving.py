@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from time import time
+from typing import Final
 
 from broker.hooks import Hooks
 from broker.queue_tracking import Histogram, OpenLease
@@ -19,6 +20,9 @@ from broker_kafka.queue.tracking import TrackerOptions
 from broker_kafka.queue.wire import read_content
 
 __all__ = ["KafkaQueueTracker", "shown_leases"]
+
+_SILENT: Final = 10.0
+"""Seconds without an answer after which a tracker is in trouble; it asks each 2.5 s, and waits for 2 s."""
 
 
 class KafkaQueueTracker:
@@ -68,7 +72,10 @@ class KafkaQueueTracker:
     def trouble(self) -> str:
         if self._tracker.failure is not None:
             return str(self._tracker.failure)
-        return f"No broker at {self._connection.servers} can be reached" if self._connection.down else ""
+        if self._connection.down:
+            return f"No broker at {self._connection.servers} can be reached"
+        silent = self._tracker.silent
+        return f"No broker has told of {self._tracker.topic!r} for {silent:.0f} s" if silent > _SILENT else ""
 
     def metrics(self) -> Mapping[str, float | Histogram]:
         state, counts = self._tracker.state(), self._tracker.counts

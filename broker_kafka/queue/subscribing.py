@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from broker.errors import Unsupported
+from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Warned, logger
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, RecordListener, RecordSubscription, SourceListener
@@ -22,7 +22,7 @@ from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_na
 from broker_kafka.queue.one_topic import other_topics
 from broker_kafka.queue.own_records import OwnRecords
 from broker_kafka.queue.queue_client import QueueClient
-from broker_kafka.queue.rivals import refuse_rivals, warn_of_rivals
+from broker_kafka.queue.rivals import refuse_rivals, watch_for_rivals
 from broker_kafka.queue.start_transactions import StartTransactions
 from broker_kafka.queue.starting import Starting
 from broker_kafka.queue.trackers import Trackers
@@ -110,6 +110,7 @@ async def open_queue(
         )
 
     watching: list[asyncio.Task[None]] = []
+    at_odds: list[ConfigurationError] = []
 
     async def ended(closed: QueueClient) -> None:
         for task in watching:
@@ -130,7 +131,7 @@ async def open_queue(
         doubts=doubts,
         book=book,
         transacted=TransactedEnds(connection, book, producer),
-        tracker=tracker,
+        trouble=lambda: at_odds[0] if at_odds else None if tracker is None else tracker.failure,
         session_seconds=settings.session_timeout_ms / 1000,
         ended=ended,
     )
@@ -142,7 +143,13 @@ async def open_queue(
         raise
     if starts.keys:
         # Who passes over nothing harms nobody, and is told of by the others.
-        work = warn_of_rivals(connection, subscription.topic, queue, warn, keys=starts.keys)
+
+        def give_up(text: str) -> None:
+            warn(text)
+            at_odds.append(ConfigurationError(text))
+            client.interrupt()
+
+        work = watch_for_rivals(connection, subscription.topic, queue, give_up, keys=starts.keys)
         watching.append(asyncio.get_running_loop().create_task(work, name="broker-kafka-rivals"))
     return client
 

@@ -80,8 +80,15 @@ class Tracker:
         """What is let go of, and its clients closed."""
         self._asked = asyncio.Event()
         self._over = asyncio.Event()
+        self._heard = now_ms()
+        """When it was asked last where the markers end, of what was answered."""
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def silent(self) -> float:
+        """Seconds since brokers last told of the markers."""
+        return (now_ms() - self._heard) / 1000
 
     # -- opening and closing -------------------------------------------------------------------------------
 
@@ -329,13 +336,17 @@ class Tracker:
             self._asked.clear()
             asked = dict(self._tracked)
             at = now_ms()
+            # Who tracks none asks too: that no broker answers is to be known before it has to take over.
+            places = list(asked) or [TopicPartition(self.topic, 0)]
             try:
-                found = await high_watermarks(self._connection, list(asked), _PATIENCE)
+                found = await high_watermarks(self._connection, places, _PATIENCE)
             except BrokerError as error:
                 logger.debug("The ends of the markers of %r are not known: %s", self.subscription, error)
                 found = {}
+            if found:
+                self._heard = at
             for place, end in found.items():
-                if self._tracked.get(place) is asked[place]:
+                if place in asked and self._tracked.get(place) is asked[place]:
                     asked[place].log_ends(end, at)
             await asyncio.sleep(_LEAST_PAUSE)
 

@@ -14,13 +14,14 @@ import pytest
 from broker.cli.health import HealthServer
 from broker.hooks import Hooks, Warned
 from broker.queue_tracking import Histogram
+from broker.testing.waiting import eventually
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.queue.wire import Content, Kind, Marker
 from broker_kafka.settings import KafkaSettings
 from tests.cli.conftest import InnerCli, ProcessCli
 from tests.kafka.queue_markers import Queue, prepared_queue
-from tests.servers.kafka import shared_server
-from tests.servers.kafka_client import wait_for
+from tests.servers.kafka import KafkaServer, shared_server
+from tests.servers.kafka_client import RawAdmin, wait_for
 
 
 @pytest.fixture
@@ -132,6 +133,31 @@ async def test_a_tracker_of_a_name_that_nobody_consumes_by_says_so() -> None:
     assert (
         f"Subscription '{name}' had no marker topic, and '{name}.markers' was made. If that is not its name" in told[0]
     )
+
+
+async def test_trackers_are_in_trouble_while_no_broker_answers_with_and_without_partitions() -> None:
+    with KafkaServer() as server:
+        RawAdmin(server.bootstrap).make_topic("jobs")
+        backends = [KafkaBackend(KafkaSettings(servers=(server.bootstrap,)), Hooks()) for _ in range(2)]
+        for backend in backends:
+            await backend.open()
+        trackers = [backend.queue_tracker("billing", topics=("jobs",)) for backend in backends]
+        try:
+            await trackers[0].open()
+            await eventually(lambda: trackers[0].metrics()["partitions"] == 1, 30)
+            await trackers[1].open()
+            # One partition is with one of them, whichever.
+            await eventually(lambda: sorted(str(each.metrics()["partitions"]) for each in trackers) == ["0", "1"], 30)
+            assert [tracker.trouble() for tracker in trackers] == ["", ""]
+            server.pause()
+            await eventually(lambda: all(tracker.trouble() for tracker in trackers), 40)
+            server.resume()
+            await eventually(lambda: not any(tracker.trouble() for tracker in trackers), 40)
+        finally:
+            server.resume()
+            for tracker, backend in zip(trackers, backends, strict=True):
+                await tracker.close()
+                await backend.close()
 
 
 async def test_health() -> None:

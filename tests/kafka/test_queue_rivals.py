@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from broker.bus import Bus, connect
-from broker.errors import ConfigurationError
+from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
@@ -109,7 +109,7 @@ def unlike(how: str, more: str, group: str) -> tuple[tuple[str, str], tuple[str,
 
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
-async def test_who_passes_over_what_is_anothers_tells_it(
+async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str, more: str
 ) -> None:
     """Each of them passes over, for good, what the other would take."""
@@ -120,14 +120,22 @@ async def test_who_passes_over_what_is_anothers_tells_it(
         first = await joined(stack, kafka, mine, topic, my_name)
         second = await joined(stack, kafka, theirs, topic, their_name)
 
-        async def told() -> bool:
-            await send(first, topic, "mail", "reports")
-            await first.work()
-            await second.work()
-            return bool(first.warned)
+        async def worked(side: Side) -> BrokerError | None:
+            try:
+                await side.work()
+            except BrokerError as error:
+                return error
+            return None
 
-        await eventually(told, PATIENCE, "the warning")
+        async def ended() -> BrokerError | None:
+            await send(first, topic, "mail", "reports")
+            await worked(second)
+            return await worked(first)
+
+        error = await eventually(ended, PATIENCE, "the end")
+        assert isinstance(error, ConfigurationError)
         (warning,) = first.warned
+        assert error.message == warning
         assert f"group {group!r}" in warning
         assert "anybroker at 127.0.0.1" in warning
         assert "a subscription of its own" in warning

@@ -175,7 +175,7 @@ class ClientMachine(RuleBasedStateMachine):
             doubts=CommitDoubts(),
             book=LeaseBook(self.log, lease_seconds=LEASE, format=written),
             transacted=unused,
-            tracker=None,
+            trouble=lambda: None,
             session_seconds=60.0,
             ended=ended,
         )

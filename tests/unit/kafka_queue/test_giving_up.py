@@ -31,7 +31,7 @@ async def test_what_is_given_up_while_it_is_claimed_for_too_long_is_forgotten() 
         doubts=CommitDoubts(),
         book=unused,
         transacted=unused,
-        tracker=None,
+        trouble=lambda: None,
         session_seconds=10.0,
         ended=unused,
     )
