@@ -201,6 +201,8 @@ class JetStreamMessageSource:
             # The clock is read once per burst: what follows may count as older than it is, never as younger.
             # The server counts from its sending, so that ours ends a little before: a late ack must never be sent.
             self._until = monotonic() + _CERTAIN * self._lease
+            if not self._fetching:
+                self._renew_later()
         raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
         if not raw.first:
             self._repeated = True
@@ -291,12 +293,11 @@ class JetStreamMessageSource:
     def _idle(self) -> None:
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
         self._idle_since = monotonic()
         if self._credit and self._parking is None:
-            self._parking = loop.call_later(PARK_SECONDS, self._park)
-        if self._buffer and self._renewing is None:
-            self._renewing = loop.call_later(self._lease / 3, self._renew)
+            self._parking = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
+        if self._buffer:
+            self._renew_later()
 
     def _park(self) -> None:
         self._parking = None
@@ -308,6 +309,10 @@ class JetStreamMessageSource:
             self._parking = asyncio.get_running_loop().call_later(left, self._park)
         else:
             self._spawn(self._asking.renew())
+
+    def _renew_later(self) -> None:
+        if self._renewing is None and not self._closed:
+            self._renewing = asyncio.get_running_loop().call_later(self._lease / 3, self._renew)
 
     def _renew(self) -> None:
         self._renewing = None

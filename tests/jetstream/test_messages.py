@@ -179,7 +179,6 @@ async def until_buffered(source: object, number: int) -> None:
     """Have messages arrive in the source that no fetch takes out."""
     await source._asking.ask(number, 1 << 20)  # pyright: ignore[reportAttributeAccessIssue]
     await until(lambda: len(source._buffer) == number)  # pyright: ignore[reportAttributeAccessIssue]
-    source._idle()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def test_close_gives_back_what_was_not_handed_over(both_ways: JetStreamBackend, topic: str) -> None:
