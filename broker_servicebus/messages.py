@@ -2,7 +2,8 @@
 
 One wire brings and settles them; see there what runs at once. Locks count by our own clock from their arrival on: what
 was held for longer is told as lost and nothing is asked for it, and what waited here too long is not handed over.
-What comes while nobody fetches goes back. Closing goes on where its caller is cancelled.
+What comes while nobody fetches goes back; what came and had more bytes than were asked for waits here, renewed.
+Closing goes on where its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _MOST: Final = 2000
 _FIRST_SIZE: Final = 2048.0
 """Bytes that a message is taken for before any has come."""
 _WEIGHT: Final = 0.5
+_RENEWALS: Final = 3
+"""Within the time of a lock."""
 
 
 def received(
@@ -55,6 +58,11 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._kept: list[Message[Any]] = []
+
+    @property
+    def kept(self) -> list[Message[Any]]:
+        """What waits to be taken."""
+        return self._kept[:]
 
     def add(self, messages: Sequence[Message[Any]]) -> None:
         self._kept += messages
@@ -108,6 +116,8 @@ class ServiceBusMessageSource:
         self._parks = connection.fast and not connection.settings.receive_and_delete
         self._parking: asyncio.TimerHandle | None = None
         self._parked: asyncio.Task[None] | None = None
+        self._renewing: asyncio.TimerHandle | None = None
+        self._renewed: asyncio.Task[None] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -132,7 +142,25 @@ class ServiceBusMessageSource:
         if messages:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
         self._arrivals.add(messages)
-        return self._arrivals.take(max_messages, max_bytes)
+        taken = self._arrivals.take(max_messages, max_bytes)
+        self._renew_later()
+        return taken
+
+    def _renew_later(self) -> None:
+        if self._renewing is None and self._arrivals.kept and not self._closed and self._kept_seconds < math.inf:
+            seconds = self._kept_seconds / _RENEWALS
+            self._renewing = asyncio.get_running_loop().call_later(seconds, self._renew)
+
+    def _renew(self) -> None:
+        self._renewing = None
+        self._renewed = asyncio.get_running_loop().create_task(self._renew_kept())
+
+    async def _renew_kept(self) -> None:
+        for error in await self._settler.extend(self._arrivals.kept):
+            if error is not None:
+                logger.debug("%s: renewing the locks of what waits: %s", self._name, error)
+                break
+        self._renew_later()
 
     def _park(self) -> None:
         self._parking = None
@@ -174,6 +202,8 @@ class ServiceBusMessageSource:
             await self._settler.settle([Settlement(message, Outcome.RELEASE) for message in left])
         self._closed = True
         self._stop_parking()
+        if self._renewing is not None:
+            self._renewing.cancel()
         await self._wire.close()
         if self._at_close is not None and not self._connection.closed:
             await self._at_close()

@@ -54,6 +54,29 @@ async def test_one_request_settles_a_batch(open_bus: Open, topic: str, double: S
         assert await empty(bus, topic)
 
 
+@pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
+async def test_what_was_too_much_at_once_keeps_its_lock(open_bus: Open, topic: str, sessions: bool):
+    bus = await open_bus(lease_seconds=2)
+    await bus.admin.ensure_topic(topic)
+    await bus.admin.ensure_subscription(topic, "billing", requires_session=sessions)
+    asked = MessageSubscription(topic=topic, subscription="billing", ordered_by_key=sessions)
+    source = await bus.backend.subscribe(asked, Listener())
+    await bus.topic(topic).publish_batch([OutboundMessage(bytes(4000), key="k") for _ in range(5)])
+    while not (found := list(await source.fetch(5, 5000, 1.0))):
+        pass
+    assert len(found) == 1
+    waited = asyncio.ensure_future(let_pass(5.0))  # two locks and a half
+    while not waited.done():
+        await source.extend(found)
+        await asyncio.wait({waited}, timeout=0.5)
+    while len(found) < 5:
+        found += await source.fetch(5, 5000, 1.0)
+    assert [message.delivery_attempt for message in found] == [1] * 5
+    assert await source.settle([Settlement(message, Outcome.ACK) for message in found]) == [None] * 5
+    await source.close()
+    assert await empty(bus, topic)
+
+
 async def test_attempts_and_the_reason_of_a_rejection(both_ways: Bus, topic: str):
     bus = both_ways
     await bus.admin.ensure_topic(topic)
