@@ -37,6 +37,8 @@ __all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "n
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _QUOTED: Final = re.compile(r"[\"`]([a-z][a-z._]*)[\"`]")
+_UNNAMED: Final = {"Failed to parse pattern": "topic.blacklist", "dlopen()": "plugin.library.paths"}
+"""The properties that librdkafka leaves unnamed, by what it says of them."""
 _KEYS: Final = frozenset({"ssl.key.location", "ssl.key.pem"})
 _DOTTED: Final = re.compile(r"\b[a-z]+(?:\.[a-z]+)+\b")
 
@@ -172,6 +174,7 @@ _TAKEN_AWAY: Final = "Its new owner reads from the last commit on; make the work
 
 _MENDS: Final = {
     **dict.fromkeys(GENERATION_LOST, _TAKEN_AWAY),
+    KafkaError.UNKNOWN: "The broker failed within; its log says why, a full disk perhaps",
     KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
     "group.max.session.timeout.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "Set transaction_timeout_ms to the brokers' "
@@ -185,6 +188,8 @@ _MENDS: Final = {
     "default; the position is not committed with it",
     KafkaError.INVALID_RECORD: "A compacted topic takes no message without a key, and Kafka refuses all of the batch "
     "that has one; give each a key",
+    KafkaError._BAD_MSG: "The answer was not understood: either no Kafka broker answers there, or "
+    "receive.message.max.bytes is too small for it",
     KafkaError.UNRELEASED_INSTANCE_ID: "Give each member of a group a group_instance_id of its own; one that ended "
     "without leaving keeps it until its session is over",
 }
@@ -263,7 +268,7 @@ def translate(error: KafkaError | BaseException, what: str = "", *, resources: I
             return BackendError(text, native=native, advice=f"The group was deleted meanwhile; or if {_SHARE_GROUP}")
     if found.fatal():
         return BackendError(text, native=native, advice="This client is broken for good; a new one is made")
-    advice = "The broker failed within; its log says why, a full disk perhaps" if code == KafkaError.UNKNOWN else ""
+    advice = _MENDS.get(code, "")
     return BackendError(text, native=native, retriable=code in _RETRIABLE or found.retriable(), advice=advice)
 
 
@@ -289,6 +294,7 @@ def configuration_error(
             "pip install --no-binary confluent-kafka confluent-kafka",
         )
     named = [name for name in (*_QUOTED.findall(text), *_DOTTED.findall(text)) if name in KNOWN_PROPERTIES]
+    named += [name for said, name in _UNNAMED.items() if said in text]
     if named or any(sign in text for sign in ("ssl.", "sasl.", "SSL routines")):
         values = {name: (config or {}).get(name) for name in named if not is_secret_name(name)}
         given = "".join(f"; {name} is {value!r}" for name, value in values.items() if value is not None)

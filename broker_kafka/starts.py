@@ -11,7 +11,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
 from broker.spi import Start, TopicPartition
 from broker_kafka.connection import Connection
@@ -52,6 +52,20 @@ class StartPositions:
     def moves(self) -> bool:
         """Whether a member that joins later would begin elsewhere, so that the begin is to be stored."""
         return self._start == "latest"
+
+    def check(self, partitions: Collection[TopicPartition]) -> None:
+        """Refuse a begin of a partition that is not there; topics that none of these is of may come later.
+
+        :raises ConfigurationError: a position is for no partition.
+        """
+        if isinstance(self._start, Mapping):
+            for place in self._start:
+                count = sum(each.topic == place.topic for each in partitions)
+                if count and place not in partitions:
+                    raise ConfigurationError(
+                        f"start names {place.topic!r}[{place.partition}], and its last partition is {count - 1}",
+                        advice="Leave it out, or add the partition first",
+                    )
 
     async def capture(self, partitions: Sequence[TopicPartition]) -> None:
         """Fix what "latest" means: the ends of the partitions that there are now. Later ones are read in full."""

@@ -118,10 +118,12 @@ class Membership:
         """Join the group.
 
         :raises TopicNotFound: an explicit topic does not exist.
+        :raises ConfigurationError: `start` names a partition that a topic does not have.
         :raises BrokerError: the client cannot be made, or no broker answers.
         """
         try:
             partitions = await self._watch.open()
+            self._starts.check(partitions)
             await self.thread.start()
             await self._starts.capture(partitions)
             if self._options.store is None and self._starts.moves:

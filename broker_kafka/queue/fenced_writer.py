@@ -133,7 +133,7 @@ class FencedWriter(OwnerThread[Producer]):
         try:
             producer = Producer(with_token(self._config))
         except (KafkaException, TypeError, ValueError) as error:
-            raise configuration_error(error, "Opening a producer") from error
+            raise configuration_error(error, "Opening a producer", self._config) from error
         self._lifeline.hold(producer)
         return producer
 

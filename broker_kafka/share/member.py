@@ -137,7 +137,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
             client = ShareConsumer(with_token(self._config))
             client.subscribe([self._topic])
         except (KafkaException, ValueError, TypeError, RuntimeError) as error:
-            raise configuration_error(error, "Making a share consumer") from error
+            raise configuration_error(error, "Making a share consumer", self._config) from error
         return client
 
     def _turn(self, client: ShareConsumer) -> None:

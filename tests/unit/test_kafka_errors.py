@@ -106,6 +106,15 @@ def test_the_value_of_a_setting_is_told_but_for_secrets() -> None:
     assert "hunter2" not in told
 
 
+@pytest.mark.parametrize(("name", "value"), [("topic.blacklist", "("), ("plugin.library.paths", "no-such-library")])
+def test_a_property_that_librdkafka_leaves_unnamed_is_named(name: str, value: str) -> None:
+    with pytest.raises(KafkaException) as refused:
+        Producer({name: value})
+    told = configuration_error(refused.value, "Opening a producer", {name: value})
+    assert isinstance(told, errors.InvalidSetting)
+    assert f"{name} is {value!r}" in str(told)
+
+
 @pytest.mark.parametrize("name", ["ssl.key.pem", "sasl.oauthbearer.assertion.private.key.pem"])
 def test_a_private_key_that_is_refused_is_not_told(name: str) -> None:
     said = KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{name} failed: not in PEM format?"))
