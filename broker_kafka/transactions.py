@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import (
@@ -105,6 +106,10 @@ class KafkaTransaction:
         self._dead: TransactionFatal | None = None
         self._since: float | None = None
         """When the open transaction began."""
+        self._begun: _TransactionThread | None = None
+        """Whose client is in a transaction that nothing was done in."""
+        self._positions: tuple[list[NativePartition], Any] | None = None
+        """What the commit sends first: positions, and the member's metadata."""
         self._closed = False
         self._same_cluster: Connection | None = None
         """Another connection that was found to be to this cluster."""
@@ -133,6 +138,10 @@ class KafkaTransaction:
             # The last one was timed out by the broker; if another took the id meanwhile, this fences it.
             await self._renew()
         self._since = monotonic()
+        self._positions = None
+        begun, self._begun = self._begun, None
+        if begun is self._thread and begun is not None and begun.fatal is None:
+            return
         try:
             await self._attempt("begin", lambda producer: producer.begin_transaction())
         except BaseException:
@@ -167,9 +176,9 @@ class KafkaTransaction:
                     f"Partition {partition.partition} of topic {partition.topic!r} is not this member's any more",
                     advice="Abort the transaction: its new owner reads from the last commit on",
                 )
-        offsets = [NativePartition(topic, partition, at) for (topic, partition), at in positions.items()]
-        await self._attempt(
-            "add positions to", lambda producer: producer.send_offsets_to_transaction(offsets, metadata, _SLICE)
+        self._positions = (
+            [NativePartition(topic, partition, at) for (topic, partition), at in positions.items()],
+            metadata,
         )
 
     def check_source(self, source: MessageSource) -> None:
@@ -184,18 +193,20 @@ class KafkaTransaction:
         ends_of(source, self._connection).undone(messages)
 
     async def commit(self) -> None:
+        committing = _Committing(self._positions)
         try:
-            self._current()
-            await self._attempt("commit", lambda producer: producer.commit_transaction(_SLICE))
+            thread = self._current()
+            await self._attempt("commit", committing)
         except TransactionAborted:
             self._since = None
             raise
         except BrokerError as error:
-            if not _must_abort(error):
+            if committing.positions is not None or not _must_abort(error):
                 raise
             await self.abort()
             raise TransactionAborted(f"The transaction was undone: {error.message}", native=error) from error
         self._since = None
+        self._begun = thread if committing.begun else None
 
     async def abort(self) -> None:
         self._check()
@@ -348,6 +359,29 @@ class KafkaTransaction:
             f"The transaction of {self._id!r} was open for more than {self._timeout:g} s and was undone by the broker",
             advice="Do less in one transaction, or raise transaction_timeout_ms",
         )
+
+
+class _Committing:
+    """The end of a transaction, in one call of the thread, which is repeated until it is done.
+
+    What can be done for the next transaction without asking a broker is done there too: each call costs two changes
+    of threads.
+    """
+
+    def __init__(self, positions: tuple[list[NativePartition], Any] | None) -> None:
+        self.positions = positions
+        """What is not sent yet."""
+        self.begun = False
+        """Whether the next transaction has begun."""
+
+    def __call__(self, producer: Producer) -> None:
+        if self.positions is not None:
+            producer.send_offsets_to_transaction(*self.positions, _SLICE)
+            self.positions = None
+        producer.commit_transaction(_SLICE)
+        with suppress(KafkaException):  # who begins the next one tries again, and is told
+            producer.begin_transaction()
+            self.begun = True
 
 
 def _native(error: BrokerError) -> KafkaError | None:
