@@ -50,10 +50,11 @@ async def tracker(
     found = queues_of(session).queue_tracker(subscription, topics=topic or (), unnamed=unnamed)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(found.close)
-        await found.open()
         if door is not None:
+            # First: what cannot be used here must not leave a new marker topic behind.
             server = await stack.enter_async_context(HealthServer(*door, subscription, found.trouble, found.metrics))
             session.note(f"Health and metrics are at {server.url}")
+        await found.open()
         session.note(f"Tracking {subscription!r}")
         await found.wait()
 

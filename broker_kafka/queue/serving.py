@@ -44,6 +44,7 @@ class KafkaQueueTracker:
         group = OwnRecords.of(subscription, connection.settings).queue
         self._tracker = Tracker(connection, group, hooks, options=options)
         self._on_close = on_close
+        self._open = False
 
     async def open(self) -> None:
         tracker, settings = self._tracker, self._connection.settings
@@ -53,6 +54,7 @@ class KafkaQueueTracker:
             # Of a misspelt name a tracker would keep watch for ever, and say nothing.
             made = not await has_markers(self._connection, tracker.topic)
         await tracker.open()
+        self._open = True
         if made:
             tracker.warn(
                 f"Subscription {tracker.subscription!r} had no marker topic, and {tracker.topic!r} was made. If that "
@@ -74,6 +76,8 @@ class KafkaQueueTracker:
             return str(self._tracker.failure)
         if self._connection.down:
             return f"No broker at {self._connection.servers} can be reached"
+        if not self._open:
+            return "It is being opened"
         silent = self._tracker.silent
         return f"No broker has told of {self._tracker.topic!r} for {silent:.0f} s" if silent > _SILENT else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import uuid
 from contextlib import closing
 from http.client import HTTPConnection
@@ -63,7 +64,7 @@ def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
             line = process.stderr.readline().decode()
             url = line.split()[-1]
             assert line.startswith("Health and metrics are at http://127.0.0.1:")
-            assert get(url, "/health") == "ok\n"
+            wait_for(lambda: ask(url, "/health") == (200, "ok\n"))
             (again,) = queue.wait_for_again(1, 3)
             assert again.value() == b"m0"
             labels = f'{{subscription="{queue.subscription}"}}'
@@ -94,6 +95,17 @@ def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
             process.kill()
     # It has committed: the START of `second` is the lowest that is open.
     assert queue.committed() == 1
+
+
+def test_an_address_in_use_leaves_no_marker_topic_behind(queue: Queue) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        told = InnerCli(shared_server().url)("tracker", f"{queue.subscription}-new", "--listen", port, code=2).err
+    assert f"--listen 127.0.0.1:{port} cannot be used" in told
+    assert (
+        "there is no topic"
+        in InnerCli(shared_server().url)("queue", "inspect", f"{queue.subscription}-new", code=3).err
+    )
 
 
 def test_what_it_is_given_wrong(memory: InnerCli) -> None:
