@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.errors import BrokerError, Closed, OffsetOutOfRange
-from broker.hooks import PositionReset, logger
+from broker.hooks import logger
 from broker.names import Ephemeral
 from broker.records import Record
 from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
@@ -29,15 +29,18 @@ from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.ephemeral import delete_group
-from broker_kafka.errors import not_ours, translate
+from broker_kafka.errors import not_ours
+from broker_kafka.identities import TopicIdentities
 from broker_kafka.idleness import Idleness
 from broker_kafka.member_commits import MemberCommits
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.positions import bounds_of, not_within, partitions_of
+from broker_kafka.resets import reset_of
 from broker_kafka.runs import NativeRun
 from broker_kafka.starts import StartPositions
+from broker_kafka.tasks import Tasks
 
 __all__ = ["KafkaRecordSource"]
 
@@ -110,7 +113,10 @@ class KafkaRecordSource:
             held=self._owned.keys,
             paused=lambda: self._arrivals.paused,
         )
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(f"Group {self.group!r}", self.failed)
+        self._identities = TopicIdentities(
+            connection, self._store, self._tasks, held=self.assignment, owner=lambda: self._owner, gone=self._made_anew
+        )
         self._failures: deque[BrokerError] = deque()
         self._waker = Waker()
         self._interrupted = self._fetching = self._closed = False
@@ -172,10 +178,12 @@ class KafkaRecordSource:
             self.thread.taken()
             return
         self._arrivals.add(runs)
+        self._identities.read([run.topic for run in runs])
         self._waker.wake()
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Look the positions up; what passes is tried again for a while, since the group waits for nobody here."""
+        await self._identities.coming(partitions)
         with told_if_slow(self.group, partitions, self.connection.warn):
             found = await until_told(
                 lambda: self._claims.positions(self._owner, partitions),
@@ -195,6 +203,7 @@ class KafkaRecordSource:
         self._listener.assigned(partitions)
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        await self._identities.look()
         going = [partition for partition in partitions if partition in self._owned]
         self._arrivals.drop(set(going))
         try:
@@ -216,9 +225,13 @@ class KafkaRecordSource:
             self._listener.lost(gone)
             self._look_for_deleted(gone)
 
+    def _made_anew(self, partitions: Collection[TopicPartition], error: BrokerError) -> None:
+        self.lost(list(partitions))
+        self.failed(error)
+
     def out_of_range(self, partition: TopicPartition, position: int) -> None:
         if (mine := self._owned.get(partition)) is not None:
-            self._spawn(self._reset(partition, position, mine))
+            self._tasks.spawn(self._reset(partition, position, mine))
 
     def failed(self, error: BrokerError) -> None:
         if self._closed or (self._failures and error.retriable):
@@ -228,25 +241,23 @@ class KafkaRecordSource:
 
     async def _reset(self, partition: TopicPartition, position: int, mine: int) -> None:
         """A position is not in the log: an error, or as configured."""
-        found = await until_told(lambda: self._bounds([partition]), lambda: self._owned.get(partition) == mine)
-        if found is None:
-            return  # whoever has it now is told of it too
-        policy = self._settings.offset_reset
-        topic, number, bounds = *partition, found[partition]
-        if self._claims.begun.get(partition) == position:
-            # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
-            policy = "earliest"
-        held = f"{topic}[{number}] of group {self.group!r}: position {position} {not_within(bounds)}"
-        if policy == "error":
-            self.failed(OffsetOutOfRange(held, advice="Seek, reset the group's offsets, or set offset_reset"))
+        # Retention was quicker than the first fetch, and nobody has read or committed anything yet.
+        unread = self._claims.begun.get(partition) == position
+        reset = await reset_of(
+            partition,
+            position,
+            group=self.group,
+            policy="earliest" if unread else self._settings.offset_reset,
+            bounds=lambda: self._bounds([partition]),
+            ours=lambda: self._owned.get(partition) == mine,
+        )
+        if reset is None:
             return
-        to = bounds.first if policy == "earliest" else bounds.next
         self.resets[partition] += 1
         self._notes.begin(partition, None)
-        logger.warning("%s; going on at %d", held, to)
-        self._listener.event(PositionReset(partition=partition, position=position, to=to, policy=policy))
+        self._listener.event(reset)
         try:
-            await self.thread.seek({partition: to}, self._arrivals.drop)
+            await self.thread.seek({partition: reset.to}, self._arrivals.drop)
         except BrokerError:
             if self._owned.get(partition) == mine:
                 raise
@@ -256,17 +267,7 @@ class KafkaRecordSource:
         for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
             if not self._closed:
                 # What it raises is the reader's to hear.
-                self._spawn(until_told(partial(partitions_of, self.connection, topic), lambda: not self._closed))
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[Any] = self._loop.create_task(work, name="broker-kafka-source")
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed(translate(error, f"Group {self.group!r}"))
+                self._tasks.spawn(until_told(partial(partitions_of, self.connection, topic), lambda: not self._closed))
 
     # -- positions -----------------------------------------------------------------------------------------
 
@@ -384,8 +385,9 @@ class KafkaRecordSource:
     async def _leave(self) -> None:
         self._commits.close()
         self._waker.wake()
-        for task in self._tasks:
-            task.cancel()
+        self._identities.close()
+        await self._identities.look()
+        self._tasks.cancel()
         if not await self.thread.stop(_CLOSE_SECONDS):
             logger.warning("Group %r: leaving it takes long, the other members wait for the session's end", self.group)
         self._owned.clear()

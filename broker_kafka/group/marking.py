@@ -141,14 +141,14 @@ class Marking(ABC):
 
         :raises ConfigurationError: this is no stash.
         """
-        return self._drain(stash, lambda held, position: self._grew(held.marks.mark(*position)))
+        return self._drain(stash, lambda held, position: self._grew(held.marks.mark(*position[:2])))
 
     def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
         """Reset to what was stashed, and empty the stash; the partitions that were given up since.
 
         :raises ConfigurationError: this is no stash.
         """
-        return self._drain(stash, lambda held, position: self._reset(held, *position))
+        return self._drain(stash, lambda held, position: self._reset(held, *position[:2]))
 
     async def save_point(self, records: Sequence[Record[Any]]) -> SavePoint:
         """What to save in the same transaction as the results of these records: `store.save(tx, *point)`.
@@ -171,7 +171,7 @@ class Marking(ABC):
             before = positions.get(held.partition)
             after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
             positions[held.partition] = StoredOffset(after)
-        return SavePoint(parts.claims.owner, positions)
+        return SavePoint(parts.claims.owner, parts.identified(positions))
 
     def saved(self, point: SavePoint) -> None:
         """The transaction with this save point was committed: nothing more is to be stored of it.
@@ -187,9 +187,10 @@ class Marking(ABC):
         for place, position in point.positions.items():
             held = member.own(*place)
             if held is not None:
-                held.marks.mark(*position)
-                if held.marks.current == position:
-                    held.marks.stored(position)
+                stored = position._replace(topic_id="")
+                held.marks.mark(*stored[:2])
+                if held.marks.current == stored:
+                    held.marks.stored(stored)
 
     def _grew(self, offsets: int) -> None:
         if offsets:

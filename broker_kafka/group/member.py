@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
+from broker.errors import BrokerError, LeaseLost, TopicNotFound
 from broker.hooks import (
     FetchFailed,
     Hooks,
@@ -28,11 +28,9 @@ from broker.hooks import (
 )
 from broker.reading.assignments import not_assigned
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import until_told
 from broker_kafka.claiming import told_if_slow
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
-from broker_kafka.errors import translate
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
@@ -41,8 +39,12 @@ from broker_kafka.group.intake import Intake
 from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
 from broker_kafka.group.streams import Streams
+from broker_kafka.identities import TopicIdentities
+from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.positions import bounds_of
+from broker_kafka.resets import reset_of
 from broker_kafka.runs import NativeRun
+from broker_kafka.tasks import Tasks
 
 __all__ = ["Member"]
 
@@ -64,6 +66,7 @@ class Member:
     _claims: Claims
     _commits: Commits
     _look_at_topics: Callable[[], None]
+    _identities: TopicIdentities
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._teller = Teller()
         self._claimed: dict[TopicPartition, Claim] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(f"Group {self._group!r}", self.failed)
         self._clocks: set[asyncio.Timeout] = set()
         """Of the releases that run."""
         self._until: float | None = None
@@ -97,9 +100,17 @@ class Member:
         """How often the position of a partition was out of range and reset."""
 
     def connect(
-        self, thread: ConsumerThread, claims: Claims, commits: Commits, look_at_topics: Callable[[], None]
+        self,
+        thread: ConsumerThread,
+        claims: Claims,
+        commits: Commits,
+        store: OffsetStore,
+        look_at_topics: Callable[[], None],
     ) -> None:
         """These work for it."""
+        self._identities = TopicIdentities(
+            self._connection, store, self._tasks, held=self.current, owner=lambda: claims.owner, gone=self._made_anew
+        )
         self._thread = thread
         self._claims = claims
         self._commits = commits
@@ -121,9 +132,11 @@ class Member:
 
     def arrived(self, runs: Sequence[NativeRun]) -> None:
         self._delivery.active()
+        self._identities.read([run.topic for run in runs])
         self._intake.arrived(runs)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        await self._identities.coming(partitions)
         with told_if_slow(self._options.group, partitions, self.warn):
             claimed = await self._claims.claim(partitions)
         self._claimed |= claimed
@@ -142,9 +155,10 @@ class Member:
         current = self.current()
         if self._hooks.listening:
             self._hooks.emit(PartitionsAssigned(partitions=tuple(partitions), current=current))
-        self._spawn(self._open(new, Rebalance(assigned=tuple(sorted(partitions)), current=current)))
+        self._tasks.spawn(self._open(new, Rebalance(assigned=tuple(sorted(partitions)), current=current)))
 
     async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        await self._identities.look()
         await self._release([held for each in partitions if (held := self.held.get(each)) is not None])
         self._look_for_deleted(partitions)
 
@@ -159,9 +173,27 @@ class Member:
         self._tell(self._options.on_lost, Rebalance(lost=lost, current=current))
         self._look_for_deleted(partitions)
 
+    def identity(self, topic: str) -> str:
+        """The id of a topic that it reads, as far as known."""
+        return self._identities.of(topic)
+
+    async def moved(self, partition: TopicPartition, position: int) -> int:
+        """Where a partition begins whose stored position is of a topic that is gone.
+
+        :raises OffsetOutOfRange: `offset_reset` is "error".
+        """
+        reset = await self._reset_of(partition, position, lambda: True, "is of a topic that was deleted since")
+        assert reset is not None  # it is being claimed, and whoever loses it meanwhile is told by the claim
+        self._tell_reset(reset)
+        return reset.to
+
+    def _made_anew(self, partitions: Collection[TopicPartition], error: BrokerError) -> None:
+        self.lost(list(partitions))
+        self._delivery.fail(error)
+
     def out_of_range(self, partition: TopicPartition, position: int) -> None:
         if partition in self.held:
-            self._spawn(self._reset(partition, position))
+            self._tasks.spawn(self._reset(partition, position))
 
     def failed(self, error: BrokerError) -> None:
         if isinstance(error, TopicNotFound):
@@ -186,14 +218,15 @@ class Member:
         for clock in self._clocks:
             if not clock.expired():
                 clock.reschedule(min(clock.when() or self._until, self._until))
+        self._identities.close()
         try:
+            await self._identities.look()
             # No rebalance waits here, so that the commit may take the whole time, for instance of a broker's restart.
             await self._release([held for held in self.held.values() if not held.revoking], self._until)
         finally:
             # Whatever happened, the group must not keep a member that nobody reads.
             self._commits.close()
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             await self._thread.stop(max(_GRACE, self._until - self._loop.time()))
             self._teller.cancel()
             self._let_go(list(self.held.values()))
@@ -266,35 +299,40 @@ class Member:
     # -- positions that the log does not hold, topics that are gone ---------------------------------------
 
     async def _reset(self, partition: TopicPartition, position: int) -> None:
-        policy = self._options.settings.offset_reset
-        committed = self._options.isolation == "read_committed"
         held = self.held.get(partition)
-        told = await until_told(
-            lambda: bounds_of(self._connection, [partition], committed=committed),
+        reset = await self._reset_of(
+            partition,
+            position,
             lambda: held is not None and self.held.get(partition) is held and not held.revoking,
         )
-        if held is None or told is None:
-            return  # whoever has it next is told of it too
-        bounds = told[partition]
-        topic, number = partition
-        found = (
-            f"{topic}[{number}] of group {self._group!r}: position {position} is not in the log, which begins at "
-            f"{bounds.first} and ends before {bounds.next}"
-        )
-        if policy == "error":
-            self.failed(OffsetOutOfRange(found, advice="Seek, reset the group's offsets, or set offset_reset"))
+        if held is None or reset is None:
             return
-        to = bounds.first if policy == "earliest" else bounds.next
-        self.resets[partition] += 1
-        logger.warning("%s; going on at %d", found, to)
-        if self._hooks.listening:
-            self._hooks.emit(PositionReset(partition=partition, position=position, to=to, policy=policy))
+        self._tell_reset(reset)
         held.marks.rebase()
         try:
-            await self.seek({partition: to})
+            await self.seek({partition: reset.to})
         except BrokerError:
             if self.held.get(partition) is held and not held.revoking:
                 raise
+
+    async def _reset_of(
+        self, partition: TopicPartition, position: int, ours: Callable[[], bool], reason: str = ""
+    ) -> PositionReset | None:
+        committed = self._options.isolation == "read_committed"
+        return await reset_of(
+            partition,
+            position,
+            group=self._group,
+            policy=self._options.settings.offset_reset,
+            bounds=lambda: bounds_of(self._connection, [partition], committed=committed),
+            ours=ours,
+            reason=reason,
+        )
+
+    def _tell_reset(self, reset: PositionReset) -> None:
+        self.resets[TopicPartition(*reset.partition)] += 1
+        if self._hooks.listening:
+            self._hooks.emit(reset)
 
     async def seek(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read on from there; what waits of the partitions is dropped.
@@ -341,13 +379,3 @@ class Member:
         logger.warning(text)
         if self._hooks.listening:
             self._hooks.emit(Warned(text=text))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name="broker-kafka-member")
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed(translate(error, f"Group {self._group!r}"))

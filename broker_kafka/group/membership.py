@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.hooks import Hooks
@@ -24,6 +24,8 @@ from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
 from broker_kafka.idleness import Idleness
+from broker_kafka.offsets.identified import IdentifiedStore
+from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
@@ -68,7 +70,11 @@ class Membership:
             in_flight=IN_FLIGHT,
             revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
         )
-        self.store = options.store or ThreadOffsetStore(self.thread, timeout=settings.request_timeout)
+        self.store: ThreadOffsetStore | IdentifiedStore = (
+            ThreadOffsetStore(self.thread, timeout=settings.request_timeout)
+            if options.store is None
+            else IdentifiedStore(options.store, member.identity, member.moved)
+        )
         self._starts = StartPositions(connection, options.begin, committed=options.isolation == "read_committed")
         self.claims = Claims(
             connection,
@@ -107,12 +113,16 @@ class Membership:
             paused=lambda: {place for place, each in held.items() if each.paused},
         )
         self.intake.connect(self.thread)
-        member.connect(self.thread, self.claims, self.commits, self._watch.look)
+        member.connect(self.thread, self.claims, self.commits, self.store, self._watch.look)
 
     @property
     def topics(self) -> list[str]:
         """What is subscribed to."""
         return self._watch.topics
+
+    def identified(self, positions: Mapping[TopicPartition, StoredOffset]) -> Mapping[TopicPartition, StoredOffset]:
+        """These as the store is to keep them."""
+        return self.store.identified(positions) if isinstance(self.store, IdentifiedStore) else positions
 
     async def join(self) -> None:
         """Join the group.

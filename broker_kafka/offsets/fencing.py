@@ -28,10 +28,11 @@ class Entry(NamedTuple):
     metadata: str = ""
     generation: int = UNCLAIMED
     member: str = ""
+    topic_id: str = ""
 
     @property
     def position(self) -> StoredOffset | None:
-        return None if self.offset is None else StoredOffset(self.offset, self.metadata)
+        return None if self.offset is None else StoredOffset(self.offset, self.metadata, self.topic_id)
 
 
 Entries = dict[TopicPartition, Entry]
@@ -94,7 +95,9 @@ def commit(
     for partition, position in positions.items():
         error = check_commit(partition, entries.get(partition, _NONE), owner, position.offset, rewind)
         if error is None:
-            entries[partition] = Entry(position.offset, position.metadata, owner.generation, owner.member)
+            entries[partition] = Entry(
+                position.offset, position.metadata, owner.generation, owner.member, position.topic_id
+            )
         results[partition] = error
     return results
 
@@ -103,7 +106,7 @@ def put_back(entries: Entries, positions: Mapping[TopicPartition, StoredOffset])
     """An operator's reset: the present owners, whoever they are, are fenced until their next generation."""
     for partition, position in positions.items():
         generation = entries.get(partition, _NONE).generation
-        entries[partition] = Entry(position.offset, position.metadata, generation)
+        entries[partition] = Entry(position.offset, position.metadata, generation, topic_id=position.topic_id)
 
 
 def _of(partition: TopicPartition, group: str) -> str:

@@ -51,6 +51,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     metadata: str = ""
     generation: int = UNCLAIMED
     member: str = ""
+    topic_id: str = ""
 
 
 class _Content(msgspec.Struct):
@@ -223,7 +224,7 @@ class FileOffsetStore:
             partition = TopicPartition(line.topic, line.partition)
             if partition in entries:
                 raise BackendError(f"it tells twice of partition {line.partition} of topic {line.topic!r}")
-            entries[partition] = Entry(line.offset, line.metadata, line.generation, line.member)
+            entries[partition] = Entry(line.offset, line.metadata, line.generation, line.member, line.topic_id)
         return entries
 
     def _write(self, group: str, entries: Mapping[TopicPartition, Entry]) -> None:

@@ -91,8 +91,15 @@ def _plan(
             return Move(partition=partition, source=kept, target=None, action="fail", error=side)
     assert not isinstance(source, BrokerError)
     assert not isinstance(target, BrokerError)
-    action: Action = "copy" if target is None else "same" if target == source else existing
+    action: Action = "copy" if target is None else "same" if _alike(target, source) else existing
     return Move(partition=partition, source=source, target=target, action=action)
+
+
+def _alike(target: StoredOffset, source: StoredOffset | None) -> bool:
+    if source is None or target[:2] != source[:2]:
+        return False
+    # Not every store keeps the id.
+    return target.topic_id == source.topic_id or not (target.topic_id and source.topic_id)
 
 
 def _outcome(move: Move, results: CommitResults) -> Move:

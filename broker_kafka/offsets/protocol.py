@@ -39,10 +39,13 @@ class StoredOffset(NamedTuple):
 
     :ivar offset: the next offset to read.
     :ivar metadata: what the application, or the offset map, keeps with it.
+    :ivar topic_id: the id of the topic that it is of, which a topic of the same name that is made later does not have;
+        empty if nobody knows. Kafka's own store keeps none: Kafka drops the positions of topics that are deleted.
     """
 
     offset: int
     metadata: str = ""
+    topic_id: str = ""
 
 
 class GroupMember(NamedTuple):

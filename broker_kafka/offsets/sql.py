@@ -96,6 +96,7 @@ class SqlOffsetStore:
             Column("note", Text, nullable=False),
             Column("generation", BigInteger, nullable=False),
             Column("member", String(255), nullable=False),
+            Column("topic_id", String(64), nullable=False),
             Column("changed_at", DateTime(timezone=True), nullable=False),
         )
 
@@ -103,7 +104,8 @@ class SqlOffsetStore:
     def table(self) -> Table:
         """The table, for migrations and for queries of your own.
 
-        `next_offset` is the next offset to read, or null if the partition was claimed and nothing committed.
+        `next_offset` is the next offset to read, or null if the partition was claimed and nothing committed; `topic_id`
+        is empty where nobody told which topic of that name it is of.
         """
         return self._table
 
@@ -209,7 +211,7 @@ class SqlOffsetStore:
         def run(tx: Connection) -> None:
             for partition in sorted(positions):
                 position = positions[partition]
-                values = {"next_offset": position.offset, "note": position.metadata, "member": ""}
+                values = {**_values_of(position), "member": ""}
                 if not self._update(tx, group, partition, true(), values) and not self._add(
                     tx, group, partition, values | {"generation": UNCLAIMED}
                 ):
@@ -238,7 +240,7 @@ class SqlOffsetStore:
             if self._update(tx, owner.group, partition, condition, values):
                 # The row is ours until the transaction ends, so this is what it holds.
                 return read_row(tx, self._table, owner.group, partition).position
-            if self._add(tx, owner.group, partition, values | {"next_offset": None, "note": ""}):
+            if self._add(tx, owner.group, partition, values | {"next_offset": None, "note": "", "topic_id": ""}):
                 return None
         entry = read_row(tx, self._table, owner.group, partition)
         return fencing.check_claim(partition, entry, owner, restarted) or _busy(partition)
@@ -252,12 +254,7 @@ class SqlOffsetStore:
             and_(columns.generation <= owner.generation, columns.member == owner.member),
         )
         forward = true() if rewind else or_(columns.next_offset.is_(None), columns.next_offset <= position.offset)
-        values = {
-            "next_offset": position.offset,
-            "note": position.metadata,
-            "generation": owner.generation,
-            "member": owner.member,
-        }
+        values = {**_values_of(position), "generation": owner.generation, "member": owner.member}
         for _ in range(2):
             if self._update(tx, owner.group, partition, and_(ours, forward), values):
                 return None
@@ -314,6 +311,10 @@ def _connection_of(tx: Any) -> Connection:
 def _run(engine: Engine, work: Callable[[Connection], R]) -> R:
     with engine.begin() as tx:
         return work(tx)
+
+
+def _values_of(position: StoredOffset) -> dict[str, Any]:
+    return {"next_offset": position.offset, "note": position.metadata, "topic_id": position.topic_id}
 
 
 def _busy(partition: TopicPartition) -> SettleError:

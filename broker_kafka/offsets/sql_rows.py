@@ -58,7 +58,7 @@ def add_row(tx: Connection, table: Table, row: Mapping[str, Any]) -> bool:
 
 
 def _entry(row: Any) -> Entry:
-    return Entry(row.next_offset, row.note, row.generation, row.member)
+    return Entry(row.next_offset, row.note, row.generation, row.member, row.topic_id)
 
 
 def _select(table: Table) -> Any:
@@ -70,4 +70,5 @@ def _select(table: Table) -> Any:
         columns.note,
         columns.generation,
         columns.member,
+        columns.topic_id,
     )

@@ -12,11 +12,14 @@ import pytest
 
 from broker.bus import connect
 from broker.records import Record
+from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer
+from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import SECONDS, produce
 
 __all__ = [
+    "bare",
     "both_protocols",
     "eventually",
     "every_protocol",
@@ -54,6 +57,13 @@ async def opened(server: KafkaServer, topics: Any, group: str, **options: Any) -
     """A group consumer on a bus of its own."""
     async with connect(server.url) as bus, GroupConsumer(bus, topics, group=group, **options) as consumer:
         yield consumer
+
+
+def bare(found: FetchResults) -> dict[TopicPartition, Any]:
+    """Positions without the ids of their topics."""
+    return {
+        place: each._replace(topic_id="") if isinstance(each, StoredOffset) else each for place, each in found.items()
+    }
 
 
 async def take(consumer: GroupConsumer, count: int) -> list[Record[bytes]]:

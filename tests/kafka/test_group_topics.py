@@ -22,7 +22,7 @@ from broker_kafka.group.topics import read_topics
 from broker_kafka.group.watch import TopicWatch
 from broker_kafka.offsets import FileOffsetStore, GroupMember, MemoryOffsetStore, OffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
-from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take
+from tests.kafka.group_members import bare, both_protocols, eventually, every_protocol, fill, opened, options_of, take
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce
 
@@ -286,7 +286,7 @@ async def test_positions_live_where_they_are_told_to(
             assert second.positions() == {place: StoredOffset(5, "half")}
             second.mark_position(*place, 10)
             second.reset_position(*place, 3, "back")
-    assert await store().fetch(group, [place]) == {place: StoredOffset(3, "back")}
+    assert bare(await store().fetch(group, [place])) == {place: StoredOffset(3, "back")}
     assert admin.committed(group, topic).offset == -1001
 
 
@@ -302,7 +302,7 @@ async def test_a_group_that_was_forgotten_begins_its_generations_anew(kafka: Kaf
         records = await take(consumer, 6)
         assert records[0].offset == 4
         await records[-1].commit()
-    assert await store.fetch(group, [place]) == {place: StoredOffset(10)}
+    assert bare(await store.fetch(group, [place])) == {place: StoredOffset(10)}
 
 
 async def test_topics_that_could_not_be_subscribed_to_are_at_the_next_look(kafka: KafkaServer, make_topic: MakeTopic):

@@ -1,0 +1,245 @@
+"""A topic that is deleted and made anew while it is read: its offsets mean other records, none of them to be missed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+import broker
+from broker.bus import Bus
+from broker.errors import OffsetOutOfRange, TopicNotFound, TransactionAborted
+from broker.hooks import Event, PositionReset
+from broker.outbound import OutboundMessage
+from broker.records import Record
+from broker.spi import TopicPartition
+from broker.testing.waiting import eventually
+from broker_kafka import identities
+from broker_kafka.group import GroupConsumer, TopicPattern
+from broker_kafka.offsets import FileOffsetStore, MemoryOffsetStore, SqlOffsetStore, StoredOffset
+from broker_kafka.offsets.protocol import failures
+from tests.servers.kafka import KafkaServer
+
+PATIENCE = 20.0
+OLD, NEW = 10, 30
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identities, "_LATER", 0.2)
+
+
+@pytest.fixture(params=["classic", "consumer"])
+async def bus(kafka: KafkaServer, request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    async with broker.connect(f"{kafka.url}?group_protocol={request.param}") as bus:
+        yield bus
+
+
+@pytest.fixture
+def made(topic: str) -> str:
+    return f"{topic}.made"
+
+
+async def fill(bus: Bus, topic: str, what: str, count: int) -> None:
+    await eventually(lambda: bus.admin.ensure_topic(topic, partitions=1), PATIENCE, "the topic is made")
+    await bus.topic(topic).publish_batch([OutboundMessage(f"{what}{n}".encode(), b"k") for n in range(count)])
+
+
+def new_ones(count: int = NEW) -> list[bytes | None]:
+    return [b"new%d" % number for number in range(count)]
+
+
+Reader = Callable[[Bus, str, str], AbstractAsyncContextManager[Callable[[], Any]]]
+
+
+@asynccontextmanager
+async def records(bus: Bus, topic: str, group: str) -> AsyncGenerator[Callable[[], Any]]:
+    async with bus.records(topic, group=group) as log:
+
+        async def take() -> bytes | None:
+            async for record in log:
+                await record.commit()
+                return record.data
+            return None
+
+        yield take
+
+
+@asynccontextmanager
+async def messages(bus: Bus, topic: str, group: str) -> AsyncGenerator[Callable[[], Any]]:
+    async with bus.messages(topic, subscription=group) as inbox:
+
+        async def take() -> bytes | None:
+            if (message := await inbox.next_message(timeout=PATIENCE)) is None:
+                return None
+            await message.ack()
+            return message.data
+
+        yield take
+
+
+def member(by: Callable[[str], Any], **options: Any) -> Reader:
+    @asynccontextmanager
+    async def opened(bus: Bus, topic: str, group: str) -> AsyncGenerator[Callable[[], Any]]:
+        async with GroupConsumer(bus, by(topic), group=group, commit_interval=0.1, **options) as consumer:
+
+            async def take() -> bytes | None:
+                async for record in consumer:
+                    consumer.mark(record)
+                    return record.data
+                return None
+
+            yield take
+
+    return opened
+
+
+READERS: dict[str, Reader] = {
+    "records": records,
+    "messages": messages,
+    "by name": member(str),
+    "by pattern": member(lambda topic: TopicPattern(include=topic)),
+    "store": member(str, store=MemoryOffsetStore()),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+async def test_it_is_told_and_the_next_reader_reads_all_of_the_new_one(
+    bus: Bus, made: str, group: str, kind: str
+) -> None:
+    reader = READERS[kind]
+    await fill(bus, made, "old", OLD)
+    seen: list[bytes | None] = []
+    told = ""
+    async with reader(bus, made, group) as take:
+        while len(seen) < OLD:
+            seen.append(await take())
+        await bus.admin.delete_topic(made)
+        await fill(bus, made, "new", NEW)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while seen[OLD:] != new_ones():
+                    seen.append(await take())
+        except TopicNotFound as error:
+            told = str(error)
+    if told:
+        assert told.startswith(f"Topic '{made}' was deleted and made anew while group '{group}'")
+        del seen[OLD:]
+        async with reader(bus, made, group) as take:
+            while len(seen) < OLD + NEW:
+                seen.append(await take())
+    assert seen[OLD:] == new_ones()
+
+
+@pytest.mark.parametrize("kind", ["records", "by name", "store"])
+async def test_a_close_leaves_no_position_of_the_old_one(
+    bus: Bus, made: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_LATER", 600.0)
+    reader = READERS[kind]
+    await fill(bus, made, "old", OLD)
+    async with reader(bus, made, group) as take:
+        for _ in range(OLD):
+            await take()
+        await bus.admin.delete_topic(made)
+        await fill(bus, made, "new", NEW)
+        # The position of the first that it reads of the new one, if it is one, is committed.
+        with suppress(TopicNotFound, TimeoutError):
+            async with asyncio.timeout(2):
+                await take()
+    seen: list[bytes | None] = []
+    async with reader(bus, made, group) as take:
+        while seen[-1:] != new_ones()[-1:]:
+            seen.append(await take())
+    assert seen == new_ones()[-len(seen) :]
+    assert len(seen) >= NEW - 1
+
+
+async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: str, topic: str, group: str) -> None:
+    async def copy(until: bytes) -> None:
+        async with (
+            bus.transactional_publisher(f"tx-{group}") as publisher,
+            bus.records(made, group=group) as log,
+        ):
+            while True:
+                batch = await log.next_batch(max_records=100)
+                async with publisher.transaction(log) as tx:
+                    await tx.publish_batch(topic, [OutboundMessage.from_message(record) for record in batch])
+                if batch[-1].data == until:
+                    return
+
+    await fill(bus, made, "old", OLD)
+    copying = asyncio.create_task(copy(b"new%d" % (2 * NEW - 1)))
+    sink: list[bytes | None] = []
+    async with bus.records(topic, group=f"{group}-check") as log, asyncio.timeout(2 * PATIENCE):
+        while len(sink) < OLD:
+            sink += [record.data for record in await log.next_batch()]
+        await bus.admin.delete_topic(made)
+        await fill(bus, made, "new", NEW)
+        await asyncio.wait((copying,), timeout=2)
+        await bus.topic(made).publish_batch([OutboundMessage(b"new%d" % n, b"k") for n in range(NEW, 2 * NEW)])
+        try:
+            await copying
+        except (TopicNotFound, TransactionAborted):
+            await copy(b"new%d" % (2 * NEW - 1))
+        while set(new_ones(2 * NEW)) - set(sink):
+            sink += [record.data for record in await log.next_batch()]
+
+
+async def taken(consumer: GroupConsumer[bytes], count: int) -> list[Record[bytes]]:
+    """The next records, exactly so many."""
+    records: list[Record[bytes]] = []
+    async with asyncio.timeout(PATIENCE):
+        async for record in consumer:
+            records.append(record)
+            if len(records) == count:
+                break
+    return records
+
+
+STORES: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda directory: MemoryOffsetStore(),
+    "file": lambda directory: FileOffsetStore(directory / "offsets"),
+    "sql": lambda directory: SqlOffsetStore(create_engine(f"sqlite:///{directory / 'offsets.db'}")),
+}
+
+
+@pytest.mark.parametrize("how", ["mark", "save point"])
+@pytest.mark.parametrize("kind", STORES)
+async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
+    bus: Bus, made: str, group: str, kind: str, how: str, tmp_path: Path
+) -> None:
+    store = STORES[kind](tmp_path)
+    if isinstance(store, SqlOffsetStore):
+        await store.create_table()
+    await fill(bus, made, "old", OLD)
+    async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+        records = await taken(consumer, OLD)
+        if how == "mark":
+            consumer.mark_all(records)
+        else:
+            point = await consumer.save_point(records)
+            assert failures(await store.commit(*point)) == {}
+            consumer.saved(point)
+    stored = (await store.stored(group))[TopicPartition(made, 0)]
+    assert isinstance(stored, StoredOffset)
+    assert stored.offset == OLD
+    assert stored.topic_id == await bus.admin.topic_identity(made)
+    await bus.admin.delete_topic(made)
+    await fill(bus, made, "new", NEW)
+    with pytest.raises(OffsetOutOfRange, match=f"position {OLD} is of a topic that was deleted since"):
+        async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+            await taken(consumer, 1)
+    told: list[Event] = []
+    bus.hooks.listen(told.append)
+    async with GroupConsumer(bus, made, group=group, store=store, offset_reset="earliest") as consumer:
+        assert [record.data for record in await taken(consumer, NEW)] == new_ones()
+    assert [(each.position, each.to) for each in told if isinstance(each, PositionReset)] == [(OLD, 0)]
+    # It is stored by now, and of the topic that there is.
+    async with GroupConsumer(bus, made, group=group, store=store) as consumer:
+        assert [record.data for record in await taken(consumer, NEW)] == new_ones()
