@@ -3,12 +3,12 @@
 *Concurrency.* `publish` may be called any number of times at once; messages go to the client in the order of the calls,
 and order per partition is kept by its idempotence. The same thread produces and polls, because handing the
 interpreter from one to the other per message costs more than either. *Back-pressure.* At most `window` messages are
-with the client; what is beyond waits in its own call, and so does what the client's queue has no room for. *Idle.* With
-nothing to do the thread sleeps until a call comes, and looks for news of the connection once in a second. *Delay.*
-While nothing waits to be produced the client does not linger. *Failure.* Every message has its own outcome. A message
-that the client could not be given in time fails as not sent. A client with a fatal error is given up: what it had on
-the way fails, and the next message is produced by a new one. *Stop.* What is on the way is awaited to the deadline;
-then the rest fails.
+with the client; what is beyond waits in its own call, and so does what the client's queue has no room for; what an
+empty queue has no room for fails. *Idle.* With nothing to do the thread sleeps until a call comes, and looks for news
+of the connection once in a second. *Delay.* While nothing waits to be produced the client does not linger. *Failure.*
+Every message has its own outcome. A message that the client could not be given in time fails as not sent. A client with
+a fatal error is given up: what it had on the way fails, and the next message is produced by a new one. *Stop.* What is
+on the way is awaited to the deadline; then the rest fails.
 """
 
 from __future__ import annotations
@@ -258,9 +258,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         self._reports.accepted(page, call, number)
         if refusal is None:
             return True
-        if isinstance(refusal, BufferError):
-            return False
-        found = kafka_error(refusal)
+        found = KafkaError(KafkaError._QUEUE_FULL) if isinstance(refusal, BufferError) else kafka_error(refusal)
         if found is not None:
             return self._refused(client, call, found)
         self._fail_next(call, not_taken(refusal, topic, call.messages[call.next]))
@@ -269,7 +267,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
     def _refused(self, client: ProducerClient, call: PublishCall, error: KafkaError) -> bool:
         """The client did not take the call's next message; whether to go on."""
         code = error.code()
-        if code == KafkaError._QUEUE_FULL:
+        if code == KafkaError._QUEUE_FULL and self._reports.missing:
             return False
         if code == KafkaError._FATAL:
             self._replace(client)

@@ -62,6 +62,14 @@ def publish_error(error: KafkaError, topic: str, message: OutboundMessage, troub
             native=native,
             advice="Raise max.message.bytes of the topic and message_max_bytes here, or send less in one message",
         )
+    if code == KafkaError._QUEUE_FULL:
+        # Told of an empty queue only; librdkafka counts bodies, and neither keys nor attributes.
+        size = len(message.data or b"")
+        return MessageTooLarge(
+            f"{what}: its body of {size} bytes is larger than all that a producer may hold",
+            native=native,
+            advice=f"Raise queue_buffering_max_kbytes to {-(-size // 1024)} or more, or send less in one message",
+        )
     if code == KafkaError._PURGE_QUEUE:
         return ConnectionFailed(f"{what}: it was not sent", native=native)
     if code == KafkaError._PURGE_INFLIGHT:

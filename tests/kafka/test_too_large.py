@@ -190,3 +190,46 @@ async def test_with_batches_of_the_topics_size_only_what_is_too_large_is_refused
         outcomes = await outcomes_of(bus, small_topic, [*[bytes(1000)] * 100, BIG, *[bytes(1000)] * 100])
     assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, BrokerError)] == [100]
     assert isinstance(outcomes[100], MessageTooLarge)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"a": "b"}], ids=["bare", "with-attributes"])
+@pytest.mark.parametrize("receipts", [True, False])
+async def test_what_no_producer_has_room_for_is_refused_and_holds_up_nothing(
+    kafka: KafkaServer, topic: str, receipts: bool, attributes: dict[str, str]
+):
+    fits, more = (OutboundMessage(bytes(500 * 1024 + more), attributes=attributes) for more in (0, 1))
+    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus, asyncio.timeout(10):
+        messages = [OutboundMessage(b"a", attributes=attributes), more, fits, more, OutboundMessage(b"b")]
+        publishing = bus.topic(topic).publish_batch if receipts else bus.topic(topic).publish_all
+        refused, _ = await asyncio.gather(
+            publishing(messages), bus.topic(topic).publish(b"behind"), return_exceptions=True
+        )
+    assert isinstance(refused, PublishError)
+    failed = {index: each for index, each in enumerate(refused.outcomes) if isinstance(each, BrokerError)}
+    assert {index: type(each) for index, each in failed.items()} == {1: MessageTooLarge, 3: MessageTooLarge}
+    assert "queue_buffering_max_kbytes to 501" in failed[1].advice
+    assert values_in(kafka, topic) == [b"a", fits.data, b"b", b"behind"]
+
+
+async def test_all_of_a_batch_that_no_producer_has_room_for_are_refused(kafka: KafkaServer, topic: str):
+    async with broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=1") as bus, asyncio.timeout(10):
+        outcomes = await outcomes_of(bus, topic, [bytes(100_000)] * 20)
+        assert [type(outcome) for outcome in outcomes] == [MessageTooLarge] * 20
+        await bus.topic(topic).publish(b"behind")
+
+
+async def test_a_transaction_is_undone_by_what_no_producer_has_room_for(kafka: KafkaServer, topic: str):
+    async with (
+        broker.connect(f"{kafka.url}?queue_buffering_max_kbytes=500") as bus,
+        bus.transactional_publisher(f"tx-{topic}") as publisher,
+        asyncio.timeout(10),
+    ):
+        with pytest.raises(TransactionAborted, match="larger than all that a producer may hold"):
+            async with publisher.transaction() as tx:
+                await tx.publish(topic, b"undone")
+                with pytest.raises(MessageTooLarge, match="queue_buffering_max_kbytes"):
+                    await tx.publish(topic, bytes(600_000))
+        async with publisher.transaction() as tx:
+            await tx.publish(topic, b"last")
+    found = read_all(kafka.bootstrap, topic, isolation="read_committed")
+    assert [message.value() for message in found] == [b"last"]
