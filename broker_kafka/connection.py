@@ -59,10 +59,12 @@ class Connection:
     """What the parts of the backend share.
 
     :ivar settings: as given.
+    :ivar changed: when a topic was last made or changed here, by `monotonic`; producers read it in their threads.
     """
 
     def __init__(self, settings: KafkaSettings, hooks: Hooks) -> None:
         self.settings: Final = settings
+        self.changed: Final[dict[str, float]] = {}
         self._hooks = hooks
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admin: AdminThread | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from confluent_kafka import KafkaError, KafkaException
+
 from broker.errors import InvalidMessage
 
 __all__ = ["Partitioner", "chosen", "murmur2", "partition_of"]
@@ -44,7 +46,8 @@ def partition_of(key: bytes, partitions: int) -> int:
 def chosen(partitioner: Partitioner, topic: str, key: bytes | None, partitions: int) -> int:
     """What the user's function says.
 
-    :raises InvalidMessage: it raised, or what it returned is no partition of the topic.
+    :raises InvalidMessage: it raised, or what it returned is no partition of the topic; caused by a KafkaException if
+        the topic may have it by now.
     """
     try:
         partition = partitioner(topic, key, partitions)
@@ -55,8 +58,9 @@ def chosen(partitioner: Partitioner, topic: str, key: bytes | None, partitions: 
             advice="It must return a partition for every key, None included",
         ) from error
     if type(partition) is not int or not 0 <= partition < partitions:
+        beyond = type(partition) is int and partition >= partitions
         raise InvalidMessage(
             f"partition_function returned {partition!r} for topic {topic!r} and key {key!r}",
             advice=f"The topic's partitions are the ints 0 to {partitions - 1}",
-        )
+        ) from (KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION)) if beyond else None)
     return partition

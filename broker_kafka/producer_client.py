@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Final
@@ -24,11 +24,13 @@ class ProducerClient:
     """
     :param make: makes the producer, and the next one when it was dropped.
     :param lifeline: holds the producer.
+    :param changed: when this process last changed a topic, by `monotonic`; what was known of it before is forgotten.
     """
 
-    def __init__(self, make: Callable[[], Producer], lifeline: Lifeline) -> None:
+    def __init__(self, make: Callable[[], Producer], lifeline: Lifeline, changed: Mapping[str, float]) -> None:
         self._make = make
         self._lifeline = lifeline
+        self._changed = changed
         self._connected = False
         self._look_for = _FIRST_LOOK
         self._known: dict[str, tuple[int, float]] = {}
@@ -63,7 +65,9 @@ class ProducerClient:
         :raises BrokerError, KafkaException: as `look_up`.
         """
         known = self._known.get(topic)
-        return known[0] if known is not None and monotonic() < known[1] else self.look_up(topic)
+        if known is None or monotonic() >= known[1] + _KNOWN or known[1] <= self._changed.get(topic, 0.0):
+            return self.look_up(topic)
+        return known[0]
 
     def look_up(self, topic: str) -> int:
         """Ask the brokers for the topic's partitions.
@@ -71,6 +75,7 @@ class ProducerClient:
         :raises TopicNotFound, NotAuthorized: what they say of it.
         :raises KafkaException: nobody answered; the next attempt waits longer.
         """
+        asked = monotonic()
         try:
             found = self.get().list_topics(topic, timeout=self._look_for).topics[topic]
         except KafkaException:
@@ -79,5 +84,5 @@ class ProducerClient:
         self._look_for = _FIRST_LOOK
         if found.error is not None:
             raise translate(found.error, f"Publishing to {topic!r}")
-        self._known[topic] = len(found.partitions), monotonic() + _KNOWN
+        self._known[topic] = len(found.partitions), asked
         return len(found.partitions)

@@ -31,7 +31,7 @@ from broker_kafka.owner import OwnerThread
 from broker_kafka.partitioning import Partitioner, chosen
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.publish_errors import not_sent, not_taken, publish_error, unknown_fate
-from broker_kafka.reports import PAGE, Outcome, Page, PublishCall, Reports, Tally
+from broker_kafka.reports import PAGE, Outcome, Page, PublishCall, Reports, Tally, settle
 from broker_kafka.splitting import Splitting
 from broker_kafka.tokens import with_token
 
@@ -54,6 +54,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
     :param timeout: seconds in which a message is given to the client, or fails; the client has its own after that.
     :param eager: send at once while nothing more waits, whatever `linger.ms` says.
     :param partitioner: chooses the partition of messages that name none; None leaves it to the client.
+    :param changed: when topics were changed, as of `ProducerClient`.
     """
 
     _splits = True
@@ -68,6 +69,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         timeout: float = 30.0,
         eager: bool = True,
         partitioner: Partitioner | None = None,
+        changed: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(name, Lifeline(config))
         self._config: dict[str, Any] = {"topic.metadata.propagation.max.ms": _NEW_TOPIC_MS, **config}
@@ -76,6 +78,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
         self._timeout = timeout
         self._eager = eager
         self._partitioner = partitioner
+        self._changed: Mapping[str, float] = {} if changed is None else changed  # an empty one is filled later
         self._backlog: deque[PublishCall] = deque()
         self._ended_calls: list[PublishCall] = []
         self._trouble: KafkaError | None = None
@@ -122,7 +125,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
     # -- the thread ----------------------------------------------------------------------------------------
 
     def _open(self) -> ProducerClient:
-        client = ProducerClient(self._make, self._lifeline)
+        client = ProducerClient(self._make, self._lifeline, self._changed)
         client.get()
         return client
 
@@ -260,12 +263,14 @@ class ProducerThread(OwnerThread[ProducerClient]):
             return True
         found = KafkaError(KafkaError._QUEUE_FULL) if isinstance(refusal, BufferError) else kafka_error(refusal)
         if found is not None:
-            return self._refused(client, call, found)
+            return self._refused(client, call, found, refusal)
         self._fail_next(call, not_taken(refusal, topic, call.messages[call.next]))
         return True
 
-    def _refused(self, client: ProducerClient, call: PublishCall, error: KafkaError) -> bool:
-        """The client did not take the call's next message; whether to go on."""
+    def _refused(
+        self, client: ProducerClient, call: PublishCall, error: KafkaError, told: BaseException | None = None
+    ) -> bool:
+        """The client did not take the call's next message; whether to go on. `told` may be what its caller gets."""
         code = error.code()
         if code == KafkaError._QUEUE_FULL and self._reports.missing:
             return False
@@ -279,7 +284,8 @@ class ProducerThread(OwnerThread[ProducerClient]):
             except (BrokerError, KafkaException) as failure:
                 return self._no_topic(call, failure)
         else:
-            self._fail_next(call, self._translated(error, call, call.next))
+            own = told if isinstance(told, BrokerError) else None
+            self._fail_next(call, own or self._translated(error, call, call.next))
         return True
 
     def _fail_next(self, call: PublishCall, error: BrokerError) -> None:
@@ -337,7 +343,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
             for index, outcome in enumerate(outcomes):
                 if isinstance(outcome, KafkaError):
                     outcomes[index] = self._translated(outcome, call, index)
-        self._post(_settle, calls)
+        self._post(settle, calls)
 
     def _translated(self, error: KafkaError, call: PublishCall, index: int) -> BrokerError:
         return publish_error(error, call.topic, call.messages[index], self._trouble)
@@ -390,9 +396,3 @@ class ProducerThread(OwnerThread[ProducerClient]):
             self._trouble = error
         if self._listener is not None:
             self._listener(error)
-
-
-def _settle(calls: Sequence[PublishCall]) -> None:
-    for call in calls:
-        if call.waiter is not None and not call.waiter.done():
-            call.waiter.set_result(call.outcomes)

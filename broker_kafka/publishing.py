@@ -74,6 +74,7 @@ class SharedProducer:
             timeout=settings.message_timeout_ms / 1000,
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
+            changed=self._connection.changed,
         )
         await thread.start()
         return thread

@@ -5,8 +5,8 @@ order reports come in, and a message costs no closure of its own: pages are used
 tally counts, with one callback for all; a failure finds its message by key and body, which is exact, because only
 messages that are a key and a body and nothing else are counted so.
 
-All of it lives in the producer's thread. A callback never raises, because the client would make an error of somebody
-else of that.
+All of it but `settle` lives in the producer's thread. A callback never raises, because the client would make an error
+of somebody else of that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 
-__all__ = ["PAGE", "UNREPORTED", "Outcome", "Page", "PublishCall", "Reports", "Tally"]
+__all__ = ["PAGE", "UNREPORTED", "Outcome", "Page", "PublishCall", "Reports", "Tally", "settle"]
 
 PAGE: Final = 1000
 """Messages of a page that is used again."""
@@ -299,3 +299,10 @@ class Reports:
     def _put_back(self, page: Page | Tally) -> None:
         if isinstance(page, Page) and len(page.reports) == PAGE and len(self._free) < _KEPT:
             self._free.append(page)
+
+
+def settle(calls: Sequence[PublishCall]) -> None:
+    """Give those who wait for these calls their outcomes; on the loop."""
+    for call in calls:
+        if call.waiter is not None and not call.waiter.done():
+            call.waiter.set_result(call.outcomes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, KafkaError
@@ -62,6 +63,7 @@ class KafkaTopics:
         result = await settled(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
         if isinstance(result, TopicNotFound):
             raise result
+        self._connection.changed[name] = monotonic()
         return result
 
     async def _ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:

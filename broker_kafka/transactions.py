@@ -282,6 +282,7 @@ class KafkaTransaction:
             timeout=config["message.timeout.ms"] / 1000,
             eager="linger_ms" not in settings.model_fields_set,
             partitioner=settings.partition_function,
+            changed=self._connection.changed,
         )
         try:
             await thread.start()

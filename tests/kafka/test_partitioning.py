@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from broker_kafka.partitioning import murmur2, partition_of
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
 
 OF_THE_JAVA_CLIENT = {
     b"21": -973932308,
@@ -84,3 +86,41 @@ async def test_what_the_users_function_does_wrong_is_the_messages_failure(
     assert "partition_function returned None" in str(outcomes[1])
     assert "0 to 1" in str(outcomes[3])
     assert "KeyError" in str(outcomes[5])
+
+
+async def test_the_users_function_may_know_of_new_partitions_before_the_producer(
+    kafka: KafkaServer, make_topic: MakeTopic, admin: RawAdmin
+) -> None:
+    topic = make_topic(partitions=2)
+    wanted = 1
+    settings = KafkaSettings(servers=(kafka.bootstrap,), partition_function=lambda topic, key, partitions: wanted)
+    async with broker.connect(settings) as bus, asyncio.timeout(10):
+        await bus.topic(topic).publish(b"a")
+        await asyncio.to_thread(admin.add_partitions, topic, 4)
+        wanted = 3
+        assert (await bus.topic(topic).publish(b"b")).partition == 3
+        wanted = 4
+        with pytest.raises(InvalidMessage, match="partition_function returned 4") as raised:
+            await bus.topic(topic).publish(b"c")
+        assert "0 to 3" in raised.value.advice
+
+
+@pytest.mark.parametrize("in_transactions", [False, True])
+async def test_the_users_function_is_told_of_partitions_that_the_bus_has_added(
+    kafka: KafkaServer, name: str, in_transactions: bool
+) -> None:
+    settings = KafkaSettings(
+        servers=(kafka.bootstrap,), partition_function=lambda topic, key, partitions: partitions - 1
+    )
+    async with broker.connect(settings) as bus, bus.transactional_publisher(f"tx-{name}") as publisher:
+
+        async def publish() -> int | None:
+            if not in_transactions:
+                return (await bus.topic(name).publish(b"a")).partition
+            async with publisher.transaction() as tx:
+                return (await tx.publish(name, b"a")).partition
+
+        await bus.admin.ensure_topic(name, partitions=2)
+        assert await publish() == 1
+        await bus.admin.ensure_topic(name, partitions=4)
+        assert await publish() == 3
