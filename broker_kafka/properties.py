@@ -33,7 +33,8 @@ _SERVERS: Final = "the hosts of the URL are the servers"
 _COMMITS: Final = "only what was finished is committed, and the consumer does it"
 _START: Final = "a group's start is `start=`, and `offset_reset` says what happens when its position is gone"
 _REPORTS: Final = "a message's fate is always told"
-_CALLBACK: Final = "the clients' callbacks feed the events of `bus.hooks`"
+_CALLBACK: Final = "no callbacks of the clients are taken; the events of `bus.hooks` tell what happens"
+_LOG: Final = "the clients' log goes to the logger 'broker.kafka'"
 
 OWNED: Final[Mapping[str, str]] = {
     "bootstrap.servers": _SERVERS,
@@ -54,18 +55,22 @@ OWNED: Final[Mapping[str, str]] = {
     "produce.offset.report": _REPORTS,
     "share.acknowledgement.mode": "share groups are opened by the SDK, which acknowledges each message itself",
     "max.poll.records": "it belongs to share groups, which are opened by the SDK",
-    "log.queue": "the clients' log goes to the logger 'broker.kafka'",
-    "log_level": "the clients' log goes to the logger 'broker.kafka', whose level decides",
-    "logger": "the clients' log goes to the logger 'broker.kafka'",
+    "log.queue": _LOG,
+    "log_level": f"{_LOG}, whose level decides",
+    "logger": _LOG,
     "on_delivery": _REPORTS,
     "on_commit": _COMMITS,
     "error_cb": _CALLBACK,
     "stats_cb": _CALLBACK,
     "throttle_cb": _CALLBACK,
-    "log_cb": _CALLBACK,
+    "log_cb": _LOG,
+    "statistics.interval.ms": "the clients' statistics would reach nobody, and cost time",
     "oauth_cb": "it is a field of the settings object",
 }
 """Properties that nobody else may set, each with the reason."""
+
+_OFF: Final = {"statistics.interval.ms": "0"}
+"""The value that one of these may have all the same: it changes nothing."""
 
 ALIASES: Final[Mapping[str, str]] = {
     "sasl.mechanisms": "sasl.mechanism",
@@ -103,7 +108,7 @@ def check_property(name: str, value: object) -> str | SecretStr:
     :raises InvalidSetting: the property is the SDK's own, or its value is no text, number or truth value.
     """
     reason = OWNED.get(name)
-    if reason is not None:
+    if reason is not None and (name not in _OFF or str(value) != _OFF[name]):
         raise InvalidSetting(f"Property {name!r} is set by the SDK", advice=f"Leave it out: {reason}")
     if isinstance(value, bool):
         return "true" if value else "false"

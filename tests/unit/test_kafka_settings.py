@@ -84,6 +84,13 @@ class TestUrl:
     def test_it_is_known_as_a_setting_would_be_written_too(self, name: str) -> None:
         assert OWNED[name] in refused(f"kafka://h?{name.replace('.', '_')}=1")
 
+    def test_statistics_may_be_off(self) -> None:
+        assert "reach nobody" in refused("kafka://h?statistics.interval.ms=500")
+        assert "bus.hooks" in refused("kafka://h?stats_cb=print")
+        assert "reach nobody" in refused("kafka://h?properties=statistics.interval.ms=500")
+        config = KafkaSettings.from_url("kafka://h?statistics.interval.ms=0").client_config("producer")
+        assert config["statistics.interval.ms"] == "0"
+
     def test_a_property_that_is_written_like_a_setting_is_told_its_name(self) -> None:
         assert "Give it as 'socket.keepalive.enable'" in refused("kafka://h?socket_keepalive_enable=true")
 
