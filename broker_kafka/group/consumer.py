@@ -98,7 +98,9 @@ class GroupConsumer(Marking, Generic[T]):
     ) -> None:
         backend = bus.backend if isinstance(bus, Bus) else None
         if backend is None:
-            raise ConfigurationError(f"bus is {bus!r}", advice="Give what broker.connect(...) returns")
+            raise ConfigurationError(
+                f"bus is {bus!r}", advice="Give what broker.connect(...) returns; GroupConsumer has no blocking form"
+            )
         if not isinstance(backend, KafkaBackend):
             raise Unsupported(
                 f"Backend {bus.capabilities.backend!r} has no group consumer of Kafka",

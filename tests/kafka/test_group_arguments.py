@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker import blocking
 from broker.errors import ConfigurationError, LeaseLost
 from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, OffsetStash
@@ -120,3 +121,10 @@ async def test_a_start_of_a_partition_that_is_not_there_is_refused(kafka: KafkaS
     with pytest.raises(ConfigurationError, match=r"start names '.*'\[9\], and its last partition is 0"):
         async with opened(kafka, topic, group, start={TopicPartition(topic, 9): 5}):
             pass
+
+
+def test_a_blocking_bus_is_told_that_there_is_no_blocking_form(kafka: KafkaServer, topic: str, group: str):
+    bus: Any
+    says = "GroupConsumer has no blocking form"
+    with blocking.connect(kafka.url) as bus, pytest.raises(ConfigurationError, match=says):
+        GroupConsumer(bus, topic, group=group)
