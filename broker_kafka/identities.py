@@ -80,9 +80,9 @@ class TopicIdentities:
     async def look(self) -> None:
         """See which topics that were read since the last look were made anew; no longer than a second or two."""
         async with self._one_at_a_time:
-            topics, self._read = self._read, set()
-            if not topics or self._connection.down:
+            if not self._read or self._connection.down:
                 return
+            topics, self._read = self._read, set()
             try:
                 async with asyncio.timeout(_PATIENCE):
                     anew = await self._made_anew(topics)
@@ -107,10 +107,10 @@ class TopicIdentities:
 
         anew: list[str] = []
         for topic, found in (await self._connection.outcomes(ask, "Topics")).items():
-            if isinstance(found, TopicNotFound):
-                continue  # told otherwise, and it may come again
             if isinstance(found, BrokerError):
-                self._read.add(topic)
+                # That there is none is told otherwise, and it may come again.
+                if found.retriable and not isinstance(found, TopicNotFound):
+                    self._read.add(topic)
                 continue
             identity = str(found.topic_id)
             if self._known.setdefault(topic, identity) != identity:
