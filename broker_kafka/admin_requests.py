@@ -169,15 +169,18 @@ async def cluster_id(connection: Connection) -> str:
     return found.cluster_id
 
 
-async def describe(connection: Connection, topic: str, *, known: bool = False) -> Any:
+async def describe(connection: Connection, topic: str, *, known: bool = False, rights: bool = False) -> Any:
     """The library's description of a topic. It never creates the topic, as asking for its metadata may.
 
     :param known: as of `ask_any`.
+    :param rights: have it tell what this user may do with the topic.
     :raises TopicNotFound: there is none.
     """
     return await ask_any(
         connection,
-        lambda client, patience: client.describe_topics(TopicCollection([plain(topic)]), request_timeout=patience),
+        lambda client, patience: client.describe_topics(
+            TopicCollection([plain(topic)]), include_authorized_operations=rights, request_timeout=patience
+        ),
         f"Topic {topic!r}",
         known=known,
     )

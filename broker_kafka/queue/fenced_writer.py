@@ -38,6 +38,10 @@ _PATIENCE: Final = 60.0
 """Seconds for which what the client calls retriable is repeated."""
 _PURGE: Final = 0.5
 _ABORT: Final = 1.0
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Of records that the client dropped since their transaction has failed."""
+_OF_TOPICS: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION})
+"""Said of a transaction for one of the topics in it, without a word of which."""
 _NEW_TOPIC_MS: Final = 1_000
 """How long a topic may be unknown before its records are refused."""
 
@@ -81,6 +85,7 @@ class Doubtful(BrokerError):
 
     :ivar fenced: somebody opened one already.
     :ivar refused: what was said of single records, by their place in the batch, none of which is on the brokers.
+    :ivar explained: whether the caller knows by these what to do otherwise the next time.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Doubtful(BrokerError):
         super().__init__(message, native=native, retriable=True)
         self.fenced = fenced
         self.refused: Mapping[int, BrokerError] = refused or {}
+        self.explained = False
 
 
 class FencedWriter(OwnerThread[Producer]):
@@ -145,7 +151,11 @@ class FencedWriter(OwnerThread[Producer]):
 
     def _turn(self, client: Producer) -> None:
         self._serve(client, _IDLE)
-        client.poll(0)
+        try:
+            client.poll(0)
+        except KafkaException as error:
+            # Whoever writes next is told as well; who wrote last may be about to hear why it has failed.
+            logger.info("The writer of %r has failed: %s", self._id, error)
 
     def _shut(self, client: Producer) -> None:
         self._lifeline.let_go()
@@ -167,6 +177,7 @@ class FencedWriter(OwnerThread[Producer]):
     def _write(self, producer: Producer, entries: Sequence[Entry], positions: Positions | None) -> None:
         self._refused.clear()
         cause: BaseException | None = None
+        topics = sorted({entry.topic for entry in entries})
         try:
             producer.begin_transaction()
             self._begun = True
@@ -182,9 +193,9 @@ class FencedWriter(OwnerThread[Producer]):
         except (KafkaException, SystemError) as error:
             found = kafka_error(error)
             if found is None or self._stopping or not found.txn_requires_abort():
-                raise self._doubt(error) from error
+                raise self._doubt(error, self._told(topics)) from error
             cause = error
-        self._undo(producer, cause)
+        self._undo(producer, cause or self._cause(producer), topics)
 
     def _produce(self, producer: Producer, place: int, entry: Entry) -> None:
         headers = cast("list[tuple[str, str | bytes | None]]", list(entry.headers))
@@ -224,17 +235,40 @@ class FencedWriter(OwnerThread[Producer]):
     def _commit(self, producer: Producer) -> None:
         producer.commit_transaction(_SLICE)
 
-    def _undo(self, producer: Producer, cause: BaseException | None) -> None:
+    def _cause(self, producer: Producer) -> KafkaException | None:
+        """Why the transaction has failed, if it has and nobody was told: the client answers so to a second begin."""
+        try:
+            producer.begin_transaction()
+        except KafkaException as error:
+            found = kafka_error(error)
+            return error if found is not None and found.txn_requires_abort() else None
+        return None
+
+    def _told(self, topics: Sequence[str], cause: BaseException | None = None) -> dict[int, BrokerError]:
+        """What was said of single records, by their place.
+
+        :param cause: why the transaction has failed. What is said of a topic holds for each record that was dropped.
+        """
+        found = None if cause is None else kafka_error(cause)
+        if found is not None and found.code() in _OF_TOPICS and _all_purged(self._refused):
+            self._refused = dict.fromkeys(self._refused, found)
+        what = f"Writing for {self._id!r}"
+        return {
+            place: translate(error, what, resources=topics if error is found else ())
+            for place, error in self._refused.items()
+        }
+
+    def _undo(self, producer: Producer, cause: BaseException | None, topics: Sequence[str]) -> None:
         """Abort, and tell why: what was refused, or else the cause."""
-        refused = dict(self._refused)
+        told = self._told(topics, cause)
+        # The client's own codes are below 0. What is dropped by the abort is refused for that alone.
+        spent = any(error.code() > 0 for error in self._refused.values())
         try:
             self._repeat(producer, lambda: producer.abort_transaction(_SLICE))
             self._begun = False
         except (KafkaException, SystemError) as error:
-            raise self._doubt(error) from error
-        told = {place: translate(error, f"Writing for {self._id!r}") for place, error in refused.items()}
-        # The client's own codes are below 0.
-        if any(error.code() > 0 for error in refused.values()):
+            raise self._doubt(error, told) from error
+        if spent:
             # The numbers of what a broker refused are missing, and it refuses what would come after.
             raise Doubtful(f"The transaction of {self._id!r} was undone, and its producer is spent", refused=told)
         first = next(iter(told.values()), None)
@@ -260,11 +294,16 @@ class FencedWriter(OwnerThread[Producer]):
                 if found.code() != KafkaError._TIMED_OUT:
                     producer.poll(_PAUSE)
 
-    def _doubt(self, error: BaseException) -> Doubtful:
+    def _doubt(self, error: BaseException, refused: Mapping[int, BrokerError]) -> Doubtful:
         found = kafka_error(error)
         fenced = found is not None and found.code() in FENCED
         reason = "was fenced: another writer of this id was opened" if fenced else f"has failed: {found or error}"
-        return Doubtful(f"The writer of {self._id!r} {reason}", fenced=fenced, native=error)
+        return Doubtful(f"The writer of {self._id!r} {reason}", fenced=fenced, refused=refused, native=error)
+
+
+def _all_purged(refused: Mapping[int, KafkaError]) -> bool:
+    """Whether nothing is said of any record but that the client dropped it."""
+    return all(error.code() in _PURGED for error in refused.values())
 
 
 def _config(connection: Connection, transactional_id: str, timeout_ms: int | None) -> dict[str, Any]:

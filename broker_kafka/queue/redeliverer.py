@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from broker.errors import BrokerError, ConfigurationError, MessageTooLarge
+from broker.errors import BrokerError, ConfigurationError, MessageTooLarge, TopicNotFound
 from broker.spi import TopicPartition
 from broker_kafka.errors import kafka_error
 from broker_kafka.queue.assigned_partition import AssignedPartition
@@ -132,7 +132,7 @@ class Redeliverer:
             told_apart = self._judge(turn, error.refused)
             self._give_back(partition, turn, 0 if told_apart else int(1000 * self._options.retry_after))
         except Doubtful as error:
-            self._judge(turn, error.refused)
+            error.explained = self._judge(turn, error.refused)
             raise
         else:
             self._written(partition, turn)
@@ -163,19 +163,19 @@ class Redeliverer:
         # Who gives a message back had it, and has it only once the position has passed it.
         behind = await self._positions.behind([lease.id for lease in due if _may_be_ahead(lease)])
         topics = {topic for lease in due for topic in (lease.id.topic, contents[lease.id].dead_letter) if topic}
-        missing = await self._topics.missing(topics)
+        closed = await self._topics.closed(topics)
         now = 1000 * monotonic()
         for lease in due:
             if lease.state != State.SENDING:
                 continue  # it has ended meanwhile
             refused, content = self._refused.get(lease.id), contents[lease.id]
-            reason = _letter_reason(lease, content, refused, missing.get(lease.id.topic))
+            reason = _letter_reason(lease, content, refused, closed.get(lease.id.topic))
             topic = content.dead_letter if reason else lease.id.topic
             if lease.touched != seen[lease.id]:
                 # Another reader has started it.
                 partition.failed(lease, lease.after_ms)
                 lease.due_since = -1
-            elif _may_be_ahead(lease) and lease.id not in behind and lease.id.topic not in missing:
+            elif _may_be_ahead(lease) and lease.id not in behind and not _is_gone(closed.get(lease.id.topic)):
                 # Its worker has written START and no position: the log hands it out again, while there is one.
                 self._counts.waiting_for_readers += 1
                 period = 0 if lease.released else lease.after_ms
@@ -185,8 +185,8 @@ class Redeliverer:
                 _put_back(partition, lease)
             elif refused is not None and refused.again_at > now:
                 partition.failed(lease, int(refused.again_at - now) + 1)
-            elif topic in missing:
-                self._keep(partition, lease, missing[topic], topic)
+            elif topic in closed:
+                self._keep(partition, lease, closed[topic], topic)
             else:
                 self._take(partition, lease, content, reason, turn)
         self._rate.spend(len(turn.sent))
@@ -221,11 +221,15 @@ class Redeliverer:
         turn.sent.append(lease)
 
     def _keep(self, partition: AssignedPartition, lease: Lease, error: BrokerError, topic: str) -> None:
-        """The topic that a message is due for is gone: it waits until there is one again."""
-        self._counts.refused += 1
-        if self._topics.is_news(topic):
-            self.told.append(f"Messages that are due wait, because their topic is gone: {error}")
-        partition.failed(lease, int(1000 * self._options.refused_after))
+        """The topic that a message is due for takes nothing: it waits until it does."""
+        if _is_gone(error):
+            self._counts.refused += 1
+            if self._topics.is_news(topic):
+                self.told.append(f"Messages that are due wait, because their topic is gone: {error}")
+            partition.failed(lease, int(1000 * self._options.refused_after))
+            return
+        self._refuse(lease.id, error, letter=True, told=self._topics.is_news(topic))
+        partition.failed(lease, int(self._refused[lease.id].again_at - 1000 * monotonic()) + 1)
 
     def _take_renewals(self, partition: AssignedPartition, turn: _Turn) -> None:
         now = monotonic()
@@ -312,7 +316,7 @@ class Redeliverer:
         )
         return True
 
-    def _refuse(self, id: MessageId, error: BrokerError, *, letter: bool) -> None:
+    def _refuse(self, id: MessageId, error: BrokerError, *, letter: bool, told: bool = True) -> None:
         self._counts.refused += 1
         before = self._refused.get(id)
         letter = letter or (before is not None and before.letter)
@@ -321,7 +325,7 @@ class Redeliverer:
         seconds = min(_LONGEST_REFUSAL, self._options.refused_after * 2 ** min(times, 16) / 2)
         wait = 1000 * seconds if letter or times > 1 else 0.0
         self._refused[id] = _Refused(error.message, 1000 * monotonic() + wait, letter, times)
-        if times == 1 or letter:
+        if told and (times == 1 or letter):
             self.told.append(
                 f"Message {id.topic}:{id.partition}:{id.offset} is not taken: {error}{_mend(error, id.topic)}"
             )
@@ -338,10 +342,10 @@ def _mend(error: BrokerError, topic: str) -> str:
     )
 
 
-def _letter_reason(lease: Lease, content: Content, refused: _Refused | None, gone: BrokerError | None) -> str:
+def _letter_reason(lease: Lease, content: Content, refused: _Refused | None, closed: BrokerError | None) -> str:
     """Why a message that is due becomes a dead letter; empty if it is sent again.
 
-    :param gone: that its topic does not exist any more.
+    :param closed: why its topic takes nothing.
     """
     if not content.dead_letter:
         return ""
@@ -349,7 +353,12 @@ def _letter_reason(lease: Lease, content: Content, refused: _Refused | None, gon
         return f"delivered {'once' if lease.attempt == 1 else f'{lease.attempt} times'} without being settled"
     if refused is not None:
         return "" if refused.letter else f"it could not be sent again: {refused.reason}"
-    return "" if gone is None else f"it could not be sent again: {gone.message}"
+    return "" if closed is None else f"it could not be sent again: {closed.message}"
+
+
+def _is_gone(closed: BrokerError | None) -> bool:
+    """Whether a topic takes nothing because there is none."""
+    return isinstance(closed, TopicNotFound)
 
 
 def _put_back(partition: AssignedPartition, lease: Lease) -> None:

@@ -79,7 +79,9 @@ class KafkaQueueTracker:
         if not self._open:
             return "It is being opened"
         silent = self._tracker.silent
-        return f"No broker has told of {self._tracker.topic!r} for {silent:.0f} s" if silent > _SILENT else ""
+        if silent > _SILENT:
+            return f"No broker has told of {self._tracker.topic!r} for {silent:.0f} s"
+        return self._tracker.trouble
 
     def metrics(self) -> Mapping[str, float | Histogram]:
         state, counts = self._tracker.state(), self._tracker.counts

@@ -2,7 +2,8 @@
 
 *Concurrency.* On the loop. One task writes, turn by turn; what is read meanwhile wakes it. *Failure.* After any doubt
 about what was written, the partition is taken over anew and read from its committed position, once it is sure that it
-is still ours; nothing is written before. What the brokers refuse for good then, such as the right to it, ends the
+is still ours; nothing is written before. Doubts that are repeated have it rest, longer and longer, and are told. What
+the brokers refuse for good then, such as the right to it, ends the
 tracker, as when it opens. A client that does not go back in the log is this partition's own trouble: it is tried again,
 ever more seldom, and told, while the other partitions go on. *Stop.* The turn that is under way is awaited for a
 bounded time.
@@ -20,6 +21,7 @@ from broker.spi import TopicPartition
 from broker_kafka.queue.assigned_partition import AssignedPartition, PartitionOptions
 from broker_kafka.queue.fenced_writer import Doubtful, FencedWriter
 from broker_kafka.queue.redeliverer import Redeliverer
+from broker_kafka.queue.repeated_doubts import RepeatedDoubts
 from broker_kafka.queue.takeover import WRITER_CLOSE, Claim
 from broker_kafka.queue.tracking import TrackerCounts
 from broker_kafka.runs import NativeRun
@@ -32,6 +34,8 @@ _ASK_AGAIN: Final = 0.5
 _RECOVER: Final = 0.1
 _LONGEST_RECOVER: Final = 2.0
 _LONGEST_UNMOVED: Final = 30.0
+_LONG: Final = 60.0
+"""Seconds after which a partition that cannot be taken over anew is told of."""
 
 
 def now_ms() -> int:
@@ -89,7 +93,17 @@ class TrackedPartition:
         self._live = True
         self._wake = asyncio.Event()
         self._wait = _LEAST_WAIT
+        self._doubts = RepeatedDoubts()
+        self._rest_until = 0.0
+        """The monotonic time in seconds until which it rests after doubts."""
+        self._untaken = ""
+        """Why it has not been taken over anew for long, if it has not."""
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes again of it, for people; empty if nothing is wrong."""
+        return self._untaken or self._doubts.trouble(monotonic())
 
     def begin(self, claim: Claim) -> None:
         """It was taken over, and what is read next lies at the claim's start. The writer is this one's to close."""
@@ -168,12 +182,12 @@ class TrackedPartition:
                 finally:
                     self._tell()
                 if not more:
-                    await self._rest(partition)
+                    await self._wait_for_work(partition)
         except Exception as error:
             logger.exception("The tracker of %s[%d] failed", *self.place)
             self._host.gave_up(BrokerError(f"The tracker of {self.place} failed: {error!r}", native=error))
 
-    async def _rest(self, partition: AssignedPartition) -> None:
+    async def _wait_for_work(self, partition: AssignedPartition) -> None:
         """Until something was read, or is due."""
         wait, at = _LONGEST_WAIT, now_ms()
         deadline, now = partition.markers.next_deadline(), partition.clock.now
@@ -209,13 +223,24 @@ class TrackedPartition:
         self.partition = None
         fenced = isinstance(error, Doubtful) and error.fenced
         logger.warning("Markers of %s[%d] are read anew%s: %s", *self.place, ", if they are ours" * fenced, error)
+        if isinstance(error, Doubtful) and error.explained:
+            return
+        self._rest_until = monotonic() + self._doubts.add(self._stuck(error), monotonic())
+        if self._doubts.is_news:
+            self._host.warn(self._doubts.trouble(monotonic()))
+
+    def _stuck(self, error: BrokerError) -> str:
+        return f"Nothing comes again of {self.place.topic!r}[{self.place.partition}] for now: {error}"
 
     async def _recover(self) -> None:
         """Take the partition over anew, for as long as it may be ours."""
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.stop(WRITER_CLOSE)
-        pause, longest, unmoved = _RECOVER, _LONGEST_RECOVER, 0
+        while self._live and (rest := self._rest_until - monotonic()) > 0:
+            await self._sleep(rest)
+            self._wake.clear()
+        pause, longest, unmoved, begun = _RECOVER, _LONGEST_RECOVER, 0, monotonic()
         while self._live and self._writer is None:
             try:
                 await self._host.claim_again(self)
@@ -224,7 +249,8 @@ class TrackedPartition:
                 longest = _LONGEST_UNMOVED
                 if unmoved == 2:
                     # Once it may be that the partition goes, and this is the first to hear of it.
-                    self._host.warn(f"Nothing comes again of {self.place.topic!r}[{self.place.partition}]: {error}")
+                    self._untaken = self._stuck(error)
+                    self._host.warn(self._untaken)
             except LeaseLost as error:
                 # The client will say so itself, unless it still has to hear of a new generation.
                 logger.info("Not taken over anew for now: %s", error)
@@ -237,10 +263,14 @@ class TrackedPartition:
                     self._live = False
                     return
                 logger.info("Taken over anew later: %s", error)
+                if not self._untaken and monotonic() - begun > _LONG:
+                    self._untaken = self._stuck(error)
+                    self._host.warn(self._untaken)
             if self._writer is None:
                 await self._sleep(pause)
                 self._wake.clear()
                 pause = min(2 * pause, longest)
+        self._untaken = ""
 
     # -- the end -------------------------------------------------------------------------------------------
 

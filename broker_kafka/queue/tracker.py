@@ -90,6 +90,11 @@ class Tracker:
         """Seconds since brokers last told of the markers."""
         return (now_ms() - self._heard) / 1000
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes again of a partition, for people; empty if nothing is wrong."""
+        return next((text for each in self._tracked.values() if (text := each.trouble)), "")
+
     # -- opening and closing -------------------------------------------------------------------------------
 
     async def open(self, *, ensured: bool = False) -> None:

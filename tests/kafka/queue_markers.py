@@ -149,8 +149,9 @@ def prepared_queue(server: KafkaServer) -> Queue:
 @asynccontextmanager
 async def connected(server: KafkaServer, **values: Any) -> AsyncGenerator[Connection]:
     """A connection whose groups find out quickly that a member is gone."""
-    given: dict[str, Any] = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300, **values}
-    connection = Connection(KafkaSettings(servers=(server.bootstrap,), **given), Hooks())
+    quick: dict[str, Any] = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300}
+    given: dict[str, Any] = {"servers": (server.bootstrap,), **quick, **values}
+    connection = Connection(KafkaSettings(**given), Hooks())
     await connection.open()
     try:
         yield connection

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from broker.errors import BackendError, BrokerError
 from broker.hooks import Hooks, Warned
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.connection import Connection
 from broker_kafka.queue.assigned_partition import PartitionOptions
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 from broker_kafka.queue.group_positions import GroupPositions
-from broker_kafka.queue.tracked_partition import now_ms
+from broker_kafka.queue.tracked_partition import TrackedPartition, now_ms
+from broker_kafka.queue.tracker import Tracker
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
 from broker_kafka.topics_admin import KafkaTopics
 from broker_kafka.topics_config import TopicOptions
@@ -194,6 +197,40 @@ async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_parti
             await asyncio.to_thread(queue.wait_for_again, 2, 2)
             await eventually(lambda: tracker.state().open == 0)
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("failure", [Doubtful("The answer was lost"), BackendError("Nobody knows why")], ids=str)
+async def test_doubts_that_are_repeated_are_told_and_have_it_rest(
+    connection: Connection, queue: Queue, failure: BrokerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, claim_again, failing, taken = FencedWriter.write, Tracker.claim_again, asyncio.Event(), list[float]()
+    hooks, warned = Hooks(), list[str]()
+    hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+
+    async def doubting(self: FencedWriter, entries: Sequence[Entry], positions: Positions | None = None) -> None:
+        if failing.is_set() and any(entry.topic == queue.topic for entry in entries):
+            raise failure
+        await write(self, entries, positions)
+
+    async def counted(self: Tracker, tracked: TrackedPartition) -> None:
+        taken.append(monotonic())
+        await claim_again(self, tracked)
+
+    monkeypatch.setattr(FencedWriter, "write", doubting)
+    monkeypatch.setattr(Tracker, "claim_again", counted)
+    ids = await asyncio.to_thread(queue.send, 1)
+    async with tracking(connection, queue, hooks=hooks) as tracker:
+        failing.set()
+        await asyncio.to_thread(queue.take, ids)
+        await eventually(lambda: bool(tracker.trouble), 30)
+        assert str(failure) in tracker.trouble
+        await eventually(lambda: len(taken) >= 6, 30)
+        assert taken[5] - taken[4] > 4.0
+        failing.clear()
+        await asyncio.to_thread(queue.wait_for_again, 1, 1)
+        await eventually(lambda: tracker.state().open == 0)
+        assert tracker.failure is None
+    assert [f"Nothing comes again of {queue.markers!r}[0]" in text for text in warned] == [True]
 
 
 async def test_a_close_that_is_cancelled_goes_on(connection: Connection, queue: Queue) -> None:

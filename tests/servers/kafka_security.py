@@ -12,7 +12,8 @@
 | `UNSECURED` | OAUTHBEARER with unsigned tokens |
 | `OIDC` | OAUTHBEARER with tokens of the broker's `TokenServer`, over TLS |
 
-A user may do all but use the topics (and groups, …) that `restrict` gives to another. Blocking, as `KafkaServer` is.
+A user may do all but use the topics (and groups, …) that `restrict` gives to another, and write to those of
+`forbid_writing`. Blocking, as `KafkaServer` is.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -137,6 +138,12 @@ class SecureBroker(Servers):
     def restrict(self, name: str, user: str, resource: ResourceType = ResourceType.TOPIC) -> None:
         """From now on only this user may use the topic, or the group or transactional id of that name."""
         self._add_rule(resource, name, user)
+
+    def forbid_writing(self, topic: str, user: str) -> None:
+        """From now on this user may do all with the topic but write to it."""
+        self._add_rule(ResourceType.TOPIC, topic, user, AclOperation.WRITE, AclPermissionType.DENY)
+        # A topic with a rule is closed to all but those whom one names.
+        self._add_rule(ResourceType.TOPIC, topic, "*")
 
     def start(self) -> Self:
         self.server.start()

@@ -1,0 +1,129 @@
+"""Trackers that may describe a topic and not write to it: that is its messages' own trouble, and holds up no others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from broker.errors import NotAuthorized
+from broker.hooks import Hooks, Warned
+from broker_kafka.connection import Connection
+from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter
+from broker_kafka.queue.message_topics import MessageTopics
+from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from tests.kafka.group_members import eventually
+from tests.kafka.queue_markers import Queue, connected, tracking
+from tests.servers.kafka_client import produce
+from tests.servers.kafka_security import USERS, SecureBroker
+
+INTERNAL = "__consumer_offsets"
+pytestmark = pytest.mark.xdist_group("kafka-queue-rights")
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[SecureBroker]:
+    with SecureBroker() as broker:
+        yield broker
+
+
+def listening() -> tuple[Hooks, list[str]]:
+    hooks, warned = Hooks(), list[str]()
+    hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
+    return hooks, warned
+
+
+def released(id: MessageId, *, max_attempts: int = 0, dead_letter: str = "") -> tuple[Marker, Content]:
+    start = Marker(kind=Kind.START, id=id, after_ms=100, attempt=1, released=True)
+    return start, Content(value=b"held", max_attempts=max_attempts, dead_letter=dead_letter)
+
+
+@pytest.mark.parametrize("what", ["dead letters", "messages"])
+async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure: SecureBroker, what: str) -> None:
+    hooks, warned = listening()
+    queue = await asyncio.to_thread(Queue, secure.server)
+    other = await asyncio.to_thread(queue.admin.make_topic)
+    await asyncio.to_thread(secure.forbid_writing, other, "ann")
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+    login |= {"sasl_username": "ann", "sasl_password": USERS["ann"]}
+    async with connected(secure.server, servers=(secure.server.address("SASL_PLAIN"),), **login) as connection:
+        await queue.prepare(connection)
+        ids = await asyncio.to_thread(queue.send, 3)
+        async with tracking(connection, queue, hooks=hooks, refused_after=0.2) as tracker:
+            held = ids[0] if what == "dead letters" else MessageId(other, 0, 700, queue.subscription)
+            dead = released(held, max_attempts=1, dead_letter=other)
+            await asyncio.to_thread(queue.write, dead if what == "dead letters" else released(held))
+            # It is tried again and again.
+            await eventually(lambda: tracker.counts.refused >= 2)
+            await asyncio.to_thread(queue.take, ids[1:])
+            found = await asyncio.to_thread(queue.wait_for_again, 2, 3)
+            assert [each.value() for each in found] == [b"m1", b"m2"]
+            assert tracker.counts.doubts == 0
+            assert tracker.state().open == 1
+    assert [f"{held.topic}:0:{held.offset} is not taken" in text and other in text for text in warned] == [True]
+
+
+async def test_a_marker_that_names_a_topic_of_kafkas_own_holds_up_no_other(
+    connection: Connection, queue: Queue
+) -> None:
+    await stands_apart(connection, queue, doubts=False)
+
+
+async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
+    connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: MessageTopics, topics: object) -> dict[str, Exception]:
+        return {}
+
+    monkeypatch.setattr(MessageTopics, "closed", nothing)
+    await stands_apart(connection, queue, doubts=True)
+
+
+async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) -> None:
+    hooks, warned = listening()
+    ids = await asyncio.to_thread(queue.send, 9)
+    # Now the topic of the offsets is there.
+    await asyncio.to_thread(queue.commit, ids)
+    held = MessageId(INTERNAL, 0, 700, queue.subscription)
+    async with tracking(connection, queue, hooks=hooks) as tracker:
+        # Due together, so that it is not known at first which of them is refused.
+        await asyncio.to_thread(queue.write, released(held), *(released(each) for each in ids))
+        await asyncio.to_thread(queue.wait_for_again, 9, 9)
+        await eventually(lambda: tracker.state().open == 1)
+        assert bool(tracker.counts.doubts) == doubts
+    assert [f"{INTERNAL}:0:700 is not taken" in text and repr(INTERNAL) in text for text in warned] == [True]
+
+
+async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Connection, queue: Queue) -> None:
+    ids = await asyncio.to_thread(queue.send, 1)
+    await asyncio.to_thread(queue.commit, ids)
+    writer = FencedWriter(connection, f"{queue.topic}-writer")
+    await writer.start()
+    try:
+        entries = [Entry(queue.topic, None, b"a"), Entry(INTERNAL, None, b"b"), Entry(queue.topic, None, b"c")]
+        with pytest.raises(Doubtful) as caught:
+            await writer.write(entries)
+        # Which of them it is for, the client does not tell.
+        assert set(caught.value.refused) == {0, 1, 2}
+        for error in caught.value.refused.values():
+            assert isinstance(error, NotAuthorized)
+            assert not error.retriable
+            assert INTERNAL in str(error)
+    finally:
+        assert await writer.stop(3.0)
+    assert writer.failure is None
+    assert len(await asyncio.to_thread(queue.read)) == 1
+
+
+async def test_what_a_broker_refuses_of_one_record_is_not_said_of_others(connection: Connection, queue: Queue) -> None:
+    writer = FencedWriter(connection, f"{queue.topic}-writer")
+    await writer.start()
+    try:
+        with pytest.raises(Doubtful) as caught:
+            await writer.write([Entry(queue.topic, None, b"a"), Entry("no-such-topic", None, b"b")])
+        lasting = [place for place, error in caught.value.refused.items() if not error.retriable]
+        assert lasting == [1]
+    finally:
+        await writer.stop(3.0)
+    assert await asyncio.to_thread(produce, queue.server.bootstrap, queue.topic, [b"c"])
