@@ -4,7 +4,7 @@ Attributes are headers as they are. Two things ride in headers of our own: `anyb
 and `anybroker-time`, the producer's clock in microseconds since 1970 where the record's timestamp cannot tell it. A
 plain message has neither. A third tells when a message with `deliver_at` is due: see `scheduling`. Headers are read
 only when somebody asks. Of several headers of one name the last is shown, as Kafka's own `lastHeader` does; they and
-those that are no text stay in `native`, and are forwarded with it.
+those that are no text stay in `native`, and are forwarded with it. Of names that are no text: see `record_headers`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from confluent_kafka import Message as NativeRecord
 
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
 from broker.outbound import OutboundMessage
+from broker_kafka.record_headers import Headers, headers_of, headers_of_each
 from broker_kafka.scheduling import DUE, encode_due
 
 __all__ = ["RECORD_VIEW", "Headers", "NativeRecord", "RecordView", "encode_headers", "encode_time", "record_id"]
-
-Headers = Sequence[tuple[str, bytes | None]]
 
 _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
@@ -38,7 +37,6 @@ _MOST_PLAIN: Final = 1000
 _EXACT_AS_FLOAT: Final = 2**32 * 1000
 """Milliseconds up to which seconds as a float are right to the microsecond: until 2106."""
 
-_headers: Final = cast("Callable[[Any], Headers | None]", NativeRecord.headers)
 _timestamp: Final = cast("Callable[[Any], tuple[int, int]]", NativeRecord.timestamp)
 
 
@@ -100,7 +98,7 @@ class RecordView:
         self._last_time = (0, _EPOCH)
 
     def id(self, raw: Any, /) -> str:
-        for name, value in raw.headers() or ():
+        for name, value in headers_of(raw) or ():
             if name == _ID and value is not None:
                 return value.decode("utf-8", "replace")
         return record_id(raw.topic(), raw.partition(), raw.offset())
@@ -109,13 +107,13 @@ class RecordView:
         return raw.key()
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
-        headers: Headers | None = raw.headers()
+        headers = headers_of(raw)
         return NO_ATTRIBUTES if headers is None else self._attributes(headers)
 
     def attributes_of(self, raws: Sequence[Any], /) -> list[Mapping[str, str]]:
         """Those of many."""
         read = self._attributes
-        return [NO_ATTRIBUTES if headers is None else read(headers) for headers in map(_headers, raws)]
+        return [NO_ATTRIBUTES if headers is None else read(headers) for headers in headers_of_each(raws)]
 
     def _attributes(self, headers: Headers) -> Mapping[str, str]:
         plain = self._plain
@@ -132,7 +130,7 @@ class RecordView:
         return MappingProxyType(shown) if shown else NO_ATTRIBUTES
 
     def publish_time(self, raw: Any, /) -> datetime | None:
-        headers: Headers | None = raw.headers()
+        headers = headers_of(raw)
         if headers is not None and (told := _told_time(headers)) is not None:
             return told
         kind, milliseconds = raw.timestamp()
@@ -142,7 +140,7 @@ class RecordView:
         """Those of many."""
         known, last = self._last_time
         found: list[datetime | None] = []
-        for headers, (kind, milliseconds) in zip(map(_headers, raws), map(_timestamp, raws), strict=True):
+        for headers, (kind, milliseconds) in zip(headers_of_each(raws), map(_timestamp, raws), strict=True):
             if headers is not None and (told := _told_time(headers)) is not None:
                 time = told
             elif kind != TIMESTAMP_CREATE_TIME:
@@ -163,7 +161,7 @@ class RecordView:
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """Those of many, in microseconds since 1970, for columns."""
         found = _timestamps(raws, TIMESTAMP_CREATE_TIME)
-        for index, headers in enumerate(map(_headers, raws)):
+        for index, headers in enumerate(headers_of_each(raws)):
             if headers is not None and (told := _told_time(headers)) is not None:
                 found[index] = (told - _EPOCH) // _MICROSECOND
         return found
@@ -240,7 +238,7 @@ def _unshown(native: NativeRecord, kept: Mapping[str, str]) -> Headers:
 
     A name that the forwarder removed takes its earlier values along.
     """
-    headers = cast("Headers", native.headers() or ())
+    headers = headers_of(native) or ()
     shown: dict[str, int] = {
         name: index for index, (name, value) in enumerate(headers) if name and _text(value) is not None
     }

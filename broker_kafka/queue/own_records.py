@@ -9,7 +9,8 @@ from broker.errors import Unsupported
 from broker_kafka.queue.commit_texts import mark_of_keys
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.redelivery import QUEUE
-from broker_kafka.queue.wire import Headers, read_content
+from broker_kafka.queue.wire import read_content
+from broker_kafka.record_headers import Headers
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["ALL_QUEUES", "OwnRecords", "refuse_one_of_many"]

@@ -22,6 +22,7 @@ from broker_kafka.queue.queue_names import require_markers
 from broker_kafka.queue.redelivery import attempts_of
 from broker_kafka.queue.untaken import read_untaken, untaken_ranges
 from broker_kafka.queue.wire import Headers, MessageId, read_content
+from broker_kafka.record_headers import headers_of
 
 __all__ = ["queued_messages"]
 
@@ -104,7 +105,7 @@ def _ready(record: Record[Any]) -> QueuedMessage:
         partition=record.partition,
         offset=record.offset,
         state="ready",
-        attempt=attempts_of(record.native.headers() or ()),
+        attempt=attempts_of(headers_of(record.native) or ()),
         due_in=None,
         id=record.id,
         key=record.key,

@@ -13,6 +13,7 @@ from broker.envelopes import DEAD_LETTER_PREFIX
 from broker_kafka.headers import record_id
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.wire import Content, Headers, MessageId, Origin
+from broker_kafka.record_headers import Headers as RecordHeaders
 from broker_kafka.scheduling import DUE
 
 __all__ = [
@@ -96,7 +97,7 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
     return Sending(content.dead_letter, content.key, content.value, headers)
 
 
-def attempts_of(headers: Headers) -> int:
+def attempts_of(headers: RecordHeaders) -> int:
     """How many deliveries of a record's message count already; 0 if it does not tell."""
     for name, value in headers:
         if name == ATTEMPTS and value is not None and value.isdigit() and len(value) < 10:

@@ -25,13 +25,13 @@ from broker_kafka.queue.redelivery import attempts_of, origin_of
 from broker_kafka.queue.start_writer import StartWriter
 from broker_kafka.queue.views import QUEUE_VIEW, UNCOUNTED_VIEW
 from broker_kafka.queue.wire import Content, Headers, Kind, Marker, MessageId, Origin, write_marker
+from broker_kafka.record_headers import headers_of_each
 from broker_kafka.runs import NativeRun
 from broker_kafka.scheduling import due_of
 
 __all__ = ["Started", "Starting", "Taken"]
 
 _offset: Final = cast("Callable[[Any], int]", NativeRecord.offset)
-_told_headers: Final = cast("Callable[[Any], Sequence[tuple[str, bytes | None]] | None]", NativeRecord.headers)
 
 _MOST: Final = 2**32 - 1
 """The largest count that a START can tell."""
@@ -109,7 +109,7 @@ class Starting:
         partition = usual = marker_partition(MessageId(topic, number, 0, queue), self._partitions)
         found: list[Taken] = []
         messages = run.messages
-        for raw, offset, told in zip(messages, map(_offset, messages), map(_told_headers, messages), strict=True):
+        for raw, offset, told in zip(messages, map(_offset, messages), headers_of_each(messages), strict=True):
             hold, due, is_first = None, 0, True
             headers = tuple(told) if told else ()
             if by_key:

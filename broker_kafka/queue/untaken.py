@@ -15,6 +15,7 @@ from broker.spi import Bounds, LogReaderSpi, TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.groups_admin import KafkaGroups
 from broker_kafka.queue.own_records import OwnRecords
+from broker_kafka.record_headers import headers_of
 
 __all__ = ["read_untaken", "untaken_ranges"]
 
@@ -43,4 +44,4 @@ async def read_untaken(
     """The records of a range that are messages of the queue, in batches of at most so many."""
     if bounds.first < bounds.next:
         async for records in log.read(*place, bounds.first, bounds.next, batch):
-            yield [record for record in records if own.has(record.key, record.native.headers() or ())]
+            yield [record for record in records if own.has(record.key, headers_of(record.native) or ())]

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from broker_kafka.headers import RecordView
 from broker_kafka.queue.redelivery import attempts_of
+from broker_kafka.record_headers import headers_of
 
 __all__ = ["QUEUE_VIEW", "UNCOUNTED_VIEW"]
 
@@ -16,7 +17,7 @@ class _QueueView(RecordView):
     __slots__ = ()
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        headers = raw.headers()
+        headers = headers_of(raw)
         return attempts_of(headers) + 1 if headers else 1
 
 
