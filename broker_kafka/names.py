@@ -9,7 +9,7 @@ from typing import Final
 from broker.errors import InvalidName
 from broker.names import Ephemeral
 
-__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "group_id", "is_internal", "is_topic_name"]
+__all__ = ["EPHEMERAL_PREFIX", "INTERNAL_PREFIX", "check_id", "group_id", "is_id", "is_internal", "is_topic_name"]
 
 EPHEMERAL_PREFIX: Final = "anybroker.ephemeral."
 """Groups of one consumer, deleted when it closes; what a crash leaves behind expires with the broker's retention."""
@@ -42,12 +42,17 @@ def check_id(name: str, what: str) -> str:
             f"{what} is {name!r}, and Kafka's client cuts white space off its beginning",
             advice="Give a name that begins with another character",
         )
-    size = len(name.encode())
-    if size > _LONGEST_ID:
+    if not is_id(name):
+        size = len(name.encode())
         raise InvalidName(
             f"{what} is {name[:40]!r}… of {size} bytes", advice=f"Kafka takes {_LONGEST_ID} at most: shorten it"
         )
     return name
+
+
+def is_id(name: str) -> bool:
+    """Whether the client and the brokers take this as the id of a group."""
+    return name != "" and name[0] not in _STRIPPED and len(name.encode()) <= _LONGEST_ID
 
 
 def is_internal(topic: str) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 
+from broker_kafka.names import is_id, is_topic_name
 from broker_kafka.queue.markers_pb2 import END, KEEPALIVE, START, V1, V2, V3
 from broker_kafka.queue.markers_pb2 import Marker as _Marker
 from broker_kafka.queue.markers_pb2 import MessageID as _MessageID
@@ -152,8 +154,8 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
     if kind is None or version not in _VERSIONS or not raw.HasField("message_id"):
         return None
     message = _read_id(raw.message_id)
-    if "\0" in message.topic or "\0" in message.queue:
-        return None  # no client takes such a name, and whoever asked it for one would fail
+    if not _are_names(message.topic, message.queue):
+        return None  # whoever asks for such a topic or group fails, or waits for an answer that never comes
     after_ms = raw.redeliver_after_ms
     if after_ms > _LONGEST:
         after_ms = _LONGEST
@@ -174,6 +176,12 @@ def _read(raw: _Marker, data: bytes) -> Marker | None:
         more=() if starts else tuple(raw.more_offsets),
         reason=raw.reason,
     )
+
+
+@lru_cache(maxsize=100)
+def _are_names(topic: str, queue: str) -> bool:
+    """Whether Kafka has such topics and groups; a marker may name neither. There are few, and many markers of each."""
+    return (not topic or is_topic_name(topic)) and (not queue or ("\0" not in queue and is_id(queue)))
 
 
 def _read_starts(raw: _Marker, kind: Kind, first: MessageId, after_ms: int) -> Marker | None:

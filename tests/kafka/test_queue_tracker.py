@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from confluent_kafka import Message, Producer
 
 from broker.hooks import Hooks, Warned
@@ -139,6 +140,27 @@ async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer,
         await eventually(lambda: ids[3] not in tracked._redeliverer._refused)
         assert tracker.state().open == 1
         assert len(await asyncio.to_thread(queue.again, 6)) == 3
+
+
+@pytest.mark.parametrize(
+    "id",
+    [MessageId("{topic}", 0, 700, "q" * 40_000), MessageId("{topic}", 0, 700, " q"), MessageId("t" * 40_000, 0, 700)],
+    ids=["too long a queue", "white space", "too long a topic"],
+)
+async def test_a_marker_of_what_kafka_cannot_have_holds_up_nothing(
+    connection: Connection, queue: Queue, id: MessageId
+) -> None:
+    ids = await asyncio.to_thread(queue.send, 1)
+    named = id._replace(topic=id.topic.format(topic=queue.topic))
+    async with tracking(connection, queue) as tracker:
+        start = Marker(kind=Kind.START, id=named, after_ms=100, attempt=1)
+        await asyncio.to_thread(queue.write, (start, Content()))
+        await eventually(lambda: tracker.counts.unknown == 1)
+        await asyncio.to_thread(queue.take, ids)
+        await asyncio.to_thread(queue.wait_for_again, 1, 1)
+        await eventually(lambda: tracker.state().open == 0)
+        assert tracker.counts.doubts == 0
+        assert tracker.counts.lateness.sum < 10
 
 
 async def test_what_is_no_marker_is_counted_and_passed_over(connection: Connection, queue: Queue) -> None:

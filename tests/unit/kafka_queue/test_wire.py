@@ -63,7 +63,9 @@ def read_marker(data: bytes | None) -> Marker | None:
 
 texts = st.text(max_size=8)
 names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
-ids = st.builds(MessageId, names, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), names)
+topics = st.text("abyzAZ09._-", max_size=8).filter(lambda name: name not in (".", ".."))
+queues = names.filter(lambda name: name.lstrip() == name)
+ids = st.builds(MessageId, topics, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), queues)
 times = st.integers(0, 2**41)
 starts = st.builds(
     Marker,
@@ -191,7 +193,12 @@ def test_the_generated_code_is_that_of_the_committed_format() -> None:
         bytes.fromhex("10 07 1a 04 08 01 10 05"),
         bytes.fromhex("08 09 1a 04 08 01 10 05"),
         write_marker(Marker(kind=Kind.START, id=MessageId("a\0b", 0, 1))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("a" * 250, 0, 1))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("no topic", 0, 1))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("..", 0, 1))),
         write_marker(Marker(kind=Kind.START, id=MessageId("a", 0, 1, "q\0"))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("a", 0, 1, "é" * 16_001))),
+        write_marker(Marker(kind=Kind.START, id=MessageId("a", 0, 1, " q"))),
     ],
     ids=[
         "none",
@@ -202,11 +209,21 @@ def test_the_generated_code_is_that_of_the_committed_format() -> None:
         "another kind",
         "another version",
         "no name of a topic",
+        "too long a topic",
+        "letters of no topic",
+        "a folder",
         "no name of a queue",
+        "too long a queue",
+        "white space before a queue",
     ],
 )
 def test_what_is_not_known_is_no_marker(data: bytes | None) -> None:
     assert read_marker(data) is None
+
+
+def test_the_longest_names_are_known() -> None:
+    marker = Marker(kind=Kind.START, id=MessageId("a" * 249, 0, 1, "é" * 16_000))
+    assert read_marker(write_marker(marker)) == marker
 
 
 @given(st.binary(max_size=40))
