@@ -38,6 +38,8 @@ _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGEST: Final = 2**31
+_MOST_ATTEMPTS: Final = 2**32 - 2
+"""The START of the next delivery has no room for more."""
 
 
 class Sending(NamedTuple):
@@ -100,8 +102,8 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
 def attempts_of(headers: RecordHeaders) -> int:
     """How many deliveries of a record's message count already; 0 if it does not tell."""
     for name, value in headers:
-        if name == ATTEMPTS and value is not None and value.isdigit() and len(value) < 10:
-            return int(value)
+        if name == ATTEMPTS and value is not None and value.isdigit() and len(value) <= 10:
+            return min(int(value), _MOST_ATTEMPTS)
     return 0
 
 

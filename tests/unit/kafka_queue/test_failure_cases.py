@@ -303,6 +303,18 @@ def test_n_a_count_that_is_none_counts_as_none() -> None:
         assert attempts_of(((ATTEMPTS, value),)) == 0
 
 
+def test_n_a_count_never_falls() -> None:
+    for count in (10**9, 2**31, 2**32 - 2, 2**32 - 1, 2**33):
+        queue = taken()
+        lease = next(iter(queue.tracker.markers))
+        lease.attempt = min(count, 2**32 - 1)
+        delivery = attempts_of(again(lease, Content()).headers) + 1
+        assert lease.attempt <= delivery < 2**32
+        # It fits into the START of that delivery.
+        write_marker(Marker(kind=Kind.START, id=lease.id, attempt=delivery))
+    assert attempts_of(((ATTEMPTS, b"9" * 10),)) + 1 == 2**32 - 1
+
+
 # -- O: more marker partitions ---------------------------------------------------------------------------------
 
 
