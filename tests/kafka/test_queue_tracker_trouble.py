@@ -17,8 +17,10 @@ from broker_kafka.connection import Connection
 from broker_kafka.queue.assigned_partition import PartitionOptions
 from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 from broker_kafka.queue.group_positions import GroupPositions
+from broker_kafka.queue.serving import KafkaQueueTracker
 from broker_kafka.queue.tracked_partition import TrackedPartition, now_ms
 from broker_kafka.queue.tracker import Tracker
+from broker_kafka.queue.tracking import TrackerOptions
 from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
 from broker_kafka.topics_admin import KafkaTopics
 from broker_kafka.topics_config import TopicOptions
@@ -219,17 +221,22 @@ async def test_doubts_that_are_repeated_are_told_and_have_it_rest(
     monkeypatch.setattr(FencedWriter, "write", doubting)
     monkeypatch.setattr(Tracker, "claim_again", counted)
     ids = await asyncio.to_thread(queue.send, 1)
-    async with tracking(connection, queue, hooks=hooks) as tracker:
+    options = TrackerOptions(topics=[queue.topic])
+    tracker = KafkaQueueTracker(connection, queue.subscription, hooks, options, on_close=lambda _: None)
+    await tracker.open()
+    try:
+        assert tracker.trouble() == ""
         failing.set()
         await asyncio.to_thread(queue.take, ids)
-        await eventually(lambda: bool(tracker.trouble), 30)
-        assert str(failure) in tracker.trouble
+        # `/health` tells it.
+        await eventually(lambda: str(failure) in tracker.trouble(), 30)
         await eventually(lambda: len(taken) >= 6, 30)
         assert taken[5] - taken[4] > 4.0
         failing.clear()
         await asyncio.to_thread(queue.wait_for_again, 1, 1)
-        await eventually(lambda: tracker.state().open == 0)
-        assert tracker.failure is None
+        await eventually(lambda: tracker.metrics()["open_leases"] == 0)
+    finally:
+        await tracker.close()
     assert [f"Nothing comes again of {queue.markers!r}[0]" in text for text in warned] == [True]
 
 
