@@ -17,6 +17,7 @@ from broker.errors import BrokerError, NotAuthorized, TopicNotFound
 from broker.hooks import logger
 from broker_kafka.admin_requests import describe
 from broker_kafka.connection import Connection
+from broker_kafka.names import is_topic_name
 
 __all__ = ["MessageTopics"]
 
@@ -54,6 +55,9 @@ class MessageTopics:
         return is_news
 
     async def _ask(self, topic: str) -> BrokerError | None:
+        if not is_topic_name(topic):
+            # Brokers that are asked for it may not answer.
+            return TopicNotFound(f"Topic {topic[:60]!r} is none that Kafka can have")
         try:
             return _refusal(topic, await describe(self._connection, topic, rights=True))
         except (TopicNotFound, NotAuthorized) as error:

@@ -80,6 +80,22 @@ async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
     await stands_apart(connection, queue, doubts=True)
 
 
+@pytest.mark.parametrize("name", ["d" * 40_000, "no name"], ids=["too long", "letters"])
+async def test_dead_letters_for_what_kafka_cannot_have_hold_up_no_other(
+    connection: Connection, queue: Queue, name: str
+) -> None:
+    hooks, warned = listening()
+    ids = await asyncio.to_thread(queue.send, 2)
+    async with tracking(connection, queue, hooks=hooks) as tracker:
+        held = released(ids[0], max_attempts=1, dead_letter=name)
+        await asyncio.to_thread(queue.write, held, released(ids[1]))
+        await asyncio.to_thread(queue.wait_for_again, 1, 2)
+        await eventually(lambda: tracker.counts.redelivered == 1 and tracker.state().open == 1)
+        assert tracker.counts.lateness.sum < 5
+        assert tracker.counts.doubts == 0
+    assert [f"Topic {name[:60]!r} is none that Kafka can have" in text for text in warned] == [True]
+
+
 async def stands_apart(connection: Connection, queue: Queue, *, doubts: bool) -> None:
     hooks, warned = listening()
     ids = await asyncio.to_thread(queue.send, 9)
