@@ -6,21 +6,28 @@ import random
 from itertools import cycle
 from typing import Final
 
-__all__ = ["SHORT", "long_plan"]
+__all__ = ["MINUTE", "long_plan"]
 
-SHORT: Final = (
-    (3.0, "freeze"),
-    (4.0, "kill tracker"),
-    (5.0, "kill"),
-    (7.0, "join"),
-    (9.0, "restart"),
-    (13.0, "kill"),
-    (14.0, "leave"),
-    (14.5, "freeze tracker"),
-    (15.0, "freeze"),
-    (17.0, "kill"),
+MINUTE: Final = (
+    (3.0, "kill"),
+    (6.0, "freeze"),
+    (9.0, "kill tracker"),
+    (12.0, "blink"),
+    (15.0, "kill"),
+    (18.0, "freeze tracker"),
+    (21.0, "restart"),
+    (30.0, "kill"),
+    (32.0, "join"),
+    (34.0, "freeze"),
+    (38.0, "kill broker"),
+    (47.0, "kill"),
+    (49.0, "leave"),
+    (51.0, "kill tracker"),
+    (53.0, "blink"),
+    (55.0, "freeze tracker"),
+    (58.0, "kill"),
 )
-"""Of a run that is part of the tests."""
+"""Of a run that is part of the tests: every fault of a long one, about as often as in a minute of it."""
 
 _FAULTS: Final = {"kill": 4, "freeze": 2, "blink": 2, "join": 1, "leave": 1, "kill tracker": 2, "freeze tracker": 2}
 """What happens at random, and how often."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER, Books
-from tests.chaos.kafka_queue_plans import SHORT
+from tests.chaos.kafka_queue_plans import MINUTE, long_plan
 from tests.chaos.kafka_queue_running import QueueRun
 from tests.servers.kafka import shared_server
 from tests.servers.kafka_cluster import KafkaCluster
@@ -16,11 +16,12 @@ from tests.servers.kafka_cluster import KafkaCluster
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
 
+@pytest.mark.timeout(600)  # each fault waits until the workers are busy again
 async def test_every_message_is_settled_once_while_workers_die(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with KafkaCluster(3) as kafka:
-        run = QueueRun(kafka, tmp_path, seed=20261122, plan=SHORT, seconds=18.0, least=400)
+        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300)
         books = await run.run()
     with capsys.disabled():
         sys.stdout.write(f"\n{run.say(books)}\n")
@@ -28,10 +29,14 @@ async def test_every_message_is_settled_once_while_workers_die(
     # It costs an attempt, and is the exception.
     assert books.again[NOT_HANDED_OVER] < books.messages / 10
     # Else nothing was shown.
-    assert books.messages >= 400
+    assert books.messages >= 1300
     assert books.settled["rejected"] > 0
     assert books.again["nacked"] > 0
     assert books.again["its holder died"] + books.again["its holder died, before it was handed over"] > 0
+
+
+def test_the_run_of_a_minute_has_every_fault_of_a_long_one() -> None:
+    assert {what for _, what in MINUTE} == {what for _, what in long_plan(600.0, seed=1)}
 
 
 async def test_what_went_wrong_is_told_where_the_accounts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
