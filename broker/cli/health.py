@@ -7,12 +7,11 @@ HTTP/1.1 with one answer per connection, on asyncio; a request that is slow or l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate
-from math import inf
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from broker.cli.exits import Exit, Failure
+from broker.exposition import CONTENT_TYPE, Series, prometheus_text
 from broker.queue_tracking import Histogram
 
 __all__ = ["HealthServer"]
@@ -38,7 +37,7 @@ class HealthServer:
         metrics: Callable[[], Mapping[str, float | Histogram]],
     ) -> None:
         self._host, self._port = host, port
-        self._label = subscription.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        self._subscription = subscription
         self._trouble = trouble
         self._metrics = metrics
         self._server: asyncio.Server | None = None
@@ -91,30 +90,13 @@ class HealthServer:
             status, body = 404, "There are /health and /metrics\n"
         data = body.encode()
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {CONTENT_TYPE}\r\n"
             f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + (b"" if method == "HEAD" else data)
 
     def _text(self) -> str:
-        lines: list[str] = []
         metrics: dict[str, float | Histogram] = {**self._metrics(), "up": 0 if self._trouble() else 1}
-        for name, value in metrics.items():
-            if isinstance(value, Histogram):
-                lines += self._histogram(name, value)
-                continue
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines.append(f"# TYPE {_PREFIX}{name} {kind}")
-            lines.append(self._sample(name, value))
-        return "\n".join(lines) + "\n"
-
-    def _histogram(self, name: str, value: Histogram) -> Iterator[str]:
-        yield f"# TYPE {_PREFIX}{name} histogram"
-        at_most = list(accumulate(value.counts))
-        for bound, count in zip([*value.bounds, inf], at_most, strict=True):
-            yield self._sample(f"{name}_bucket", count, f',le="{"+Inf" if bound == inf else f"{bound:g}"}"')
-        yield self._sample(f"{name}_sum", value.sum)
-        yield self._sample(f"{name}_count", at_most[-1])
-
-    def _sample(self, name: str, value: float, label: str = "") -> str:
-        return f'{_PREFIX}{name}{{subscription="{self._label}"{label}}} {value:.17g}'
+        return prometheus_text(
+            {Series.of(_PREFIX + name, subscription=self._subscription): value for name, value in metrics.items()}
+        )

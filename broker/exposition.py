@@ -1,0 +1,75 @@
+"""Prometheus' text format, version 0.0.4, of numbers and histograms by name and labels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from math import inf
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from broker.queue_tracking import Histogram
+
+__all__ = ["CONTENT_TYPE", "Series", "prometheus_text"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""Of the text, for the header of an answer."""
+
+_NO_HELP: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Series(NamedTuple):
+    """The name of a metric, and the labels, as names and values, that tell one of its numbers from the others."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, name: str, **labels: str) -> Series:
+        """With these labels."""
+        return cls(name, tuple(labels.items()))
+
+
+def prometheus_text(metrics: Mapping[Series, float | Histogram], help: Mapping[str, str] = _NO_HELP) -> str:
+    """The metrics as text; names that end in `_total` are counters, and other numbers gauges.
+
+    :param help: what metrics mean, by name; those that it leaves out have no HELP line.
+    """
+    by_name: dict[str, list[tuple[Series, float | Histogram]]] = {}
+    for series, value in metrics.items():
+        by_name.setdefault(series.name, []).append((series, value))
+    lines: list[str] = []
+    for name, found in by_name.items():
+        if name in help:
+            lines.append(f"# HELP {name} {_escaped(help[name])}")
+        lines.append(f"# TYPE {name} {_kind(name, found[0][1])}")
+        for (_, labels), value in found:
+            if isinstance(value, Histogram):
+                lines += _histogram(name, labels, value)
+            else:
+                lines.append(_sample(name, labels, value))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _kind(name: str, value: float | Histogram) -> str:
+    if isinstance(value, Histogram):
+        return "histogram"
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+def _histogram(name: str, labels: tuple[tuple[str, str], ...], value: Histogram) -> Iterator[str]:
+    at_most = list(accumulate(value.counts))
+    for bound, count in zip([*value.bounds, inf], at_most, strict=True):
+        yield _sample(f"{name}_bucket", (*labels, ("le", "+Inf" if bound == inf else f"{bound:g}")), count)
+    yield _sample(f"{name}_sum", labels, value.sum)
+    yield _sample(f"{name}_count", labels, at_most[-1])
+
+
+def _sample(name: str, labels: tuple[tuple[str, str], ...], value: float) -> str:
+    told = ",".join(f'{label}="{_escaped(text, quotes=True)}"' for label, text in labels)
+    return f"{name}{{{told}}} {value:.17g}" if told else f"{name} {value:.17g}"
+
+
+def _escaped(text: str, *, quotes: bool = False) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
