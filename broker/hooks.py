@@ -7,10 +7,10 @@ raise (what they raise is logged and swallowed, since an observer must not chang
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from broker.messages import Message
@@ -26,6 +26,7 @@ __all__ = [
     "FetchFailed",
     "FlowBlocked",
     "HandlerFailed",
+    "HeldMessages",
     "Hooks",
     "LeaseExpired",
     "LeasesNotRenewed",
@@ -33,7 +34,10 @@ __all__ = [
     "PartitionsLost",
     "PartitionsRevoked",
     "PositionReset",
+    "PositionsCommitted",
     "Published",
+    "Received",
+    "RecordsReceived",
     "RetryScheduled",
     "RetryWriteFailed",
     "SettleFailed",
@@ -84,6 +88,37 @@ class Published(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Received(Event):
+    """Messages came; one event per fetch, and one for each message that comes again from the consumer's memory.
+
+    :ivar topic: what the consumer was opened for: the topic, or the topics of a group's records served as messages.
+    :ivar bytes: of those that the broker sent; 0 for what comes from memory.
+    """
+
+    topic: str
+    messages: Sequence[Message[Any]]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsReceived(Event):
+    """Records were fetched; one event per topic and fetch."""
+
+    topic: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionsCommitted(Event):
+    """The broker stored positions of a group; one event per commit.
+
+    :ivar positions: by topic and partition, the next offset to read.
+    """
+
+    positions: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFailed(Event):
     """A handler, or an `async with message` block, raised."""
 
@@ -97,12 +132,20 @@ class HandlerFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled(Event):
-    """Messages were settled; one event per batch."""
+    """Messages were settled; one event per batch. Those that were refused are told by `SettleFailed` alone.
+
+    :ivar topic: as of `Received`.
+    :ivar acked: those that do not come again, given up and sent to retry topics ones included.
+    :ivar nacked: those that come again after a delay, whether the broker or the consumer's memory keeps it.
+    :ivar released: those that were given back unhandled.
+    :ivar handled: those among the acked that were acked by whoever handled them.
+    """
 
     topic: str
-    acked: int
-    nacked: int
-    released: int
+    acked: int = 0
+    nacked: int = 0
+    released: int = 0
+    handled: Sequence[Message[Any]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,18 +265,33 @@ class Warned(Event):
     text: str
 
 
+class HeldMessages(Protocol):
+    """What one source of a consumer has fetched and not settled, as of now; may be read from any thread."""
+
+    @property
+    def topic(self) -> str:
+        """As of `Received`."""
+        ...
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+
 class Hooks:
     """Where observers register; one per bus.
 
     Test `hooks.listening` before building an event, so that nothing is built for nobody.
     """
 
-    __slots__ = ("_handling", "_listeners", "_publishing", "listening")
+    __slots__ = ("_handling", "_held", "_listeners", "_publishing", "listening")
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Event], object]] = []
         self._publishing: list[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]] = []
         self._handling: list[Callable[[Message[Any]], AbstractContextManager[object]]] = []
+        self._held: list[HeldMessages] = []
         self.listening = False
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
@@ -260,6 +318,16 @@ class Hooks:
         """Enter `interceptor(message)` around every handler and `async with message` block."""
         self._handling.append(interceptor)
         return lambda: self._handling.remove(interceptor)
+
+    def show_held(self, held: HeldMessages) -> Callable[[], None]:
+        """Let observers see what a consumer holds; returns the function that ends that."""
+        self._held.append(held)
+        return lambda: self._held.remove(held)
+
+    @property
+    def held(self) -> Sequence[HeldMessages]:
+        """What the open consumers hold, one for each source; may be read from any thread."""
+        return tuple(self._held)
 
     @property
     def publishing(self) -> Sequence[Callable[[str, Sequence[OutboundMessage]], Sequence[OutboundMessage]]]:

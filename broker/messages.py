@@ -53,6 +53,11 @@ class Outcome(IntEnum):
 class MessageOwner(Protocol):
     """The consumer that handed a message over; it carries out what the message is asked to do."""
 
+    @property
+    def topic(self) -> str:
+        """What it was opened for, as events of the hooks name it."""
+        ...
+
     async def settle(self, message: Message[Any], outcome: Outcome, delay: float | None, reason: str) -> None: ...
     async def extend(self, message: Message[Any], seconds: float) -> None: ...
     def begin(self, message: Message[Any]) -> None:
@@ -102,6 +107,8 @@ class Message(msgspec.Struct, Generic[T], eq=False, gc=False):
     """How often it was handed over again from memory, without the broker."""
     scope: Any = None
     """What the hooks entered around its handling."""
+    received_at: float | None = None
+    """The reading of `time.monotonic` when it came; None where nobody listened to the hooks then."""
 
     @property
     def id(self) -> str:

@@ -22,7 +22,7 @@ from broker.consuming.retry import Drop, Retry
 from broker.consuming.retry_letters import letter_of
 from broker.consuming.retry_writer import RetryWriter
 from broker.errors import InvalidMessage, LeaseLost, SettleError, Unsupported
-from broker.hooks import DeadLettered, HandlerFailed, SettleFailed
+from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import RetryTopic, Settlement
 
@@ -179,6 +179,8 @@ class Disposition:
             copy = intake.again(message)
             self._intakes[copy] = intake
             self._holder.hold(copy, delay)
+            if self._engine.hooks.listening:
+                self._engine.hooks.emit(Settled(topic=intake.topic, nacked=1))
             return None
         settlement = Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
         if soon:

@@ -23,6 +23,7 @@ from broker.consuming.options import ConsumerOptions
 from broker.consuming.ready import ArrivalOrder, Ready
 from broker.consuming.retry import Attempts, Drop, Retry
 from broker.consuming.retry_writer import RetryWriter
+from broker.consuming.telling import tell_received_again
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
@@ -199,7 +200,10 @@ class Engine:
 
     def deliver_again(self, message: Message[Any]) -> None:
         """Hand a held message over once more."""
-        intake_of(message).ready.put_again(message)
+        intake = intake_of(message)
+        intake.ready.put_again(message)
+        if self.hooks.listening:
+            tell_received_again(self.hooks, intake.topic, message)
         self._wake(1)
 
     def active(self) -> None:

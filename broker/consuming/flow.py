@@ -17,15 +17,16 @@ _SHOWN = 5
 
 
 class Flow:
-    """Counts what was fetched and is not settled, buffered messages included.
+    """Counts what was fetched and is not settled, buffered messages included; implements `HeldMessages`.
 
     The number of messages is never exceeded; the bytes may be by one message, whose size is not known before
     it is fetched.
     """
 
-    __slots__ = ("bytes", "count", "max_bytes", "max_messages")
+    __slots__ = ("bytes", "count", "max_bytes", "max_messages", "topic")
 
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
+    def __init__(self, topic: str, max_messages: int, max_bytes: int) -> None:
+        self.topic = topic
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.count = 0

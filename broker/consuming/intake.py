@@ -25,9 +25,10 @@ from broker.consuming.prefetch import Prefetch
 from broker.consuming.ready import Ready
 from broker.consuming.retry import Attempts
 from broker.consuming.settle_pump import SettlePump
+from broker.consuming.telling import tell_received, tell_settled
 from broker.consuming.transacted import Transacted
 from broker.errors import BrokerError, LeaseLost, Unsupported
-from broker.hooks import Event, FetchFailed, Hooks, LeaseExpired, PartitionsAssigned, Settled, SettleFailed
+from broker.hooks import Event, FetchFailed, Hooks, LeaseExpired, PartitionsAssigned, SettleFailed
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import MessageSource, Settlement
 
@@ -92,7 +93,7 @@ class Intake:
         self._lanes = ready if isinstance(ready, Lanes) else None
         self.held: dict[Message[Any], int] = {}
         """What was fetched and not settled, in order, with the bytes that flow control counts for each."""
-        self._flow = Flow(max_messages, max_bytes)
+        self._flow = Flow(topic, max_messages, max_bytes)
         self._prefetch = Prefetch(min(prefetch, max_messages))
         self._loop = asyncio.get_running_loop()
         self._hooks = engine.hooks
@@ -107,6 +108,7 @@ class Intake:
         self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
             self._lanes.in_order = getattr(source, "redelivers_in_order", False)
+        self._hide_held = self._hooks.show_held(self._flow)
         self._settle_pump = SettlePump(source, self.concluded)
         self._fetch_pump = FetchPump(
             source,
@@ -258,14 +260,7 @@ class Intake:
                     attempts.forget(message)
         self._flow.freed(count, size)
         if self._hooks.listening:
-            self._hooks.emit(
-                Settled(
-                    topic=self.topic,
-                    acked=sum(s.outcome in (_ACK, Outcome.REJECT) for s in settlements),
-                    nacked=sum(s.outcome is Outcome.NACK for s in settlements),
-                    released=sum(s.outcome is _RELEASE for s in settlements),
-                )
-            )
+            tell_settled(self._hooks, self.topic, settlements, results)
         self._refill()
         self.engine.settled()
 
@@ -360,7 +355,9 @@ class Intake:
             message.owner = self
         sizes = [message.size for message in messages]
         self.held.update(zip(messages, sizes, strict=True))
-        self._flow.taken(len(messages), sum(sizes))
+        self._flow.taken(len(messages), size := sum(sizes))
+        if self._hooks.listening:
+            tell_received(self._hooks, self.topic, messages, size)
         self.engine.deliver(self, messages)
 
     def _retrying(self, error: BrokerError, pause: float) -> None:
@@ -390,6 +387,7 @@ class Intake:
             elif message.state is _SETTLING:
                 message.state = SettleState.UNKNOWN
         self.held.clear()
+        self._hide_held()
         # A source that hangs must not hold up the consumer: close returns within its deadline.
         closing = self._loop.create_task(self.source.close(), name="broker-source-close")
         _, late = await asyncio.wait({closing}, timeout=max(1.0, deadline - self._loop.time()))

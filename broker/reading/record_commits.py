@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from broker.errors import BackendError, BrokerError
-from broker.hooks import Hooks, Warned, logger
+from broker.hooks import Hooks, PositionsCommitted, Warned, logger
 from broker.reading.assignments import Held, taken_away
 from broker.spi import Finished, KeepsFinished, RecordSource, TopicPartition
 
@@ -126,6 +126,10 @@ class Committer:
             else:
                 errors[partition] = error
                 held.unsaved = partition in done
+        if self._hooks.listening:
+            stored: dict[tuple[str, int], int] = {at: asked[at] for at in asked if at not in errors}
+            if stored:
+                self._hooks.emit(PositionsCommitted(positions=stored))
         return errors
 
     async def _ask(

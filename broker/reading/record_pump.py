@@ -10,12 +10,13 @@ other ends the intake and stays in `error`, for the consumer to raise when the b
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError
-from broker.hooks import FetchFailed, Hooks, logger
+from broker.hooks import FetchFailed, Hooks, RecordsReceived, logger
 from broker.jitter import jitter
 from broker.reading.record_buffer import RecordBuffer
 from broker.records import Record, RecordRun
@@ -263,6 +264,8 @@ class RecordPump:
         async def fetch(max_records: int, max_bytes: int) -> bool:
             records = await source.fetch(max_records, max_bytes, _WAIT)
             buffer.add(records)
+            if records and self._hooks.listening:
+                self._tell(Counter(record.topic for record in records))
             return bool(records)
 
         if not isinstance(source, FetchesRuns):
@@ -271,9 +274,18 @@ class RecordPump:
         async def fetch_runs(max_records: int, max_bytes: int) -> bool:
             runs = await source.fetch_runs(max_records, max_bytes, _WAIT)
             buffer.add_runs(runs)
+            if runs and self._hooks.listening:
+                counts: Counter[str] = Counter()
+                for run in runs:
+                    counts[run.topic] += len(run)
+                self._tell(counts)
             return bool(runs)
 
         return fetch_runs
+
+    def _tell(self, counts: Counter[str]) -> None:
+        for topic, count in counts.items():
+            self._hooks.emit(RecordsReceived(topic=topic, count=count))
 
     async def _wait_for_room(self) -> None:
         self._poke.clear()
