@@ -1,0 +1,368 @@
+"""`Metrics`: what the publishers and consumers of a bus do, counted for those who watch over them, on every backend.
+
+    metrics = Metrics(bus)
+    metrics.text()  # for Prometheus
+
+*Concurrency.* It counts on the event loop of the bus, under a lock that is held for one event, and may be read from any
+thread; of a blocking bus, too. *Failure.* It changes nothing of what it observes: what goes wrong in it is logged.
+*Cost.* One call for each batch, and two entries in a histogram for each message that is acked; without a `Metrics`, or
+another listener, nothing is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from broker.checks import check_count
+from broker.exposition import CONTENT_TYPE, Series, prometheus_text
+from broker.hooks import (
+    Connected,
+    DeadLettered,
+    DeadLetterFailed,
+    Disconnected,
+    Event,
+    FetchFailed,
+    FlowBlocked,
+    HandlerFailed,
+    Hooks,
+    LeaseExpired,
+    LeasesNotRenewed,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+    PositionReset,
+    PositionsCommitted,
+    Published,
+    Received,
+    RecordsReceived,
+    RetryScheduled,
+    RetryWriteFailed,
+    Settled,
+    SettleFailed,
+    Warned,
+)
+from broker.messages import Message
+from broker.queue_tracking import Histogram
+
+__all__ = ["CONTENT_TYPE", "HELP", "OTHER", "Histogram", "Metrics", "Series"]
+
+OTHER: Final = "(other)"
+"""The label of all topics that came when there were `max_topics`."""
+
+_PREFIX: Final = "anybroker_"
+_BOUNDS: Final = (
+    *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    *(30.0, 100.0, 300.0, 1000.0, 3600.0, 10_000.0, 86_400.0),
+)
+
+_PUBLISHING: Final = {
+    "published_messages_total": "Messages that the broker took, each time it did.",
+    "publish_failures_total": "Messages of calls to the broker that were not taken, or of which nobody knows.",
+    "publish_seconds": "How long a call to the broker took, of one message or a batch.",
+}
+_CONSUMING: Final = {
+    "received_messages_total": "Messages that came, by what is known of this delivery: first, redelivery or unknown.",
+    "received_bytes_total": "Bytes of the messages that the broker sent.",
+    "acked_messages_total": "Messages that do not come again: acked, given up, or sent to a retry topic.",
+    "nacked_messages_total": "Messages that were to come again after a delay, as handlers' failures had it or nack().",
+    "released_messages_total": "Messages that were given back unhandled.",
+    "settle_failures_total": "Messages whose settlement was refused, or not answered.",
+    "handler_failures_total": "Handlers, and blocks of messages, that raised.",
+    "dead_lettered_messages_total": "Messages that were given up and written to the dead letters.",
+    "dropped_messages_total": "Messages that were given up and dropped.",
+    "dead_letter_failures_total": "Writes of dead letters that failed, and are repeated.",
+    "retries_scheduled_total": "Messages that were written to a retry topic.",
+    "retry_write_failures_total": "Writes to retry topics that failed, and are repeated.",
+    "lost_leases_total": "Messages that were not ours any more before they were settled.",
+    "lease_renewal_failures_total": "Messages whose leases could not be renewed, each time.",
+    "flow_blocked_total": "Times that nothing was fetched for long since too many messages were unsettled.",
+    "in_flight_messages": "Messages that are fetched and not settled.",
+    "in_flight_bytes": "Bytes of the messages that are fetched and not settled.",
+    "end_to_end_seconds": "From the publish time of a message, by its producer's clock, to its ack.",
+    "received_to_acked_seconds": "From when a message was fetched to its ack.",
+    "retry_delay_seconds": "The delay after which a message whose handler failed was to come again.",
+}
+_RECORDS: Final = {
+    "received_records_total": "Records that were fetched.",
+    "commits_total": "Positions of partitions that the broker stored.",
+}
+_SOURCES: Final = {
+    "fetch_failures_total": "Fetches that failed and were repeated.",
+    "position_resets_total": "Positions that were not in the log, so that reading went on elsewhere.",
+    "partitions_assigned_total": "Partitions that were given to consumers.",
+    "partitions_revoked_total": "Partitions that were given up.",
+    "partitions_lost_total": "Partitions that went to others before they could be given up.",
+}
+_CONNECTIONS: Final = {
+    "disconnects_total": "Times that the connection broke.",
+    "reconnects_total": "Times that it came back.",
+    "warnings_total": "Warned events: what else an operator should read.",
+}
+_GAUGES: Final = ("in_flight_messages", "in_flight_bytes")
+_BY_DELIVERY: Final = "received_messages_total"
+
+HELP: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        _PREFIX + name: text
+        for table in (_PUBLISHING, _CONSUMING, _RECORDS, _SOURCES, _CONNECTIONS)
+        for name, text in table.items()
+    }
+)
+"""Every metric there is, and what it means."""
+
+
+class Observed(Protocol):
+    """A bus, or a blocking one."""
+
+    @property
+    def hooks(self) -> Hooks: ...
+
+
+class Metrics:
+    """Counts from when it is made, until `close`.
+
+    :param observed: buses, or their hooks; several are counted together.
+    :param max_topics: the most topics that are told apart, by publishers, consumers of messages and consumers of
+        records each; those that come later are counted together as `OTHER`.
+    :raises ConfigurationError: `max_topics` is no whole number from 1 on.
+    """
+
+    def __init__(self, *observed: Observed | Hooks, max_topics: int = 100) -> None:
+        check_count("max_topics", max_topics)
+        # Reentrant, for whoever reads in a signal handler or a finalizer.
+        self._lock = threading.RLock()
+        self._publishing = _Table(_PUBLISHING, max_topics)
+        self._consuming = _Table(_CONSUMING, max_topics)
+        self._records = _Table(_RECORDS, max_topics)
+        self._sources = _Table(_SOURCES, max_topics)
+        self._connections = _Counts(_CONNECTIONS)
+        # One look-up for each event, of which most are one of a few kinds.
+        self._by_event: dict[type[Event], Callable[[Any], None]] = {
+            Published: self._published,
+            Received: self._received,
+            Settled: self._settled,
+            RecordsReceived: self._records_received,
+            PositionsCommitted: self._committed,
+            HandlerFailed: self._handler_failed,
+            DeadLettered: self._dead_lettered,
+            SettleFailed: self._counting("settle_failures_total"),
+            DeadLetterFailed: self._counting("dead_letter_failures_total"),
+            RetryScheduled: self._counting("retries_scheduled_total"),
+            RetryWriteFailed: self._counting("retry_write_failures_total"),
+            LeaseExpired: self._counting("lost_leases_total"),
+            LeasesNotRenewed: self._not_renewed,
+            FlowBlocked: self._blocked,
+            FetchFailed: self._fetch_failed,
+            PositionReset: self._reset,
+            PartitionsAssigned: self._moving("partitions_assigned_total"),
+            PartitionsRevoked: self._moving("partitions_revoked_total"),
+            PartitionsLost: self._moving("partitions_lost_total"),
+            Connected: self._connected,
+            Disconnected: lambda _: self._connections.add("disconnects_total"),
+            Warned: lambda _: self._connections.add("warnings_total"),
+        }
+        self._hooks = [each if isinstance(each, Hooks) else each.hooks for each in observed]
+        self._removers = [hooks.listen(self._count) for hooks in self._hooks]
+
+    def close(self) -> None:
+        """Count nothing more; what was counted can still be read. May be called twice."""
+        while self._removers:
+            self._removers.pop()()
+
+    def read(self) -> dict[Series, float | Histogram]:
+        """All there is, as of now: `read()[Series.of("anybroker_acked_messages_total", topic="orders")]`.
+
+        What ends in `_total`, and histograms, only count up; the others are gauges. A topic is there, with all that is
+        told of it, from when something was published to it or a consumer of it opened. The histograms are copies.
+        """
+        found: dict[Series, float | Histogram] = {}
+        with self._lock:
+            held = self._held()
+            for name in _PUBLISHING:
+                _add_all(found, name, self._publishing.topics)
+            for name in _CONSUMING:
+                if name in _GAUGES:
+                    for topic, amounts in held.items():
+                        found[Series.of(_PREFIX + name, topic=topic)] = amounts[_GAUGES.index(name)]
+                elif name == _BY_DELIVERY:
+                    for topic, counts in self._consuming.topics.items():
+                        for delivery, count in counts.deliveries.items():
+                            found[Series.of(_PREFIX + name, topic=topic, delivery=delivery)] = count
+                else:
+                    _add_all(found, name, self._consuming.topics)
+            for table, names in ((self._records, _RECORDS), (self._sources, _SOURCES)):
+                for name in names:
+                    _add_all(found, name, table.topics)
+            for name, count in self._connections.numbers.items():
+                found[Series(_PREFIX + name)] = count
+        return found
+
+    def text(self) -> str:
+        """The same in the text format of Prometheus, which is served with `CONTENT_TYPE`."""
+        return prometheus_text(self.read(), HELP)
+
+    # -- counting ----------------------------------------------------------------------------------------
+
+    def _count(self, event: Event) -> None:
+        if (count := self._by_event.get(type(event))) is not None:
+            with self._lock:
+                count(event)
+
+    def _published(self, event: Published) -> None:
+        counts = self._publishing.of(event.topic)
+        failed = sum(isinstance(outcome, BaseException) for outcome in event.outcomes)
+        counts.add("published_messages_total", len(event.outcomes) - failed)
+        counts.add("publish_failures_total", failed)
+        counts.histograms["publish_seconds"].add(event.seconds)
+
+    def _received(self, event: Received) -> None:
+        counts = self._consuming.of(event.topic)
+        first = unknown = 0
+        for message in event.messages:
+            attempt = message.delivery_attempt
+            if attempt is None:
+                unknown += 1
+            elif attempt <= 1:
+                first += 1
+        counts.deliveries["first"] += first
+        counts.deliveries["redelivery"] += len(event.messages) - first - unknown
+        counts.deliveries["unknown"] += unknown
+        counts.add("received_bytes_total", event.bytes)
+
+    def _settled(self, event: Settled) -> None:
+        counts = self._consuming.of(event.topic)
+        counts.add("acked_messages_total", event.acked)
+        counts.add("nacked_messages_total", event.nacked)
+        counts.add("released_messages_total", event.released)
+        end_to_end = counts.histograms["end_to_end_seconds"]
+        held = counts.histograms["received_to_acked_seconds"]
+        now, wall_clock = time.monotonic(), time.time()
+        for message in event.handled:
+            if (received_at := message.received_at) is not None:
+                held.add(now - received_at)
+            if (published := message.publish_time) is not None:
+                # The clocks of two machines may say that it was acked before it was published.
+                end_to_end.add(max(0.0, wall_clock - published.timestamp()))
+
+    def _records_received(self, event: RecordsReceived) -> None:
+        self._records.of(event.topic).add("received_records_total", event.count)
+
+    def _committed(self, event: PositionsCommitted) -> None:
+        for topic, _ in event.positions:
+            self._records.of(topic).add("commits_total")
+
+    def _handler_failed(self, event: HandlerFailed) -> None:
+        counts = self._consuming.of(_topic_of(event.message))
+        counts.add("handler_failures_total")
+        if event.retry_in is not None:
+            counts.histograms["retry_delay_seconds"].add(event.retry_in)
+
+    def _dead_lettered(self, event: DeadLettered) -> None:
+        name = "dropped_messages_total" if event.target is None else "dead_lettered_messages_total"
+        self._consuming.of(_topic_of(event.message)).add(name)
+
+    def _not_renewed(self, event: LeasesNotRenewed) -> None:
+        for message in event.messages:
+            self._consuming.of(_topic_of(message)).add("lease_renewal_failures_total")
+
+    def _blocked(self, event: FlowBlocked) -> None:
+        # They are of one source.
+        self._consuming.of(_topic_of(event.oldest[0])).add("flow_blocked_total")
+
+    def _fetch_failed(self, event: FetchFailed) -> None:
+        self._sources.of(event.topic).add("fetch_failures_total")
+
+    def _reset(self, event: PositionReset) -> None:
+        self._sources.of(event.partition[0]).add("position_resets_total")
+
+    def _connected(self, event: Connected) -> None:
+        if event.again:
+            self._connections.add("reconnects_total")
+
+    def _counting(self, name: str) -> Callable[[_OfMessage], None]:
+        return lambda event: self._consuming.of(_topic_of(event.message)).add(name)
+
+    def _moving(self, name: str) -> Callable[[_OfPartitions], None]:
+        def count(event: _OfPartitions) -> None:
+            for topic, _ in event.partitions:
+                self._sources.of(topic).add(name)
+
+        return count
+
+    def _held(self) -> dict[str, tuple[int, int]]:
+        """Messages and bytes by topic; consumers that are closed hold none."""
+        open_ones = [held for hooks in self._hooks for held in hooks.held]
+        for held in open_ones:
+            self._consuming.of(held.topic)
+        totals: dict[str, tuple[int, int]] = dict.fromkeys(self._consuming.topics, (0, 0))
+        for held in open_ones:
+            label = self._consuming.label(held.topic)
+            messages, size = totals[label]
+            totals[label] = (messages + held.count, size + held.bytes)
+        return totals
+
+
+class _OfMessage(Protocol):
+    @property
+    def message(self) -> Message[Any]: ...
+
+
+class _OfPartitions(Protocol):
+    @property
+    def partitions(self) -> Sequence[tuple[str, int]]: ...
+
+
+class _Counts:
+    """The counters and histograms of one topic, at 0."""
+
+    __slots__ = ("deliveries", "histograms", "numbers")
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        counters = [name for name in names if name.endswith("_total") and name != _BY_DELIVERY]
+        self.numbers = dict.fromkeys(counters, 0)
+        self.histograms = {
+            name: Histogram(_BOUNDS, [0] * (len(_BOUNDS) + 1)) for name in names if name.endswith("_seconds")
+        }
+        self.deliveries = {"first": 0, "redelivery": 0, "unknown": 0}
+
+    def add(self, name: str, count: int = 1) -> None:
+        self.numbers[name] += count
+
+
+class _Table:
+    """Counts by topic, of at most so many topics and the rest together."""
+
+    def __init__(self, names: Mapping[str, str], most: int) -> None:
+        self._names = names
+        self._most = most
+        self.topics: dict[str, _Counts] = {}
+
+    def label(self, topic: str) -> str:
+        """What the topic is counted as."""
+        return topic if topic in self.topics or len(self.topics) < self._most else OTHER
+
+    def of(self, topic: str) -> _Counts:
+        label = self.label(topic)
+        counts = self.topics.get(label)
+        if counts is None:
+            counts = self.topics[label] = _Counts(self._names)
+        return counts
+
+
+def _topic_of(message: Message[Any]) -> str:
+    """As `Received` and `Settled` name it, where a consumer has it."""
+    return message.topic if message.owner is None else message.owner.topic
+
+
+def _add_all(found: dict[Series, float | Histogram], name: str, topics: Mapping[str, _Counts]) -> None:
+    for topic, counts in topics.items():
+        number = counts.numbers.get(name)
+        if number is None:
+            histogram = counts.histograms[name]
+            found[Series.of(_PREFIX + name, topic=topic)] = Histogram(_BOUNDS, list(histogram.counts), histogram.sum)
+        else:
+            found[Series.of(_PREFIX + name, topic=topic)] = number
