@@ -1,6 +1,6 @@
 """`broker queue`: what a queue that is tracked holds, and what an operator does about it.
 
-`inspect` and `peek` read only, and disturb nobody. `purge` asks first, and is refused while the queue is in use.
+`inspect`, `lag` and `peek` read only, and disturb nobody. `purge` asks first, and is refused while the queue is in use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from broker.cli import dead
+from broker.cli import dead, lag
 from broker.cli.rendering import attribute_pairs, bytes_field, cut, escaped, json_line, printable, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.topics import Yes
@@ -72,6 +72,7 @@ async def peek(
 
 
 command(app, "redrive")(dead.redrive)
+command(app, "lag")(lag.lag)
 
 
 @command(app, "purge")

@@ -205,8 +205,11 @@ class Disposition:
             )
 
     def _has_room(self, intake: Intake) -> bool:
-        # Order needs the message here whatever it costs; otherwise half of the room stays free for others.
-        return self._engine.options.ordered_by_key or 2 * len(self._holder) < self._engine.options.max_outstanding
+        # Order needs the message here whatever it costs; otherwise half of the room stays free for others, unless the
+        # broker would send it again at once, and again, until it counts as undeliverable.
+        options = self._engine.options
+        here = options.ordered_by_key or intake.capabilities.native_delay == 0
+        return here or 2 * len(self._holder) < options.max_outstanding
 
     def _due(self, message: Message[Any]) -> None:
         intake = self._intakes.pop(message, None)

@@ -309,8 +309,10 @@ class Engine:
             if message.state is not _OPEN:
                 continue
             attempt = message.view.delivery_attempt(message.raw)
-            if attempt is not None and attempt > bound and attempt - self.attempts.releases(message) > bound:
-                reason = f"delivered {attempt - 1} times without being settled"
+            # Deliveries from memory count as those of the broker do.
+            tries = 0 if attempt is None else attempt + message.retries
+            if tries > bound and tries - self.attempts.releases(message) > bound:
+                reason = f"delivered {tries - 1} times without being settled"
                 self.disposition.give_up_soon(intake_of(message), message, reason)
                 continue
             if last is not None and self.disposition.give_up_last(intake_of(message), message, last):

@@ -63,6 +63,7 @@ class QueueRun:
     :param trackers: that run alone, beside those of the workers.
     :param rate: messages in a second.
     :param least: so many messages, however slow the machine is.
+    :param transactions: STARTs and positions in one.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class QueueRun:
         producers: int = 2,
         rate: float = 50.0,
         least: int = 0,
+        transactions: bool = False,
     ) -> None:
         self._kafka = kafka
         self._brokers = kafka.brokers if isinstance(kafka, KafkaCluster) else [kafka]
@@ -94,7 +96,7 @@ class QueueRun:
             partitions=_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
         )
         self._dead = RawAdmin(kafka.bootstrap).make_topic()
-        self._url = f"{kafka.url}?{_OPTIONS}&lease_seconds={LEASE}"
+        self._url = f"{kafka.url}?{_OPTIONS}&lease_seconds={LEASE}{'&queue_transactions=true' if transactions else ''}"
         self._arguments = [self._url, self._topic, self._subscription, self._dead, str(seed)]
         self._wanted = workers
         self._running: list[Worker] = []

@@ -17,11 +17,12 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
 
 @pytest.mark.timeout(600)  # each fault waits until the workers are busy again
+@pytest.mark.parametrize("transactions", [False, pytest.param(True, marks=pytest.mark.deep)])
 async def test_every_message_is_settled_once_while_workers_die(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], transactions: bool
 ) -> None:
     with KafkaCluster(3) as kafka:
-        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300)
+        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300, transactions=transactions)
         books = await run.run()
     with capsys.disabled():
         sys.stdout.write(f"\n{run.say(books)}\n")

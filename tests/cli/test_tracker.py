@@ -108,6 +108,15 @@ def test_an_address_in_use_leaves_no_marker_topic_behind(queue: Queue) -> None:
     )
 
 
+def test_lag_is_told_beside_the_rest_of_a_queue(queue: Queue) -> None:
+    first, _ = queue.send(2)
+    queue.take([first], period=600_000)
+    cli = InnerCli(shared_server().url)
+    (told,) = cli("queue", "lag", queue.topic, queue.subscription, "--json").json
+    assert told == cli("lag", queue.topic, queue.subscription, "--json").json[0]
+    assert told["waiting"] == 1
+
+
 def test_what_it_is_given_wrong(memory: InnerCli) -> None:
     assert "has no queues that need a tracker" in memory("tracker", "billing", code=2).err
     assert "has no queues that need a tracker" in memory("queue", "inspect", "billing", code=2).err
