@@ -144,6 +144,7 @@ def test_what_spark_was_told_goes_first(way: str, tmp_path: Path) -> None:
     assert told == "local[2] false true 127.0.0.1"
 
 
+@pytest.mark.deep
 def test_a_long_path_to_javas_temporary_files_is_no_obstacle(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 25)
     long.mkdir()
@@ -152,6 +153,7 @@ def test_a_long_path_to_javas_temporary_files_is_no_obstacle(tmp_path: Path) -> 
     assert told == "local[2] true false 127.0.0.1"
 
 
+@pytest.mark.deep
 def test_without_a_place_for_unix_sockets_it_is_tcp_with_the_reason(tmp_path: Path) -> None:
     long = tmp_path / ("long" * 25)
     place = f"spark.python.unix.domain.socket.dir={long}"
