@@ -23,7 +23,7 @@ from broker.outbound import OutboundMessage
 from broker_kafka.record_headers import Headers, headers_of, headers_of_each
 from broker_kafka.scheduling import DUE, encode_due
 
-__all__ = ["RECORD_VIEW", "Headers", "NativeRecord", "RecordView", "encode_headers", "encode_time", "record_id"]
+__all__ = ["RECORD_VIEW", "NativeRecord", "RecordView", "encode_headers", "encode_time", "record_id"]
 
 _ID: Final = "anybroker-id"
 _TIME: Final = "anybroker-time"

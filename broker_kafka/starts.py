@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -59,9 +60,11 @@ class StartPositions:
         :raises ConfigurationError: a position is for no partition.
         """
         if isinstance(self._start, Mapping):
+            there = frozenset(partitions)
+            counts = Counter(each.topic for each in there)
             for place in self._start:
-                count = sum(each.topic == place.topic for each in partitions)
-                if count and place not in partitions:
+                count = counts[place.topic]
+                if count and place not in there:
                     raise ConfigurationError(
                         f"start names {place.topic!r}[{place.partition}], and its last partition is {count - 1}",
                         advice="Leave it out, or add the partition first",

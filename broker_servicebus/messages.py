@@ -59,6 +59,9 @@ class Arrivals:
     def __init__(self) -> None:
         self._kept: list[Message[Any]] = []
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     @property
     def kept(self) -> list[Message[Any]]:
         """What waits to be taken."""
@@ -147,7 +150,7 @@ class ServiceBusMessageSource:
         return taken
 
     def _renew_later(self) -> None:
-        if self._renewing is None and self._arrivals.kept and not self._closed and self._kept_seconds < math.inf:
+        if self._renewing is None and self._arrivals and not self._closed and self._kept_seconds < math.inf:
             seconds = self._kept_seconds / _RENEWALS
             self._renewing = asyncio.get_running_loop().call_later(seconds, self._renew)
 

@@ -308,9 +308,8 @@ class Engine:
         for message in messages:
             if message.state is not _OPEN:
                 continue
-            attempt = message.view.delivery_attempt(message.raw)
             # Deliveries from memory count as those of the broker do.
-            tries = 0 if attempt is None else attempt + message.retries
+            tries = message.delivery_attempt or 0
             if tries > bound and tries - self.attempts.releases(message) > bound:
                 reason = f"delivered {tries - 1} times without being settled"
                 self.disposition.give_up_soon(intake_of(message), message, reason)

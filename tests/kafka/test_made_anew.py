@@ -16,13 +16,13 @@ from broker.bus import Bus
 from broker.errors import OffsetOutOfRange, TopicNotFound, TransactionAborted
 from broker.hooks import Event, PositionReset
 from broker.outbound import OutboundMessage
-from broker.records import Record
 from broker.spi import TopicPartition
 from broker.testing.waiting import eventually
 from broker_kafka import identities
 from broker_kafka.group import GroupConsumer, TopicPattern
 from broker_kafka.offsets import FileOffsetStore, MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import failures
+from tests.kafka.group_members import take
 from tests.servers.kafka import KafkaServer
 
 PATIENCE = 20.0
@@ -191,17 +191,6 @@ async def test_a_copy_in_transactions_copies_all_of_the_new_one(bus: Bus, made: 
             sink += [record.data for record in await log.next_batch()]
 
 
-async def taken(consumer: GroupConsumer[bytes], count: int) -> list[Record[bytes]]:
-    """The next records, exactly so many."""
-    records: list[Record[bytes]] = []
-    async with asyncio.timeout(PATIENCE):
-        async for record in consumer:
-            records.append(record)
-            if len(records) == count:
-                break
-    return records
-
-
 STORES: dict[str, Callable[[Path], Any]] = {
     "memory": lambda directory: MemoryOffsetStore(),
     "file": lambda directory: FileOffsetStore(directory / "offsets"),
@@ -219,7 +208,7 @@ async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
         await store.create_table()
     await fill(bus, made, "old", OLD)
     async with GroupConsumer(bus, made, group=group, store=store) as consumer:
-        records = await taken(consumer, OLD)
+        records = await take(consumer, OLD)
         if how == "mark":
             consumer.mark_all(records)
         else:
@@ -234,12 +223,12 @@ async def test_a_position_in_a_store_of_ones_own_is_of_one_topic(
     await fill(bus, made, "new", NEW)
     with pytest.raises(OffsetOutOfRange, match=f"position {OLD} is of a topic that was deleted since"):
         async with GroupConsumer(bus, made, group=group, store=store) as consumer:
-            await taken(consumer, 1)
+            await take(consumer, 1)
     told: list[Event] = []
     bus.hooks.listen(told.append)
     async with GroupConsumer(bus, made, group=group, store=store, offset_reset="earliest") as consumer:
-        assert [record.data for record in await taken(consumer, NEW)] == new_ones()
+        assert [record.data for record in await take(consumer, NEW)] == new_ones()
     assert [(each.position, each.to) for each in told if isinstance(each, PositionReset)] == [(OLD, 0)]
     # It is stored by now, and of the topic that there is.
     async with GroupConsumer(bus, made, group=group, store=store) as consumer:
-        assert [record.data for record in await taken(consumer, NEW)] == new_ones()
+        assert [record.data for record in await take(consumer, NEW)] == new_ones()

@@ -38,6 +38,20 @@ def in_flight(metrics: Metrics) -> tuple[float, float]:
     return number(metrics, "in_flight_messages"), number(metrics, "in_flight_bytes")
 
 
+async def fail_once(inbox: broker.MessageConsumer) -> None:
+    """Receive until something was tried a second time."""
+    tries = 0
+
+    async def bill(message: broker.Message) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ValueError("not now")
+        inbox.stop()
+
+    await inbox.receive(bill)
+
+
 @pytest.fixture
 async def metrics(broker_bus: broker.Bus) -> Metrics:
     for topic in ("orders", "orders.dead"):
@@ -97,18 +111,9 @@ async def test_what_the_broker_redelivers(broker_bus: broker.Bus, metrics: Metri
 
 async def test_what_comes_again_from_memory(broker_bus: broker.Bus, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish(b"1", key="a")
-    tries = 0
-
-    async def bill(message: broker.Message) -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise ValueError("not now")
-        inbox.stop()
-
     retry = broker.Retry(initial=0.02, jitter=0)
     async with broker_bus.messages("orders", subscription="billing", ordered_by_key=True, retry=retry) as inbox:
-        await inbox.receive(bill)
+        await fail_once(inbox)
     assert received(metrics) == (1, 1)
     assert number(metrics, "nacked_messages_total") == number(metrics, "handler_failures_total") == 1
     delays = histogram(metrics, "retry_delay_seconds")

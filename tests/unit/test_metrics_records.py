@@ -12,7 +12,7 @@ from broker.hooks import PositionReset, Published, Warned
 from broker.metrics import OTHER, Metrics, Series
 from broker_inmem import Broker
 from tests.unit.scripted_source import until
-from tests.unit.test_metrics import histogram, in_flight, number, received
+from tests.unit.test_metrics import fail_once, histogram, in_flight, number, received
 
 RETRIES = broker.RetryTopics(delays=(0.02,))
 
@@ -40,17 +40,8 @@ async def test_records_and_their_commits(broker_bus: broker.Bus, metrics: Metric
 async def test_retry_topics(broker_bus: broker.Bus, inmem_broker: Broker, metrics: Metrics) -> None:
     await broker_bus.topic("orders").publish(b"1")
     inmem_broker.faults.fail("publish", topic=RETRIES.names("orders", "billing")[0])
-    tries = 0
-
-    async def bill(message: broker.Message) -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 1:
-            raise ValueError("not now")
-        inbox.stop()
-
     async with broker_bus.records("orders", group="billing").as_messages(retry_topics=RETRIES) as inbox:
-        await inbox.receive(bill)
+        await fail_once(inbox)
     assert number(metrics, "retry_write_failures_total") == number(metrics, "retries_scheduled_total") == 1
     assert received(metrics) == (1, 1)
     assert number(metrics, "acked_messages_total") == 2
