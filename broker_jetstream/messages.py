@@ -20,6 +20,7 @@ from broker.errors import BackendError, BrokerError, Closed, NotFound
 from broker.hooks import Warned
 from broker.messages import Message, Outcome
 from broker.spi import Settlement, SourceListener
+from broker.waiting_leases import WaitingLeases
 from broker.waker import Waker
 from broker_jetstream import consumers
 from broker_jetstream.asking import Asking
@@ -94,7 +95,7 @@ class JetStreamMessageSource:
         self._fetching = False
         self._failure: BrokerError | None = None
         self._parking: asyncio.TimerHandle | None = None
-        self._renewing: asyncio.TimerHandle | None = None
+        self._leases = WaitingLeases(name, lease_seconds, lambda: self._buffer, self._settler.extend)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._remove_callback = connection.on_connected(self._reconnected)
@@ -202,7 +203,7 @@ class JetStreamMessageSource:
             # The server counts from its sending, so that ours ends a little before: a late ack must never be sent.
             self._until = monotonic() + _CERTAIN * self._lease
             if not self._fetching:
-                self._renew_later()
+                self._leases.watch()
         raw = NativeMessage(subject, reply, data, block, self._until, reply.startswith(self._first))
         if not raw.first:
             self._repeated = True
@@ -297,7 +298,7 @@ class JetStreamMessageSource:
         if self._credit and self._parking is None:
             self._parking = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
         if self._buffer:
-            self._renew_later()
+            self._leases.watch()
 
     def _park(self) -> None:
         self._parking = None
@@ -309,22 +310,6 @@ class JetStreamMessageSource:
             self._parking = asyncio.get_running_loop().call_later(left, self._park)
         else:
             self._spawn(self._asking.renew())
-
-    def _renew_later(self) -> None:
-        if self._renewing is None and not self._closed:
-            self._renewing = asyncio.get_running_loop().call_later(self._lease / 3, self._renew)
-
-    def _renew(self) -> None:
-        self._renewing = None
-        if self._buffer and not self._closed:
-            self._spawn(self._renew_buffer())
-
-    async def _renew_buffer(self) -> None:
-        for error in await self._settler.extend(self._buffer[:]):
-            if error is not None:
-                logger.debug("Renewing the leases of %s: %s", self._name, error)
-                break
-        self._idle()
 
     def _reconnected(self) -> None:
         # Pulls of the broken connection are gone; a fetch that waits makes new ones.
@@ -362,9 +347,9 @@ class JetStreamMessageSource:
         if self._closed:
             return
         self._remove_callback()
-        for timer in (self._parking, self._renewing):
-            if timer is not None:
-                timer.cancel()
+        if self._parking is not None:
+            self._parking.cancel()
+        self._leases.close()
         if not self._connection.closed:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):

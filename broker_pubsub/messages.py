@@ -18,6 +18,7 @@ from typing import Any, Final
 from broker.errors import BrokerError, Closed
 from broker.messages import Message
 from broker.spi import Settlement, SourceListener
+from broker.waiting_leases import WaitingLeases
 from broker.waker import Waker
 from broker_pubsub import subscriptions
 from broker_pubsub.attributes import NULL, PubSubView
@@ -72,7 +73,7 @@ class PubSubMessageSource:
         self._fetching = False
         self._failure: BrokerError | None = None
         self._parking: asyncio.TimerHandle | None = None
-        self._renewing: asyncio.TimerHandle | None = None
+        self._leases = WaitingLeases(self._name, self._lease, lambda: self._buffer, self._settler.extend)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -136,9 +137,9 @@ class PubSubMessageSource:
         if self._closed:
             return
         self._closed = True
-        for timer in (self._parking, self._renewing):
-            if timer is not None:
-                timer.cancel()
+        if self._parking is not None:
+            self._parking.cancel()
+        self._leases.close()
         self._waker.wake()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -221,25 +222,15 @@ class PubSubMessageSource:
         """Between fetches: take back what nobody waits for, and keep what is held."""
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
         if self._puller.asking and self._parking is None:
-            self._parking = loop.call_later(PARK_SECONDS, self._park)
-        if self._buffer and self._renewing is None:
-            self._renewing = loop.call_later(self._lease / 3, self._renew)
+            self._parking = asyncio.get_running_loop().call_later(PARK_SECONDS, self._park)
+        if self._buffer:
+            self._leases.watch()
 
     def _park(self) -> None:
         self._parking = None
         if not self._fetching and not self._closed:
             self._puller.park()
-
-    def _renew(self) -> None:
-        self._renewing = None
-        if self._buffer and not self._closed:
-            self._spawn(self._renew_buffer())
-
-    async def _renew_buffer(self) -> None:
-        await self._settler.extend(self._buffer[:])
-        self._idle()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

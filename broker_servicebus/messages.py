@@ -20,6 +20,7 @@ from azure.servicebus import ServiceBusReceivedMessage
 from broker.errors import BrokerError, Closed
 from broker.messages import Message, Outcome
 from broker.spi import Settlement
+from broker.waiting_leases import WaitingLeases
 from broker_servicebus.connection import Connection
 from broker_servicebus.mapping import VIEW, Raw, body_of, size_of
 from broker_servicebus.receiving import Wire
@@ -37,8 +38,6 @@ _MOST: Final = 2000
 _FIRST_SIZE: Final = 2048.0
 """Bytes that a message is taken for before any has come."""
 _WEIGHT: Final = 0.5
-_RENEWALS: Final = 3
-"""Within the time of a lock."""
 
 
 def received(
@@ -119,8 +118,7 @@ class ServiceBusMessageSource:
         self._parks = connection.fast and not connection.settings.receive_and_delete
         self._parking: asyncio.TimerHandle | None = None
         self._parked: asyncio.Task[None] | None = None
-        self._renewing: asyncio.TimerHandle | None = None
-        self._renewed: asyncio.Task[None] | None = None
+        self._leases = WaitingLeases(name, self._kept_seconds, lambda: self._arrivals.kept, self._settler.extend)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -146,24 +144,9 @@ class ServiceBusMessageSource:
             self._size += _WEIGHT * (sum(message.size for message in messages) / len(messages) - self._size)
         self._arrivals.add(messages)
         taken = self._arrivals.take(max_messages, max_bytes)
-        self._renew_later()
+        if self._arrivals:
+            self._leases.watch()
         return taken
-
-    def _renew_later(self) -> None:
-        if self._renewing is None and self._arrivals and not self._closed and self._kept_seconds < math.inf:
-            seconds = self._kept_seconds / _RENEWALS
-            self._renewing = asyncio.get_running_loop().call_later(seconds, self._renew)
-
-    def _renew(self) -> None:
-        self._renewing = None
-        self._renewed = asyncio.get_running_loop().create_task(self._renew_kept())
-
-    async def _renew_kept(self) -> None:
-        for error in await self._settler.extend(self._arrivals.kept):
-            if error is not None:
-                logger.debug("%s: renewing the locks of what waits: %s", self._name, error)
-                break
-        self._renew_later()
 
     def _park(self) -> None:
         self._parking = None
@@ -205,8 +188,7 @@ class ServiceBusMessageSource:
             await self._settler.settle([Settlement(message, Outcome.RELEASE) for message in left])
         self._closed = True
         self._stop_parking()
-        if self._renewing is not None:
-            self._renewing.cancel()
+        self._leases.close()
         await self._wire.close()
         if self._at_close is not None and not self._connection.closed:
             await self._at_close()
