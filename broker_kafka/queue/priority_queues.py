@@ -51,6 +51,7 @@ class OffsetsQueue:
 
     def __iter__(self) -> Iterator[Lease | LeaseBatch]:
         """By rising pin."""
+        self.head()  # what is over at the front would be passed over by each look
         return (lease for pin, lease in self._entries if lease.is_pinned(pin))
 
 

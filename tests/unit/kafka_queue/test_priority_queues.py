@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +90,24 @@ def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
     assert first is not None
     assert first.pin == 0
     assert drained(deadlines) == [first]
+
+
+def test_what_has_ended_at_the_front_is_looked_at_once() -> None:
+    class Counted:
+        """As much of a lease as the queue of offsets looks at."""
+
+        looked = 0
+
+        def __init__(self, pin: int) -> None:
+            self.pin = pin
+
+        def is_pinned(self, pin: int) -> bool:
+            Counted.looked += 1
+            return False
+
+    queue: Any = OffsetsQueue()
+    for number in range(500):
+        queue.add(Counted(number))
+    for _ in range(10):
+        assert list(queue) == []
+    assert Counted.looked == 500
