@@ -1,12 +1,12 @@
-"""What brokers say of topics and subscriptions: answers of the admin, for every backend; and who answers in short."""
+"""What brokers say of topics, subscriptions and logs, for every backend; and who answers in short."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Lag", "SubscriptionInfo", "TellsIdentity", "TopicInfo"]
+__all__ = ["Lag", "Span", "SubscriptionInfo", "TellsIdentity", "TellsSpans", "TopicInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,4 +54,22 @@ class TellsIdentity(Protocol):
 
     async def topic_identity(self, name: str) -> str | None:
         """What `describe_topic` has as `identity`. :raises TopicNotFound: there is none."""
+        ...
+
+
+class Span(NamedTuple):
+    """Positions from `start` to `stop`, half-open, in which records lie as batches: at each whole multiple of `step`
+    begins one, of at most `step` records."""
+
+    start: int
+    stop: int
+    step: int
+
+
+@runtime_checkable
+class TellsSpans(Protocol):
+    """A log reader whose offsets do not count records; optional."""
+
+    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
+        """Where between two positions records lie now, rising; what retention removed is left out."""
         ...

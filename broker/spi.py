@@ -42,7 +42,7 @@ from broker.capabilities import Capabilities
 from broker.envelopes import View
 from broker.errors import BrokerError
 from broker.hooks import Event
-from broker.infos import Lag, SubscriptionInfo, TellsIdentity, TopicInfo
+from broker.infos import Lag, Span, SubscriptionInfo, TellsIdentity, TellsSpans, TopicInfo
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
@@ -56,6 +56,7 @@ __all__ = [
     "FetchesRuns",
     "Finished",
     "KeepsFinished",
+    "KeepsTries",
     "Lag",
     "LogReaderSpi",
     "MessageSource",
@@ -206,6 +207,17 @@ class MessageSource(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class KeepsTries(Protocol):
+    """A source of messages that writes down what the core does with them from memory, which else dies with it;
+    optional."""
+
+    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+        """`message.delivery_attempt` deliveries count, and the next is not before so many seconds; 0 if the last of
+        these is now. The message stays ours, and its lease renewed. None, or why that could not be written."""
+        ...
+
+
 class RecordSource(Protocol):
     """The partitions of a group that this member has been given."""
 
@@ -330,24 +342,6 @@ class LogReaderSpi(Protocol):
 
         :raises OffsetOutOfRange: `start` was removed by retention, or `stop` lies beyond the end.
         """
-        ...
-
-
-class Span(NamedTuple):
-    """Positions from `start` to `stop`, half-open, in which records lie as batches: at each whole multiple of `step`
-    begins one, of at most `step` records."""
-
-    start: int
-    stop: int
-    step: int
-
-
-@runtime_checkable
-class TellsSpans(Protocol):
-    """A log reader whose offsets do not count records; optional."""
-
-    async def spans(self, topic: str, partition: int, start: int, stop: int) -> Sequence[Span]:
-        """Where between two positions records lie now, rising; what retention removed is left out."""
         ...
 
 

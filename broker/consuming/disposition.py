@@ -16,6 +16,7 @@ from broker.checks import check_seconds
 from broker.consuming.dead_letter import DeadLetterWriter
 from broker.consuming.delay_holder import DelayHolder
 from broker.consuming.intake import Host, Intake
+from broker.consuming.keeping import keep
 from broker.consuming.letters import describe
 from broker.consuming.options import longest_delay
 from broker.consuming.retry import Drop, Retry
@@ -122,10 +123,12 @@ class Disposition:
             delay = self.retry.delay(1)
         else:
             self._check_delay(intake, delay)
-        if message.begin_settling(Outcome.NACK):
-            settlement = self._bring_back(intake, message, delay, soon=False)
-            if settlement is not None:
-                await intake.carry_out(message, settlement)
+        if not message.begin_settling(Outcome.NACK):
+            return
+        if not self._waits_here(intake, delay):
+            await intake.carry_out(message, _nacked(intake, message, delay))
+        elif (kept := self._hold(intake, message, delay)) is not None and intake.awaits_acks:
+            await _told(kept, message)
 
     async def reject(self, intake: Intake, message: Message[Any], reason: str) -> None:
         """Dead-letter it; return when its letter is written and it is settled.
@@ -170,23 +173,27 @@ class Disposition:
             if late:
                 await asyncio.wait(late)
 
-    def _bring_back(
-        self, intake: Intake, message: Message[Any], delay: float, *, soon: bool = True
-    ) -> Settlement | None:
-        """Hold it here, or have the broker do it; the settlement that is still to be carried out, unless `soon`."""
+    def _bring_back(self, intake: Intake, message: Message[Any], delay: float) -> None:
+        """Hold it here, or have the broker do it; waits for neither."""
+        if self._waits_here(intake, delay):
+            self._hold(intake, message, delay)
+        else:
+            intake.carry_out_soon(_nacked(intake, message, delay))
+
+    def _waits_here(self, intake: Intake, delay: float) -> bool:
         in_process = self._engine.options.ordered_by_key or delay > intake.capabilities.native_delay
-        if in_process and self._has_room(intake):
-            copy = intake.again(message)
-            self._intakes[copy] = intake
-            self._holder.hold(copy, delay)
-            if self._engine.hooks.listening:
-                self._engine.hooks.emit(Settled(topic=intake.topic, nacked=1))
-            return None
-        settlement = Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
-        if soon:
-            intake.carry_out_soon(settlement)
-            return None
-        return settlement
+        return in_process and self._has_room(intake)
+
+    def _hold(self, intake: Intake, message: Message[Any], delay: float) -> asyncio.Task[None] | None:
+        """Have it wait in memory; who writes that down, if anybody does."""
+        # A delivery that follows at once is told of by itself.
+        keeping = keep(intake, message, delay) if delay else None
+        copy = intake.again(message)
+        self._intakes[copy] = intake
+        self._holder.hold(copy, delay)
+        if self._engine.hooks.listening:
+            self._engine.hooks.emit(Settled(topic=intake.topic, nacked=1))
+        return None if keeping is None else self._soon(keeping)
 
     def _check_delay(self, intake: Intake, delay: float) -> None:
         """Whether somebody can keep such a delay.
@@ -213,7 +220,16 @@ class Disposition:
 
     def _due(self, message: Message[Any]) -> None:
         intake = self._intakes.pop(message, None)
-        if intake is not None and message.state is SettleState.OPEN:
+        if intake is None or message.state is not SettleState.OPEN:
+            return
+        if (keeping := keep(intake, message, 0.0)) is None:
+            self._engine.deliver_again(message)
+        else:
+            # As its first delivery, this one counts before anybody has it, who may not live to tell.
+            self._soon(keeping).add_done_callback(lambda _: self._deliver_again(message))
+
+    def _deliver_again(self, message: Message[Any]) -> None:
+        if message.state is SettleState.OPEN and not self._stopped:
             self._engine.deliver_again(message)
 
     def _give_up_soon(
@@ -320,6 +336,11 @@ class Disposition:
             return
         logger.error("The letter of message %r of %r cannot be made", message.id, message.topic, exc_info=failure)
         self._bring_back(intake, message, self.retry.maximum)
+
+
+def _nacked(intake: Intake, message: Message[Any], delay: float) -> Settlement:
+    """Has the broker bring it back, as late as it can."""
+    return Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
 
 
 async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:

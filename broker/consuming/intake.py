@@ -105,7 +105,7 @@ class Intake:
         """Begin to fetch from the source that was opened with this intake as its listener."""
         self.source = source
         self.capabilities = capabilities
-        self._awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
+        self.awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:
             self._lanes.in_order = getattr(source, "redelivers_in_order", False)
         self._hide_held = self._hooks.show_held(self._flow)
@@ -181,7 +181,7 @@ class Intake:
 
     async def carry_out(self, message: Message[Any], settlement: Settlement, *, surely: bool = False) -> None:
         """Settle a message that is in state settling; wait for the answer where acks are confirmed, or `surely`."""
-        if surely or self._awaits_acks:
+        if surely or self.awaits_acks:
             await self._settle_pump.put_and_wait((settlement,))
         else:
             self._settle_pump.put(settlement)
@@ -209,7 +209,7 @@ class Intake:
             message.state = _SETTLING
             message.outcome = _ACK
         settlements = [Settlement(message, _ACK) for message in messages]
-        if self._awaits_acks and settlements:
+        if self.awaits_acks and settlements:
             return self._settle_pump.put_and_wait(settlements)
         self._settle_pump.put_all(settlements)
         return None

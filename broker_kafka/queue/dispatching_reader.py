@@ -159,6 +159,10 @@ class DispatchingReader:
         assert self._client is not None
         return await self._client.extend(messages)
 
+    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+        assert self._client is not None
+        return await self._client.keep(message, delay)
+
     @property
     def transacted(self) -> TransactedEnds:
         assert self._client is not None

@@ -10,6 +10,7 @@ message may come again, or be done.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ _REJECT: Final = Outcome.REJECT
 
 _REASON: Final = 1000
 """Characters of a reason that a marker carries."""
+_MOST: Final = 2**32 - 1
+"""The largest count that a marker can tell."""
 
 
 class LeaseBook:
@@ -96,6 +99,23 @@ class LeaseBook:
             self._tasks.add(task)
             task.add_done_callback(self._over)
 
+    async def keep(self, hold: Hold, attempt: int | None, delay: float) -> BrokerError | None:
+        """As `KeepsTries.keep`.
+
+        :param attempt: how many deliveries count; None if nobody counts.
+        """
+        begun = self._loop.time()
+        if hold.ended:
+            return None
+        if begun >= hold.until:
+            return _lost(hold)
+        hold.kept, hold.due = True, begun + delay if delay else 0.0
+        hold.attempt = hold.attempt if attempt is None else min(attempt, _MOST)
+        (error,) = await self._producer.write([self._keepalive([hold])])
+        if error is None and self._loop.time() < hold.until:
+            hold.until = max(hold.until, begun + self.lease_seconds, hold.due)
+        return error
+
     async def extend(self, holds: Sequence[Hold]) -> list[BrokerError | None]:
         """Renew the leases of these; waits no longer than a third of one.
 
@@ -125,7 +145,9 @@ class LeaseBook:
 
     async def _write_keepalives(self, holds: Iterable[Hold]) -> dict[Hold, BrokerError | None]:
         # A task begins after all that was ready before it: what is being settled by now is not to be kept behind that.
-        parts = joined((hold for hold in holds if not hold.ended), self._together)
+        present = [hold for hold in holds if not hold.ended]
+        parts = joined((hold for hold in present if not hold.kept), self._together)
+        parts += [[hold] for hold in present if hold.kept]
         if not parts:
             return {}
         outcomes = await self._producer.write([self._keepalive(part) for part in parts])
@@ -153,13 +175,20 @@ class LeaseBook:
     def _keepalive(self, holds: Sequence[Hold]) -> Placed:
         first, *more = holds
         others = tuple([hold.id.offset for hold in more])
-        marker = Marker(kind=Kind.KEEPALIVE, id=first.id, after_ms=self.lease_ms, more=others)
+        after_ms = max(self.lease_ms, self._remaining_ms(first))
+        attempt = first.attempt if first.kept else None
+        marker = Marker(kind=Kind.KEEPALIVE, id=first.id, after_ms=after_ms, attempt=attempt, more=others)
         return Placed(first.partition, write_marker(marker, v1=self._v1))
 
     def _release(self, hold: Hold, settlement: Settlement) -> Placed:
-        # What was given back untried does not count as a delivery.
-        attempts = hold.attempt - 1 if settlement.outcome is Outcome.RELEASE else hold.attempt
-        return self._released(hold, max(0, round(1000 * (settlement.delay or 0.0))), attempts, settlement.reason)
+        # What was given back untried does not count as a delivery; what waits for its next one was tried.
+        untried = settlement.outcome is Outcome.RELEASE and not hold.due
+        after_ms = max(round(1000 * (settlement.delay or 0.0)), self._remaining_ms(hold))
+        return self._released(hold, after_ms, hold.attempt - untried, settlement.reason)
+
+    def _remaining_ms(self, hold: Hold) -> int:
+        """How long it is not to be delivered yet."""
+        return max(0, math.ceil(1000 * (hold.due - self._loop.time()))) if hold.due else 0
 
     def _released(self, hold: Hold, after_ms: int, attempts: int, reason: str) -> Placed:
         marker = Marker(

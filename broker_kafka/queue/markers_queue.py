@@ -254,11 +254,10 @@ class MarkersQueue:
             self.ignored += 1
             return
         lease.touched = offset
-        if marker.released and not lease.released:
-            lease.released = True
-            if marker.attempt is not None:
-                # One may have been given back untried; what went before it stays counted.
-                lease.attempt = min(lease.attempt, max(marker.attempt, lease.attempt - 1))
+        if marker.attempt is not None and not lease.released:
+            # Its holder may have tried it more often; given back, the last may have been untried.
+            lease.attempt = max(marker.attempt, lease.attempt - marker.released)
+        lease.released = marker.released
         if marker.reason:
             lease.reason = marker.reason
         self._put_off(lease, time + marker.after_ms)

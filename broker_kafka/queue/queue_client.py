@@ -41,7 +41,8 @@ _TRUSTED: Final = 5.0
 
 
 class QueueClient:
-    """Implements `MessageSource` and `TellsIdle` for the consumer, and `RecordListener` for the member of the group.
+    """Implements `MessageSource`, `KeepsTries` and `TellsIdle` for the consumer, and `RecordListener` for the group's
+    member.
 
     :param member: makes the member of the group, which tells this of its partitions.
     :param transactions: in which STARTs are written with the positions; None writes them one after the other.
@@ -138,6 +139,10 @@ class QueueClient:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
         return await self._book.extend([message.lease for message in messages])
+
+    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+        self._check_open()
+        return await self._book.keep(message.lease, message.delivery_attempt, delay)
 
     async def is_idle(self, seconds: float) -> bool:
         """As of the group's member; what waits for its time, or is held elsewhere, is not there to be taken."""

@@ -37,11 +37,12 @@ class LaneReader(Protocol):
     def take(self, queue: bytes, max_messages: int, max_bytes: int) -> list[Message[Any]]: ...
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]: ...
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]: ...
+    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None: ...
     async def is_idle(self, queue: bytes, seconds: float) -> bool: ...
 
 
 class QueueLane:
-    """Implements `MessageSource` and `TellsIdle`.
+    """Implements `MessageSource`, `KeepsTries` and `TellsIdle`.
 
     :param queue: the key of its records.
     :param left: awaited at the close.
@@ -96,6 +97,10 @@ class QueueLane:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         self._check_open()
         return await self._reader.extend(messages)
+
+    async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
+        self._check_open()
+        return await self._reader.keep(message, delay)
 
     async def is_idle(self, seconds: float) -> bool:
         """As of the reader, once what was deferred for lack of room here has come again."""

@@ -92,7 +92,8 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a marker says of a message.
 
     :ivar after_ms: START and KEEPALIVE: milliseconds from the marker's time until the message is to come again.
-    :ivar attempt: START: which delivery this is, from 1. A release: how many deliveries count. None if it does not say.
+    :ivar attempt: START: which delivery this is, from 1. KEEPALIVE: how many deliveries count, since its holder may
+        have tried it again; of a release it may be one fewer. None if it does not say.
     :ivar released: nobody holds the message; a KEEPALIVE that says so is a release, and may say when it comes again.
     :ivar renews: of a START that a tracker repeats, the offset of the START that it repeats.
     :ivar as_of: of such a START, the offset below which it knows all markers.

@@ -178,6 +178,12 @@ class Simulation:
         more = tuple(each.id.offset for each in others)
         self.write(Marker(kind=Kind.KEEPALIVE, id=held.id, after_ms=self.period, more=more))
 
+    def try_again(self, held: Held, delay: int) -> None:
+        """It failed, and waits with its worker, which has it once more after this."""
+        self.write(Marker(kind=Kind.KEEPALIVE, id=held.id, after_ms=max(self.period, delay), attempt=held.attempt))
+        held.attempt += 1
+        self.write(Marker(kind=Kind.KEEPALIVE, id=held.id, after_ms=max(self.period, delay), attempt=held.attempt))
+
     def release(self, held: Held, delay: int, *, counts: bool = True) -> None:
         self.held.remove(held)
         attempt = held.attempt if counts else held.attempt - 1
@@ -298,10 +304,11 @@ def naive_open(log: list[Record]) -> dict[MessageId, int]:
         elif marker.kind == Kind.END:
             found.pop(message, None)
             released.discard(message)
-        elif marker.released and message in found and message not in released:
-            released.add(message)
+        elif message in found and message not in released:
             if marker.attempt is not None:
-                found[message] = min(found[message], max(marker.attempt, found[message] - 1))
+                found[message] = max(marker.attempt, found[message] - marker.released)
+            if marker.released:
+                released.add(message)
     return found
 
 

@@ -117,3 +117,64 @@ async def test_a_message_whose_end_is_on_its_way_is_not_told_as_lost() -> None:
     (renewed,) = await book.extend([hold])
     (settled,) = await settling
     assert [type(renewed), type(settled)] == [SettleError, SettleError]
+
+
+class Keeping(MarkerProducer):
+    """Notes what KEEPALIVEs say, without a broker."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int, int | None, bool]] = []
+        """Of each: the offset, the milliseconds, the attempt, and whether it is a release."""
+
+    async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
+        for marker, _ in (found for placed in markers for found in read_markers(placed.data)):
+            assert marker is not None
+            self.said += [(each.offset, marker.after_ms, marker.attempt, marker.released) for each in marker.ids()]
+        return [None] * len(markers)
+
+
+async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries() -> None:
+    producer = Keeping()
+    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
+    waiting, other = new_hold(10), Hold(MessageId("orders", 0, 1, "q"), 0, 1, until=inf)
+    assert await book.keep(waiting, 3, 60.0) is None
+    assert await book.extend([waiting, other]) == [None, None]
+    assert await book.keep(waiting, 4, 0.0) is None
+    assert await book.extend([waiting]) == [None]
+    offsets, times, attempts, released = zip(*producer.said, strict=True)
+    assert offsets == (0, 1, 0, 0, 0)
+    assert attempts == (3, None, 3, 4, 4)
+    assert not any(released)
+    assert [round(time, -2) for time in times] == [60_000, 10_000, 60_000, 10_000, 10_000]
+
+
+async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
+    book = LeaseBook(Keeping(), lease_seconds=10, format=FORMATS["v2"])
+    hold = new_hold(10)
+    begun = asyncio.get_running_loop().time()
+    await book.keep(hold, 1, 60.0)
+    assert begun + 60 <= hold.until < begun + 61
+    await book.extend([hold])
+    assert hold.until < begun + 61
+
+
+@pytest.mark.parametrize(("delay", "counted"), [(60.0, 3), (0.0, 2)])
+async def test_what_is_given_back_keeps_its_tries_and_its_delay(delay: float, counted: int) -> None:
+    producer = Keeping()
+    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
+    hold = new_hold(10)
+    await book.keep(hold, 3, delay)
+    await book.settle([settlement(hold, Outcome.RELEASE)])
+    # Delivered once more, and given back untried, it counts one fewer.
+    _, after_ms, attempt, released = producer.said[-1]
+    assert (round(after_ms, -2), attempt, released) == (1000 * delay, counted, True)
+
+
+async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
+    producer = Keeping()
+    book = LeaseBook(producer, lease_seconds=10, format=FORMATS["v2"])
+    ended = new_hold(10)
+    ended.ended = True
+    assert await book.keep(ended, 2, 1.0) is None
+    assert isinstance(await book.keep(new_hold(0), 2, 1.0), LeaseLost)
+    assert producer.said == []

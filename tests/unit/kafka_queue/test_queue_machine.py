@@ -82,6 +82,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.keep(self.pick(which))
 
     @precondition(lambda self: self.queue.held)
+    @rule(which=st.integers(0, 9), delay=st.sampled_from([0, 500, 5000]))
+    def try_again(self, which: int, delay: int) -> None:
+        held = self.pick(which)
+        self.queue.try_again(held, delay)
+        self.attempts[held.sending.value or b""] = held.attempt
+
+    @precondition(lambda self: self.queue.held)
     @rule(which=st.integers(0, 9), delay=st.sampled_from([0, 500, 5000]), counts=st.booleans())
     def release(self, which: int, delay: int, counts: bool) -> None:
         self.queue.release(self.pick(which), delay, counts=counts)
