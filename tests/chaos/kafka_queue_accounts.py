@@ -44,6 +44,8 @@ class Books:
         """Why copies were sent again."""
         self.twice: Counter[str] = Counter()
         """Why what was handled was handled again."""
+        self.memory = 0
+        """Deliveries from the memory of a worker, after a nack."""
         self.attempts: Counter[int] = Counter()
         """Of the deliveries."""
         self.deliveries = len(deliveries)
@@ -92,8 +94,15 @@ class Books:
         self._check_settled(number, settled[0], [each for copy in copies for each in copy.deliveries])
 
     def _check_delivery(self, copy: Copy, delivery: Delivery) -> None:
-        if delivery.attempt != copy.attempts + 1:
-            self._wrong(copy.number, f"was delivered as attempt {delivery.attempt} of {copy.attempts} + 1")
+        # Those before it in the same process ended with a nack that its memory kept.
+        before = sum(
+            each.nacked and each.worker is delivery.worker and each.attempt < delivery.attempt
+            for each in copy.deliveries
+        )
+        if delivery.attempt != copy.attempts + 1 + before:
+            self._wrong(copy.number, f"was delivered as attempt {delivery.attempt} of {copy.attempts} + {before} + 1")
+        if before:
+            self.memory += 1
         if delivery.handled and "settled" in delivery.steps and len(copy.deliveries) == 1:
             end = copy.first_end
             if end is None or end.tracked:
@@ -112,9 +121,10 @@ class Books:
         if start is None:
             return "not explained: without a START"
         if (release := copy.release) is not None:
-            if any("nacks" in each.steps for each in copy.deliveries):
+            last = max((each for each in copy.deliveries), key=lambda each: each.attempt, default=None)
+            if last is not None and last.nacked:
                 return "nacked"
-            if release.marker.attempt == start.marker.attempt:
+            if release.marker.attempt == (last.attempt if last is not None else start.marker.attempt):
                 return "held for longer than max_lease"
             return "given back untried"
         mine = [each for each in copy.deliveries if each.worker.name == start.holder]
@@ -195,6 +205,7 @@ class Books:
         lines = [
             f"{'messages':<56}{self.messages:>8}",
             f"{'deliveries':<56}{self.deliveries:>8}",
+            f"{'  of these, from the memory of a worker':<56}{self.memory:>8}",
             *self._part("settled", self.settled),
             *self._part(f"sent again: {self.copies - self.messages}", self.again),
             *self._part("handled again", self.twice),

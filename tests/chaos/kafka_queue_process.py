@@ -1,11 +1,11 @@
 """A worker of a queue with markers, which does by dice what workers do, and dies of some of it:
 
-`python -m tests.chaos.kafka_queue_process URL TOPIC SUBSCRIPTION DEAD SEED FILE`
+`python -m tests.chaos.kafka_queue_process URL TOPIC SUBSCRIPTION DEAD SEED ORDER FILE`
 
-Bodies are numbers. What is done with a message follows from the seed, its number and its attempt. Every step is written
-to FILE before it is made, one line each (`step number partition:offset attempt time`, the time in seconds since 1970),
-so that the file tells it whatever happens to the process. SIGTERM ends it orderly, and SIGUSR1
-has it write to standard error what each of its tasks waits for.
+ORDER is `key` or `none`. Bodies are numbers. What is done with a message follows from the seed, its number and its
+attempt. Every step is written to FILE before it is made, one line each (`step number partition:offset attempt time`,
+the time in seconds since 1970), so that the file tells it whatever happens to the process. SIGTERM ends it orderly,
+and SIGUSR1 has it write to standard error what each of its tasks waits for.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def _waits(awaited: Any) -> Iterator[str]:
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
 
 
-async def main(url: str, topic: str, subscription: str, dead: str, seed: int, file: int) -> None:
+async def main(url: str, topic: str, subscription: str, dead: str, seed: int, order: str, file: int) -> None:
     async def handle(message: Message[bytes]) -> None:
         await _handle(message, seed, file)
 
     async with AsyncExitStack() as opened:
-        inbox = await _open(opened, url, topic, subscription, dead, file)
+        inbox = await _open(opened, url, topic, subscription, dead, order, file)
         work = asyncio.create_task(inbox.receive(handle, concurrency=_CONCURRENCY))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, inbox.stop)
@@ -132,7 +132,7 @@ async def main(url: str, topic: str, subscription: str, dead: str, seed: int, fi
 
 
 async def _open(
-    opened: AsyncExitStack, url: str, topic: str, subscription: str, dead: str, file: int
+    opened: AsyncExitStack, url: str, topic: str, subscription: str, dead: str, order: str, file: int
 ) -> broker.MessageConsumer[bytes]:
     """To open is a call, which fails while the broker is away."""
 
@@ -149,6 +149,7 @@ async def _open(
                     topic,
                     subscription=subscription,
                     dead_letter=dead,
+                    ordered_by_key=order == "key",
                     confirm_acks=True,
                     max_outstanding=4 * _CONCURRENCY,
                     max_lease=MAX_LEASE,
@@ -164,7 +165,7 @@ async def _open(
 
 
 if __name__ == "__main__":
-    *places, seed, path = sys.argv[1:]
+    *places, seed, order, path = sys.argv[1:]
     url, topic, subscription, dead = places
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    asyncio.run(main(url, topic, subscription, dead, int(seed), opened))
+    asyncio.run(main(url, topic, subscription, dead, int(seed), order, opened))

@@ -83,13 +83,19 @@ class Copy:
     @property
     def counted(self) -> set[int]:
         """How many deliveries a copy that follows may count."""
-        start, release = self.last_start, self.release
         counts: set[int] = set()
-        if release is not None and release.marker.attempt is not None:
-            counts.add(release.marker.attempt)
-        if start is not None and (not counts or (release is not None and release.time > self._deadline(release))):
-            # What was given back too late may have been sent already.
-            counts.add(start.marker.attempt or 1)
+        for said in self.said:
+            marker = said.marker
+            if marker.kind is Kind.START:
+                counts = {marker.attempt or 1}
+            elif marker.kind is Kind.END:
+                break
+            elif marker.attempt is not None:
+                # What is said too late may have been sent already, and what it was told before counts then.
+                late = said.time > self._deadline(said) - (0.0 if marker.released else _LAST_MOMENT)
+                counts = {*counts, marker.attempt} if late else {marker.attempt}
+                if marker.released:
+                    break
         return counts
 
     @property
@@ -135,6 +141,10 @@ class Delivery:
     def handled(self) -> bool:
         """Whether the work was done, and settling it was begun."""
         return "acks" in self.steps or "rejects" in self.steps
+
+    @property
+    def nacked(self) -> bool:
+        return "nacks" in self.steps
 
     @property
     def begun(self) -> float:

@@ -64,6 +64,7 @@ class QueueRun:
     :param rate: messages in a second.
     :param least: so many messages, however slow the machine is.
     :param transactions: STARTs and positions in one.
+    :param ordered: by key, so that what is nacked waits in the memory of its worker.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class QueueRun:
         rate: float = 50.0,
         least: int = 0,
         transactions: bool = False,
+        ordered: bool = False,
     ) -> None:
         self._kafka = kafka
         self._brokers = kafka.brokers if isinstance(kafka, KafkaCluster) else [kafka]
@@ -97,7 +99,8 @@ class QueueRun:
         )
         self._dead = RawAdmin(kafka.bootstrap).make_topic()
         self._url = f"{kafka.url}?{_OPTIONS}&lease_seconds={LEASE}{'&queue_transactions=true' if transactions else ''}"
-        self._arguments = [self._url, self._topic, self._subscription, self._dead, str(seed)]
+        order = "key" if ordered else "none"
+        self._arguments = [self._url, self._topic, self._subscription, self._dead, str(seed), order]
         self._wanted = workers
         self._running: list[Worker] = []
         self._all: list[Worker] = []
@@ -357,6 +360,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=50.0, help="messages in a second")
+    parser.add_argument("--ordered", action="store_true", help="by key")
     parser.add_argument("--keep", type=Path, help="a directory for what the workers write")
     arguments = parser.parse_args()
     seconds, seed = 60 * arguments.minutes, arguments.seed
@@ -374,6 +378,7 @@ def main() -> int:
                 workers=4,
                 trackers=2,
                 rate=arguments.rate,
+                ordered=arguments.ordered,
             )
             books = await run.run()
             print(run.say(books))  # noqa: T201

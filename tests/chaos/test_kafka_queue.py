@@ -17,22 +17,27 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
 
 @pytest.mark.timeout(600)  # each fault waits until the workers are busy again
-@pytest.mark.parametrize("transactions", [False, pytest.param(True, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "mode", [{}, *(pytest.param({name: True}, id=name, marks=pytest.mark.deep) for name in ("transactions", "ordered"))]
+)
 async def test_every_message_is_settled_once_while_workers_die(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], transactions: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: dict[str, bool]
 ) -> None:
     with KafkaCluster(3) as kafka:
-        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300, transactions=transactions)
+        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300, **mode)
         books = await run.run()
     with capsys.disabled():
         sys.stdout.write(f"\n{run.say(books)}\n")
     assert not books.problems, "\n".join(books.problems)
+    if "ordered" in mode:
+        assert books.memory > 0
+    else:
+        assert books.again["nacked"] > 0
     # It costs an attempt, and is the exception.
     assert books.again[NOT_HANDED_OVER] < books.messages / 10
     # Else nothing was shown.
     assert books.messages >= 1300
     assert books.settled["rejected"] > 0
-    assert books.again["nacked"] > 0
     assert books.again["its holder died"] + books.again["its holder died, before it was handed over"] > 0
 
 

@@ -10,6 +10,7 @@ from tests.chaos.kafka_queue_records import Copy, Place, Said
 ID = MessageId("topic", 0, 0, "queue")
 START = Marker(kind=Kind.START, id=ID, after_ms=2_000, attempt=1)
 KEEP = Marker(kind=Kind.KEEPALIVE, id=ID, after_ms=2_000)
+TRIED = Marker(kind=Kind.KEEPALIVE, id=ID, after_ms=2_000, attempt=3)
 BACK = Marker(kind=Kind.KEEPALIVE, id=ID, after_ms=500, attempt=1, released=True)
 RENEWAL = Marker(kind=Kind.START, id=ID, after_ms=2_000, attempt=1, renews=0, as_of=5)
 END = Marker(kind=Kind.END, id=ID)
@@ -37,3 +38,21 @@ def test_how_early_a_message_was_sent_again(said: list[tuple[Marker, float]], ea
     copy.said = [Said(marker, time, "worker", marker is RENEWAL) for marker, time in said]
     copy.said.append(Said(END, 12.0, "", tracked=True))
     assert copy.early == pytest.approx(early)
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ([(START, 10.0)], {1}),
+        ([(START, 10.0), (KEEP, 11.0)], {1}),
+        ([(START, 10.0), (TRIED, 11.0)], {3}),
+        ([(START, 10.0), (TRIED, 11.9)], {1, 3}),
+        ([(START, 10.0), (BACK, 11.0), (TRIED, 11.2)], {1}),
+        ([(START, 10.0), (TRIED, 11.0), (BACK, 13.1)], {1, 3}),
+        ([(START, 10.0), (END, 11.0), (TRIED, 11.5)], {1}),
+    ],
+)
+def test_how_many_deliveries_count_for_who_has_it_next(said: list[tuple[Marker, float]], counted: set[int]) -> None:
+    copy = Copy(1, Place(0, 0), 0, 9.0)
+    copy.said = [Said(marker, time, "worker", tracked=False) for marker, time in said]
+    assert copy.counted == counted
