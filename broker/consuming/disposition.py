@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from math import inf
 from typing import Any
 
 from broker.capabilities import LeaseMode
@@ -24,6 +25,7 @@ from broker.consuming.retry_letters import letter_of
 from broker.consuming.retry_writer import RetryWriter
 from broker.errors import InvalidMessage, LeaseLost, SettleError, Unsupported
 from broker.hooks import DeadLettered, HandlerFailed, Settled, SettleFailed
+from broker.leasing import TellsLeaseLeft
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import RetryTopic, Settlement
 
@@ -67,7 +69,7 @@ class Disposition:
         target = None
         delay = None
         if retried and failures < self.retry.max_attempts:
-            delay = self.retry.delay(failures)
+            delay = min(self.retry.delay(failures), _kept_for(intake, message))
         elif retried and self._retry_writer is not None and (target := self._retry_writer.after_failure(message)):
             delay = target.delay
         logger.warning(
@@ -119,10 +121,12 @@ class Disposition:
             if message.begin_settling(Outcome.NACK):
                 await _told(self._soon(self._send_on(intake, message, target, "nacked", None, 0)), message)
             return
+        if intake.lose_over is not None:
+            intake.lose_over((message,))
         if delay is None:
-            delay = self.retry.delay(1)
+            delay = min(self.retry.delay(1), _kept_for(intake, message))
         else:
-            self._check_delay(intake, delay)
+            self._check_delay(intake, message, delay)
         if not message.begin_settling(Outcome.NACK):
             return
         if not self._waits_here(intake, delay):
@@ -195,7 +199,7 @@ class Disposition:
             self._engine.hooks.emit(Settled(topic=intake.topic, nacked=1))
         return None if keeping is None else self._soon(keeping)
 
-    def _check_delay(self, intake: Intake, delay: float) -> None:
+    def _check_delay(self, intake: Intake, message: Message[Any], delay: float) -> None:
         """Whether somebody can keep such a delay.
 
         :raises ConfigurationError: it is not a number of seconds.
@@ -203,6 +207,11 @@ class Disposition:
         """
         check_seconds("delay", delay, zero=True)
         longest = longest_delay(self._engine.options, intake.capabilities)
+        if message.state is SettleState.OPEN and (left := _kept_for(intake, message)) < min(delay, longest):
+            raise Unsupported(
+                f"A delay of {delay:,.10g} s is longer than what is left of the message's lease ({left:,.2f} s)",
+                advice="Ask for a shorter delay, or for none; nobody renews this lease",
+            )
         if intake.capabilities.lease is not LeaseMode.NONE and delay > longest:
             raise Unsupported(
                 f"A delay of {delay:,.10g} s is longer than this consumer can keep ({longest:,.10g} s)",
@@ -341,6 +350,12 @@ class Disposition:
 def _nacked(intake: Intake, message: Message[Any], delay: float) -> Settlement:
     """Has the broker bring it back, as late as it can."""
     return Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
+
+
+def _kept_for(intake: Intake, message: Message[Any]) -> float:
+    """The seconds for which it can wait in memory; infinite where its lease is renewed, or no source tells."""
+    source = intake.source
+    return max(0.0, source.lease_left(message)) if isinstance(source, TellsLeaseLeft) else inf
 
 
 async def _told(task: asyncio.Task[None], message: Message[Any]) -> None:

@@ -126,7 +126,7 @@ class Engine:
             intake = self._intakes[0]
             self._intakes.rotate(-1)
             while not self._ended and (message := intake.ready.take()) is not None:
-                if self._admitted((message,)):
+                if self._admitted(intake, (message,)):
                     intake.handed_over(1)
                     return message
         return None
@@ -141,7 +141,7 @@ class Engine:
             self._intakes.rotate(-1)
             before = len(batch)
             while not self._ended and len(batch) < most and (taken := intake.ready.take_some(most - len(batch))):
-                batch += self._admitted(taken)
+                batch += self._admitted(intake, taken)
             if len(batch) > before:
                 intake.handed_over(len(batch) - before)
         return batch
@@ -300,8 +300,10 @@ class Engine:
             # What has no end to its lease was not handed over, or waits in memory to be handed over again.
             intake.release([m for m in intake.held if m.state is _OPEN and m.lease_ends is None])
 
-    def _admitted(self, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
-        """The open ones that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
+    def _admitted(self, intake: Intake, messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+        """Those still ours that a handler may see, decoded, their leases bounded; poison goes to the dead letters."""
+        if intake.lose_over is not None:
+            intake.lose_over(messages)
         admitted: list[Message[Any]] = []
         lease_ends = self._loop.time() + self.options.max_lease
         bound, last, decode = self._delivery_bound, self._last_delivery, self._decode
@@ -311,18 +313,16 @@ class Engine:
             # Deliveries from memory count as those of the broker do.
             tries = message.delivery_attempt or 0
             if tries > bound and tries - self.attempts.releases(message) > bound:
-                reason = f"delivered {tries - 1} times without being settled"
-                self.disposition.give_up_soon(intake_of(message), message, reason)
+                self.disposition.give_up_soon(intake, message, f"delivered {tries - 1} times without being settled")
                 continue
-            if last is not None and self.disposition.give_up_last(intake_of(message), message, last):
+            if last is not None and self.disposition.give_up_last(intake, message, last):
                 continue
             if decode is not None:
                 try:
                     message.decoded = decode(message.data)
                 except Exception as error:
                     told = error.message if isinstance(error, DecodeError) else describe(error)
-                    reason = f"cannot be decoded: {told}"
-                    self.disposition.give_up_soon(intake_of(message), message, reason, error)
+                    self.disposition.give_up_soon(intake, message, f"cannot be decoded: {told}", error)
                     continue
             message.lease_ends = lease_ends
             admitted.append(message)

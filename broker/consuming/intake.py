@@ -29,6 +29,7 @@ from broker.consuming.telling import tell_received, tell_settled
 from broker.consuming.transacted import Transacted
 from broker.errors import BrokerError, LeaseLost, Unsupported
 from broker.hooks import Event, FetchFailed, Hooks, LeaseExpired, PartitionsAssigned, SettleFailed
+from broker.leasing import LosesOver
 from broker.messages import Message, Outcome, SettleState
 from broker.spi import MessageSource, Settlement
 
@@ -104,6 +105,7 @@ class Intake:
     def start(self, source: MessageSource, capabilities: MessageCapabilities, *, confirm: bool) -> None:
         """Begin to fetch from the source that was opened with this intake as its listener."""
         self.source = source
+        self.lose_over = source.lose_over if isinstance(source, LosesOver) else None
         self.capabilities = capabilities
         self.awaits_acks = confirm or capabilities.confirmed_ack is ConfirmedAck.ALWAYS
         if self._lanes is not None:

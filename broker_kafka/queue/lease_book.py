@@ -15,14 +15,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
-from broker.messages import Outcome
+from broker.leasing import lease_time
+from broker.messages import Message, Outcome
 from broker.spi import Settlement
 from broker_kafka.queue.hold import Hold
 from broker_kafka.queue.marker_format import MarkerFormat
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed, joined
 from broker_kafka.queue.wire import Kind, Marker, write_marker
 
-__all__ = ["LeaseBook"]
+__all__ = ["LeaseBook", "over_of"]
 
 # Attributes of an enum class cost a slow look-up each; these are read per message.
 _ACK: Final = Outcome.ACK
@@ -54,7 +55,7 @@ class LeaseBook:
         done: dict[Hold, int] = {}
         released: dict[Hold, Placed] = {}
         ended: list[Hold] = []
-        now = self._loop.time()
+        now = lease_time()
         for place, settlement in enumerate(settlements):
             hold: Hold = settlement.message.lease
             if now >= hold.until:
@@ -74,7 +75,7 @@ class LeaseBook:
             return results
         outcomes = await self._producer.write([placed for placed, _ in markers])
         failed: list[BrokerError] = []
-        now = self._loop.time()
+        now = lease_time()
         for (_, holds), error in zip(markers, outcomes, strict=True):
             for hold in holds:
                 if error is not None:
@@ -104,7 +105,7 @@ class LeaseBook:
 
         :param attempt: how many deliveries count; None if nobody counts.
         """
-        begun = self._loop.time()
+        begun = lease_time()
         if hold.ended:
             return None
         if begun >= hold.until:
@@ -112,7 +113,7 @@ class LeaseBook:
         hold.kept, hold.due = True, begun + delay if delay else 0.0
         hold.attempt = hold.attempt if attempt is None else min(attempt, _MOST)
         (error,) = await self._producer.write([self._keepalive([hold])])
-        if error is None and self._loop.time() < hold.until:
+        if error is None and lease_time() < hold.until:
             hold.until = max(hold.until, begun + self.lease_seconds, hold.due)
         return error
 
@@ -121,7 +122,7 @@ class LeaseBook:
 
         A message that is being settled needs none, and is told as renewed.
         """
-        begun = self._loop.time()
+        begun = lease_time()
         renewed = [hold for hold in dict.fromkeys(holds) if not hold.ended and begun < hold.until]
         refused: dict[Hold, BrokerError] = {}
         if renewed:
@@ -129,7 +130,7 @@ class LeaseBook:
             self._tasks.add(work)
             work.add_done_callback(self._over)
             await asyncio.wait({work}, timeout=self.lease_seconds / 3)
-            answered = self._loop.time()
+            answered = lease_time()
             if work.done():
                 for hold, error in work.result().items():
                     if error is not None:
@@ -140,7 +141,7 @@ class LeaseBook:
             else:
                 late = OperationTimeout("The brokers did not take the KEEPALIVEs in time")
                 refused = dict.fromkeys(renewed, late)
-        now = self._loop.time()
+        now = lease_time()
         return [_over(hold) if now >= hold.until else refused.get(hold) for hold in holds]
 
     async def _write_keepalives(self, holds: Iterable[Hold]) -> dict[Hold, BrokerError | None]:
@@ -164,7 +165,7 @@ class LeaseBook:
 
         :param ended: whether the caller has ended them, and nobody else.
         """
-        now = self._loop.time()
+        now = lease_time()
         return [_lost(hold) if now >= hold.until or hold.ended != ended else None for hold in holds]
 
     def _end(self, holds: Sequence[Hold]) -> Placed:
@@ -188,7 +189,7 @@ class LeaseBook:
 
     def _remaining_ms(self, hold: Hold) -> int:
         """How long it is not to be delivered yet."""
-        return max(0, math.ceil(1000 * (hold.due - self._loop.time()))) if hold.due else 0
+        return max(0, math.ceil(1000 * (hold.due - lease_time()))) if hold.due else 0
 
     def _released(self, hold: Hold, after_ms: int, attempts: int, reason: str) -> Placed:
         marker = Marker(
@@ -205,6 +206,15 @@ class LeaseBook:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # the producer was closed, and the leases end by themselves
+
+
+def over_of(messages: Sequence[Message[Any]]) -> list[Message[Any]]:
+    """Those of messages held here whose leases are over."""
+    now = lease_time()
+    for message in messages:
+        if message.lease.until <= now:
+            return [each for each in messages if each.lease.until <= now]
+    return []
 
 
 def _over(hold: Hold) -> BrokerError:

@@ -7,7 +7,6 @@ goes on. *Failure.* Each marker has its own outcome; one that failed may still b
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ from broker.errors import (
     OperationTimeout,
     TopicNotFound,
 )
+from broker.leasing import lease_time
 from broker.outbound import OutboundMessage
 from broker_kafka.connection import Connection
 from broker_kafka.producer_client import ProducerClient
@@ -86,10 +86,10 @@ class MarkerProducer:
     async def write(self, markers: Sequence[Placed], *, by: float = inf) -> list[BrokerError | None]:
         """Write these; for each None if it is on the brokers, else the error.
 
-        :param by: the loop time after which nothing is written: this process stood still, and others went on.
+        :param by: the `lease_time` after which nothing is written: this process stood still, and others went on.
         :raises Closed: it was closed.
         """
-        if asyncio.get_running_loop().time() > by:
+        if lease_time() > by:
             return [ConnectionFailed("This process stood still before it wrote a marker")] * len(markers)
         messages, places = self._packed(markers)
         outcomes = await self._thread.publish(self._topic, messages, receipts=False, placed=True)

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 from broker.errors import BackendError, BrokerError, Closed, LeaseLost, MessageTooLarge
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.leasing import lease_time
 from broker.messages import Message
 from broker.spi import RecordListener, Settlement, SourceListener, TopicPartition
 from broker_kafka.queue.commit_doubts import CommitDoubts
 from broker_kafka.queue.commit_texts import commit_text
-from broker_kafka.queue.lease_book import LeaseBook
+from broker_kafka.queue.lease_book import LeaseBook, over_of
 from broker_kafka.queue.marker_producer import MarkerProducer
 from broker_kafka.queue.set_aside import SetAside
 from broker_kafka.queue.start_transactions import StartTransactions
@@ -41,8 +42,7 @@ _TRUSTED: Final = 5.0
 
 
 class QueueClient:
-    """Implements `MessageSource`, `KeepsTries` and `TellsIdle` for the consumer, and `RecordListener` for the group's
-    member.
+    """Implements `MessageSource` with all optional parts, and `RecordListener` for the member of the group.
 
     :param member: makes the member of the group, which tells this of its partitions.
     :param transactions: in which STARTs are written with the positions; None writes them one after the other.
@@ -88,7 +88,7 @@ class QueueClient:
         """What is not committed, in the order of each partition."""
         self._aside = SetAside()
         self._known_at = -inf
-        """The loop time at which the group was last heard to leave our partitions to us."""
+        """The `lease_time` at which the group was last heard to leave our partitions to us."""
         self._under_way = UnderWay()
         self._fetching = self._closed = False
         self._member = member(self)
@@ -148,6 +148,10 @@ class QueueClient:
         """As of the group's member; what waits for its time, or is held elsewhere, is not there to be taken."""
         return not self._taken and not self._aside and await self._member.is_idle(seconds)
 
+    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+        if over := over_of(messages):
+            self._listener.lost(over)
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -200,9 +204,9 @@ class QueueClient:
 
         :raises BrokerError: nothing of it could be; it is tried again with the next fetch.
         """
-        if self._loop.time() - self._known_at > self._trusted and not await self._are_ours():
+        if lease_time() - self._known_at > self._trusted and not await self._are_ours():
             return []
-        begun = self._loop.time()
+        begun = lease_time()
         failed = await self._start([taken for taken in self._taken if taken.hold is not None])
         if failed is None:
             return []
@@ -282,7 +286,7 @@ class QueueClient:
         """Commit positions; the answers but for partitions that are not ours any more, or None as `_start`."""
         if not positions:
             return {}
-        asked_at = self._loop.time()
+        asked_at = lease_time()
         answers = await self._under_way.unless_interrupted(self._commit_named(positions))
         if answers is None:
             return None
@@ -313,9 +317,8 @@ class QueueClient:
         if not taken:
             return {}
         started = self._starting.starts(taken, int(1000 * time()))
-        placed = [each.placed for each in started]
         outcomes = await self._under_way.unless_interrupted(
-            self._producer.write(placed, by=self._known_at + 2 * self._trusted)
+            self._producer.write([each.placed for each in started], by=self._known_at + 2 * self._trusted)
         )
         if outcomes is None:
             return None
@@ -328,7 +331,7 @@ class QueueClient:
         late: list[Message[Any]] = []
         kept: list[Taken] = []
         # All that was started together has one lease; if it is over, this process stood still.
-        is_over = self._loop.time() >= until
+        is_over = lease_time() >= until
         place: TopicPartition | None = None
         below = 0
         for taken in self._taken:
@@ -356,7 +359,7 @@ class QueueClient:
     # -- RecordListener ------------------------------------------------------------------------------------
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._known_at = self._loop.time()
+        self._known_at = lease_time()
         for partition in partitions:
             self._assigned += 1
             self._assignments[partition] = self._assigned

@@ -16,6 +16,7 @@ from broker.hooks import Event
 from broker.messages import Message
 from broker.spi import Settlement, SourceListener
 from broker.waker import Waker
+from broker_kafka.queue.lease_book import over_of
 from broker_kafka.queue.transacted_ends import TransactedEnds
 
 __all__ = ["LaneReader", "QueueLane"]
@@ -42,7 +43,7 @@ class LaneReader(Protocol):
 
 
 class QueueLane:
-    """Implements `MessageSource`, `KeepsTries` and `TellsIdle`.
+    """Implements `MessageSource`, `KeepsTries`, `LosesOver` and `TellsIdle`.
 
     :param queue: the key of its records.
     :param left: awaited at the close.
@@ -102,6 +103,10 @@ class QueueLane:
         self._check_open()
         return await self._reader.keep(message, delay)
 
+    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+        if over := over_of(messages):
+            self._listener.lost(over)
+
     async def is_idle(self, seconds: float) -> bool:
         """As of the reader, once what was deferred for lack of room here has come again."""
         return self._closed or await self._reader.is_idle(self.queue, seconds)
@@ -119,12 +124,12 @@ class QueueLane:
         return self._reader.transacted
 
     def _ours(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        now = self._loop.time()
-        ours = [message for message in messages if message.lease.until > now]
-        if len(ours) < len(messages):
-            # This process stood still, and a tracker may have sent them again.
-            self.passed_over([message for message in messages if message.lease.until <= now])
-        return ours
+        if not (over := over_of(messages)):
+            return messages
+        # This process stood still, and a tracker may have sent them again.
+        self.passed_over(over)
+        gone = set(over)
+        return [message for message in messages if message not in gone]
 
     # -- the reader's --------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from uuid import uuid4
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, MessageTooLarge
+from broker.leasing import lease_time
 from broker.spi import TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.errors import GENERATION_LOST, kafka_error
@@ -38,7 +39,7 @@ _STOP: Final = 3.0
 
 class Claimed(NamedTuple):
     """:ivar positions: what lies below them is started, and the group's positions are these.
-    :ivar begun: the loop time at which the STARTs were made, none of which is older.
+    :ivar begun: the `lease_time` at which the STARTs were made, none of which is older.
     :ivar too_large: partitions whose next START the marker topic does not take.
     """
 
@@ -141,7 +142,7 @@ class StartTransactions:
         writer = self._writer
         if not taken or writer is None:
             return _NOTHING
-        claimed = Claimed({each.place: each.offset + 1 for each in taken}, self._loop.time())
+        claimed = Claimed({each.place: each.offset + 1 for each in taken}, lease_time())
         started = self._starting.starts([each for each in taken if each.hold is not None], int(1000 * time()))
         records, _ = packed([each.placed for each in started], self._together)
         entries = [self._marker._replace(value=data, partition=partition) for partition, data, _ in records]

@@ -19,7 +19,7 @@ class Batch:
     def __init__(self, member: ShareMember, deadline: float) -> None:
         self.member = member
         self.deadline = deadline
-        """Loop time at which the lock may end."""
+        """The `lease_time` at which the lock may end."""
         self.open: dict[tuple[int, int], Message[Any]] = {}
         self.timers: list[asyncio.TimerHandle] = []
 

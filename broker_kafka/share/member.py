@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 
 from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaError, KafkaException, ShareConsumer
@@ -22,6 +21,7 @@ from confluent_kafka import Message as NativeRecord
 
 from broker.errors import BackendError, BrokerError, LeaseLost, SettleError
 from broker.hooks import logger
+from broker.leasing import lease_time
 from broker_kafka.errors import configuration_error, kafka_error, translate
 from broker_kafka.lifeline import Lifeline
 from broker_kafka.owner import OwnerThread
@@ -78,7 +78,7 @@ class MemberHost(Protocol):
     """Whom a member works for; called on the loop."""
 
     def arrived(self, member: ShareMember, records: Sequence[NativeRecord], since: float) -> None:
-        """These are ours, since the loop time `since` at the earliest; the next come when all are settled."""
+        """These are ours, since the `lease_time` `since` at the earliest; the next come when all are settled."""
         ...
 
     def joined(self, member: ShareMember) -> None:
@@ -144,7 +144,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
         if not self._wanted:
             self._serve(client, _IDLE)
             return
-        since, self._since = self._since, monotonic()
+        since, self._since = self._since, lease_time()
         try:
             messages = list(client.poll(_POLL))
         except KafkaException as error:
@@ -173,7 +173,7 @@ class ShareMember(OwnerThread[ShareConsumer]):
 
     def _begin(self, _: ShareConsumer) -> None:
         self._wanted = True
-        self._since = monotonic()
+        self._since = lease_time()
 
     def _settle(self, client: ShareConsumer, acknowledgements: Sequence[Acknowledgement]) -> list[BrokerError | None]:
         results: list[BrokerError | None] = [None] * len(acknowledgements)

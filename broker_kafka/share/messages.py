@@ -22,6 +22,7 @@ from confluent_kafka import AcknowledgeType, KafkaError
 from broker.buffers import take_from
 from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, Unsupported
 from broker.hooks import Warned, logger
+from broker.leasing import lease_time
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
 from broker.spi import MessageSubscription, Settlement, SourceListener
@@ -52,7 +53,7 @@ _KINDS: Final = {
 
 
 class ShareMessageSource:
-    """Implements `MessageSource` and `TellsIdle` of `broker.spi`.
+    """Implements `MessageSource`, `TellsIdle`, `LosesOver` and `TellsLeaseLeft` of `broker.spi`.
 
     :param lock: seconds for which a message is ours.
     :param limit: deliveries after which the brokers drop it, if they tell.
@@ -155,7 +156,7 @@ class ShareMessageSource:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
         self._check_open()
         results: list[BrokerError | None] = [None] * len(settlements)
-        now = self._loop.time()
+        now = lease_time()
         asked: dict[Batch, list[int]] = {}
         for index, settlement in enumerate(settlements):
             batch: Batch = settlement.message.lease
@@ -186,6 +187,14 @@ class ShareMessageSource:
     async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
         """Never done: the client of Kafka cannot renew a lock."""
         return [Unsupported("The lock of a share group's message cannot be renewed")] * len(messages)
+
+    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+        now = lease_time()
+        if any(now >= message.lease.deadline for message in messages):
+            self._expire_late()
+
+    def lease_left(self, message: Message[Any]) -> float:
+        return message.lease.deadline - lease_time()
 
     def _finish(self, batch: Batch) -> None:
         """If all of it is settled, its member is free for the next."""
@@ -219,7 +228,7 @@ class ShareMessageSource:
 
     def _expire_late(self) -> None:
         """What came late, or timers that are late, as of a process that stood still: others may have these by now."""
-        now = self._loop.time()
+        now = lease_time()
         for batch in list(self._members.values()):
             if batch is not None and now >= batch.deadline:
                 self._expire(batch)
@@ -263,9 +272,10 @@ class ShareMessageSource:
             batch.open[place_of(message)] = message
             (self._buffer.appendleft if self._is_last(message) else self._buffer.append)(message)
         self._members[member] = batch
+        now = lease_time()
         batch.timers = [
-            self._loop.call_at(since + self._lock / 2, self._give_back_waiting, batch),
-            self._loop.call_at(batch.deadline, self._expire, batch),
+            self._loop.call_later(since + self._lock / 2 - now, self._give_back_waiting, batch),
+            self._loop.call_later(batch.deadline - now, self._expire, batch),
         ]
         self._part.begun()
         self._waker.wake()

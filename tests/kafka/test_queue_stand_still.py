@@ -10,10 +10,11 @@ import pytest
 
 from broker.bus import connect
 from broker.errors import BrokerError, LeaseLost, SettleError
-from broker.hooks import Event, LeaseExpired
+from broker.hooks import Event, LeaseExpired, Received
 from broker.messages import Message, SettleState
+from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
-from broker.testing.waiting import nothing_more, take
+from broker.testing.waiting import eventually, nothing_more, take
 from broker_kafka.queue.dispatch_table import DispatchTable
 from broker_kafka.queue.marker_producer import MarkerProducer, Placed
 from broker_kafka.queue.queue_client import QueueClient
@@ -101,3 +102,30 @@ async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_ne
     ):
         handled = await handed_over(bus, topic, inbox, bodies, key="mail")
     assert handled == bodies
+
+
+@pytest.mark.parametrize("kind", ["queue", "lane", "share"])
+async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
+    kafka: KafkaServer, topic: str, group: str, kind: str
+) -> None:
+    url, subscription = {
+        "queue": (f"{kafka.url}?queue=markers&lease_seconds=1", group),
+        "lane": (url_of(kafka, group, "mail", lease_seconds=1), "mail"),
+        "share": (f"{kafka.url}?queue=share&share_lock=1", group),
+    }[kind]
+    told: list[Event] = []
+    async with connect(url) as bus, bus.messages(topic, subscription=subscription) as inbox:
+        bus.hooks.listen(told.append)
+        await bus.topic(topic).publish_batch([OutboundMessage(body, key="mail") for body in (b"0", b"1")])
+        (held,) = await take(inbox, 1, 20.0)
+        received = lambda: sum(len(event.messages) for event in told if isinstance(event, Received))  # noqa: E731
+        await eventually(lambda: received() == 2, 20.0, "the second waits in the buffer")
+        time.sleep(1.2)  # noqa: ASYNC251
+        found = await take(inbox, 2, 20.0)
+        assert sorted((each.data, each.delivery_attempt) for each in found) == [(b"0", 2), (b"1", 2)]
+        with pytest.raises(LeaseLost):
+            await held.ack()
+        for message in found:
+            await message.ack()
+        lost = {event.message.data: event.message.state for event in told if isinstance(event, LeaseExpired)}
+        assert lost == {b"0": SettleState.LOST, b"1": SettleState.LOST}

@@ -15,6 +15,7 @@ import broker
 from broker import blocking
 from broker.bus import Bus, connect
 from broker.errors import LeaseLost, TransactionAborted, TransactionFatal, Unsupported
+from broker.leasing import lease_time
 from broker.messages import Message, SettleState
 from broker.testing.waiting import bodies, eventually, let_pass, nothing_more, numbered, once, take
 from broker_kafka.queue.marker_topic import marker_topic_name
@@ -231,7 +232,7 @@ async def test_a_lease_that_is_lost_inside_undoes_the_transaction(
                     await eventually(lambda: message.lease_lost, PATIENCE, "max_lease has passed")
                 else:
                     # As after a pause of the process: the time is over, and nobody here has noticed yet.
-                    message.lease.until = asyncio.get_running_loop().time()
+                    message.lease.until = lease_time()
         assert message.lease_lost
         (again,) = await take(inbox, 1, PATIENCE)
         assert (again.data, again.delivery_attempt) == (b"x", 2)

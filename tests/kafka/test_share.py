@@ -284,6 +284,9 @@ async def test_what_share_groups_cannot_do_is_refused(bus: Bus, topic: str, grou
             await message.extend(10)
         with pytest.raises(Unsupported, match="shorter delay"):
             await message.nack(delay=40)
+        # Not what a lock lasts counts, but what is left of this one.
+        with pytest.raises(Unsupported, match="what is left of the message's lease"):
+            await message.nack(delay=29.9)
         with pytest.raises(Unsupported, match="kafka-share-groups"):
             await bus.admin.lag(topic, group)
         await message.ack()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 from confluent_kafka import AcknowledgeType
 from confluent_kafka import Message as NativeMessage
 
-from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized, SettleError
+from broker.errors import BackendError, BrokerError, ConnectionFailed, LeaseLost, NotAuthorized, SettleError
 from broker.hooks import Hooks
-from broker.messages import Message
-from broker.spi import MessageSubscription
+from broker.leasing import lease_time
+from broker.messages import Message, Outcome
+from broker.spi import MessageSubscription, Settlement
 from broker_kafka.connection import Connection
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.member import Acknowledgement, ShareMember
@@ -78,7 +78,7 @@ async def test_the_lock_of_what_came_while_this_process_stood_still_is_counted_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("broker_kafka.share.member.monotonic", lambda: now)
+    monkeypatch.setattr("broker_kafka.share.member.lease_time", lambda: now)
     record = Record(topic="orders", partition=0, offset=7)
     polls = iter([[], [record]])
     client: Any = SimpleNamespace(poll=lambda _: next(polls))
@@ -103,7 +103,7 @@ async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(mo
     monkeypatch.setattr(member, "want", lambda: None)
     source._members[member] = None
     source._asking.added(member, 0.0)
-    now = asyncio.get_running_loop().time()
+    now = lease_time()
     source.arrived(member, [Record(topic="orders", partition=0, offset=7)], now - 40.0)
     assert await source.fetch(10, 10**6, 0.0) == []
     assert [message.native.offset() for message in lost] == [7]
@@ -111,3 +111,25 @@ async def test_what_comes_when_its_lock_is_over_is_lost_and_never_handed_over(mo
     source.arrived(member, [Record(topic="orders", partition=0, offset=8)], now)
     (message,) = await source.fetch(10, 10**6, 0.0)
     assert message.native.offset() == 8
+
+
+async def test_a_lock_goes_on_ending_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[Message[Any]] = []
+    source = new_source(SimpleNamespace(lost=lost.extend))
+    member = new_member(source)
+    monkeypatch.setattr(member, "give_up", lambda _: None)
+    monkeypatch.setattr(member, "want", lambda: None)
+    source._members[member] = None
+    source._asking.added(member, 0.0)
+    source.arrived(member, [Record(topic="orders", partition=0, offset=offset) for offset in range(2)], lease_time())
+    messages = list(await source.fetch(10, 10**6, 0.0))
+    source.lose_over(messages)
+    assert lost == []
+    assert 28.5 < source.lease_left(messages[0]) < 29.5
+    # The loop's clock stood still meanwhile, and its timers with it.
+    monkeypatch.setattr("broker_kafka.share.messages.lease_time", lambda: lease_time() + 40)
+    assert source.lease_left(messages[0]) < 0
+    (refused,) = await source.settle([Settlement(messages[0], Outcome.ACK)])
+    assert isinstance(refused, LeaseLost)
+    source.lose_over(messages[:1])
+    assert lost == messages

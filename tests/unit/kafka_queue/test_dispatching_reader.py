@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from broker.leasing import lease_time
 from broker.messages import Message
 from broker_kafka.queue.dispatch_table import NOBODYS, DispatchTable
 from broker_kafka.queue.dispatching_reader import DispatchingReader
@@ -37,7 +38,7 @@ async def test_what_is_not_ours_any_more_is_told_and_not_handed_out() -> None:
     # The process stood still, and the leases of the first ended.
     for number, until in enumerate((now - 1, now - 1, now - 1, now + 60, now + 60)):
         hold = Hold(MessageId("jobs", 0, number, "workers"), 0, 1)
-        hold.until = until
+        hold.until = lease_time() + until - now
         table.plan(b"mail", 1, now)
         assert table.offer(b"mail", Message("jobs", b"%d" % number, None, QUEUE_VIEW, hold, 1), 1, now)
     assert [message.data for message in await lane.fetch(2, 99, 0.0)] == [b"3"]

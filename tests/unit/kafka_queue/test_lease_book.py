@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 from collections.abc import Sequence
 from math import inf
 
 import pytest
 
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
+from broker.leasing import lease_time
 from broker.messages import Message, Outcome
 from broker.spi import Settlement
 from broker_kafka.queue.hold import Hold
@@ -58,7 +61,7 @@ class Unanswered(MarkerProducer):
 
 def new_hold(left: float = LEASE) -> Hold:
     hold = Hold(MessageId("orders", 0, 0, "q"), 0, 1)
-    hold.until = asyncio.get_running_loop().time() + left
+    hold.until = lease_time() + left
     return hold
 
 
@@ -82,7 +85,7 @@ async def test_what_is_being_settled_is_not_kept_behind_that(outcome: Outcome) -
 async def test_a_lease_that_ended_while_it_was_renewed_is_lost(left: float, is_kept: bool) -> None:
     book = LeaseBook(Slow(0.06), lease_seconds=LEASE, format=FORMATS["v2"])
     hold = Hold(MessageId("orders", 0, 0, "q"), 0, 1)
-    begun = asyncio.get_running_loop().time()
+    begun = lease_time()
     hold.until = begun + left
     (answer,) = await book.extend([hold])
     if is_kept:
@@ -151,7 +154,7 @@ async def test_what_waits_here_is_not_due_elsewhere_before_and_tells_its_tries()
 async def test_the_lease_of_what_waits_here_ends_with_its_delay() -> None:
     book = LeaseBook(Keeping(), lease_seconds=10, format=FORMATS["v2"])
     hold = new_hold(10)
-    begun = asyncio.get_running_loop().time()
+    begun = lease_time()
     await book.keep(hold, 1, 60.0)
     assert begun + 60 <= hold.until < begun + 61
     await book.extend([hold])
@@ -178,3 +181,22 @@ async def test_nothing_is_said_of_what_has_ended_or_is_lost() -> None:
     assert await book.keep(ended, 2, 1.0) is None
     assert isinstance(await book.keep(new_hold(0), 2, 1.0), LeaseLost)
     assert producer.said == []
+
+
+async def test_a_lease_goes_on_ending_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Noting()
+    book = LeaseBook(producer, lease_seconds=LEASE, format=FORMATS["v2"])
+    hold = new_hold()
+    loop_time = asyncio.get_running_loop().time()
+    # The loop's clock stood still meanwhile.
+    monkeypatch.setattr("broker_kafka.queue.lease_book.lease_time", lambda: lease_time() + 2 * LEASE)
+    answers = [*await book.settle([settlement(hold, Outcome.ACK)]), *await book.extend([hold])]
+    assert asyncio.get_running_loop().time() - loop_time < LEASE
+    assert [type(answer) for answer in answers] == [LeaseLost, LeaseLost]
+    assert producer.kinds == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a suspended machine is not told")
+def test_leases_are_measured_by_a_clock_that_suspends_do_not_stop() -> None:
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= lease_time() <= time.clock_gettime(time.CLOCK_BOOTTIME)
