@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "DEAD_LETTER_PREFIX",
@@ -14,6 +14,8 @@ __all__ = [
     "RETRY_LETTER_PREFIX",
     "UNSET",
     "Envelope",
+    "Place",
+    "TellsPlace",
     "View",
     "brief",
     "is_letter",
@@ -68,6 +70,23 @@ class View(Protocol):
     def broker_time(self, raw: Any, /) -> datetime | None: ...
     def delivery_attempt(self, raw: Any, /) -> int | None: ...
     def native(self, raw: Any, /) -> Any: ...
+
+
+class Place(NamedTuple):
+    """Where a message lay first in the log of its topic.
+
+    :ivar partition: None where the broker has none, or does not tell it with a message.
+    """
+
+    partition: int | None
+    offset: int
+
+
+@runtime_checkable
+class TellsPlace(Protocol):
+    """A view that knows where its messages lay first; optional."""
+
+    def place(self, raw: Any, /) -> Place | None: ...
 
 
 def is_letter(attributes: Mapping[str, str]) -> bool:

@@ -46,6 +46,8 @@ _BATCH: Final = 500
 _MOST_LEFT: Final = 10_000
 _IDLE: Final = 1.0
 _MOST_IDLE_ROUNDS: Final = 10
+_DIGITS: Final = 40
+"""The most of a number that is read: anybody may write a letter."""
 _REDRIVEN_SUFFIX: Final = re.compile(r"-r[0-9a-f]{16}$")
 
 
@@ -74,6 +76,7 @@ class DeadLetter:
     """One dead letter, told apart into the original and what became of it; None is what it does not tell.
 
     :ivar topic: where the original came from.
+    :ivar partition: in which it lay first there, and `offset` where.
     :ivar id: the original's id.
     :ivar attributes: the original's own.
     """
@@ -83,6 +86,8 @@ class DeadLetter:
     reason: str | None
     error: str | None
     attempts: int | None
+    partition: int | None
+    offset: int | None
     id: str | None
     time: datetime | None
     key: bytes | None
@@ -97,10 +102,11 @@ class DeadLetter:
             name: attributes.get(DEAD_LETTER_PREFIX + name)
             for name in ("topic", "subscription", "reason", "error", "id")
         }
-        attempts = attributes.get(f"{DEAD_LETTER_PREFIX}attempts", "")
         return cls(
             **told,
-            attempts=int(attempts) if attempts.isdecimal() else None,
+            attempts=_number(attributes, "attempts"),
+            partition=_number(attributes, "partition"),
+            offset=_number(attributes, "offset"),
             time=_time(attributes.get(f"{DEAD_LETTER_PREFIX}time")),
             key=letter.key,
             data=letter.data,
@@ -311,6 +317,11 @@ def _topic_name(origin: str) -> str:
 
 def _own_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in attributes.items() if not name.startswith(DEAD_LETTER_PREFIX)}
+
+
+def _number(attributes: Mapping[str, str], name: str) -> int | None:
+    text = attributes.get(DEAD_LETTER_PREFIX + name, "")
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def _time(text: str | None) -> datetime | None:

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from broker.envelopes import Place
 from broker.messages import Outcome
 
 __all__ = ["DELIVERY_VIEW", "ENTRY_VIEW", "Delivery", "Entry", "TransactionState", "as_datetime"]
@@ -121,6 +122,9 @@ class _DeliveryView:
 
     def delivery_attempt(self, raw: Delivery, /) -> int | None:
         return raw.attempt
+
+    def place(self, raw: Delivery, /) -> Place | None:
+        return Place(raw.entry.partition, raw.entry.offset)
 
     def native(self, raw: Delivery, /) -> Delivery:
         return raw

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, is_letter
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
@@ -352,6 +352,9 @@ class MessageView:
     def delivery_attempt(self, raw: Any, /) -> int | None:
         # Asked for every message, so the usual answer is found when it arrives.
         return 1 if raw.first else _reply_field(raw.reply, 0) - raw.given_back
+
+    def place(self, raw: Any, /) -> Place | None:
+        return Place(None, sequence_of(raw.reply))
 
     def native(self, raw: Any, /) -> Any:
         return raw

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as NativeRecord
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place
 from broker.outbound import OutboundMessage
 from broker_kafka.record_headers import Headers, headers_of, headers_of_each
 from broker_kafka.scheduling import DUE, encode_due
@@ -172,6 +172,9 @@ class RecordView:
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return None
+
+    def place(self, raw: Any, /) -> Place | None:
+        return Place(raw.partition(), raw.offset())
 
     def native(self, raw: Any, /) -> Any:
         return raw

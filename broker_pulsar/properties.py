@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place
 from broker.outbound import OutboundMessage
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import shown
@@ -110,6 +110,10 @@ class MessageView:
 
     def delivery_attempt(self, raw: NativeMessage, /) -> int | None:
         return raw.redelivery_count() + 1
+
+    def place(self, raw: NativeMessage, /) -> Place | None:
+        message_id = raw.message_id()
+        return Place(max(message_id.partition(), 0), offset_of(message_id))
 
     def native(self, raw: NativeMessage, /) -> Any:
         return shown(raw)

@@ -22,7 +22,7 @@ import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from broker.checks import is_whole
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX
+from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, Place
 from broker.outbound import OutboundMessage
 
 __all__ = ["VIEW", "Raw", "body_of", "encode", "size_of"]
@@ -185,6 +185,10 @@ class _View:
         # The message's own `delivery_count` lists the header's fields first, to see whether it has any.
         header = raw.native.raw_amqp_message.header
         return 1 if header is None else int(header.delivery_count or 0) + 1
+
+    def place(self, raw: Any, /) -> Place | None:
+        number: int | None = raw.native.sequence_number
+        return None if number is None else Place(None, number)
 
     def native(self, raw: Any, /) -> Any:
         return raw.native

@@ -114,6 +114,8 @@ def letter_json(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "error": letter.error,
         "attempts": letter.attempts,
+        "partition": letter.partition,
+        "offset": letter.offset,
         "time": timestamp(letter.time),
         "id": letter.id,
         **bytes_field("key", letter.key),
@@ -130,6 +132,14 @@ def _foreign(topic: str, count: int) -> str:
     )
 
 
+def _origin(letter: DeadLetter) -> str | None:
+    """Topic and place, such as `orders[2]@71`, as far as the letter tells them."""
+    if letter.topic is None or letter.offset is None:
+        return letter.topic
+    partition = "" if letter.partition is None else f"[{letter.partition}]"
+    return f"{letter.topic}{partition}@{letter.offset}"
+
+
 def _row(letter: DeadLetter, limit: int | None) -> list[str]:
     def told(text: str | None) -> str:
         return cut(escaped(text), limit) if text else "-"
@@ -139,7 +149,7 @@ def _row(letter: DeadLetter, limit: int | None) -> list[str]:
         letter.time.strftime("%Y-%m-%d %H:%M:%S") if letter.time else "-",
         told(letter.reason),
         "-" if letter.attempts is None else str(letter.attempts),
-        told("/".join(part for part in (letter.topic, letter.subscription) if part)),
+        told("/".join(part for part in (_origin(letter), letter.subscription) if part)),
         told(letter.error),
         printable(letter.key, limit),
         printable(letter.data, limit),

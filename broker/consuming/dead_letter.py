@@ -14,17 +14,19 @@ from typing import Any, Final
 
 from broker.capabilities import Limits
 from broker.consuming.letters import LetterPump, describe
-from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, Place, TellsPlace
 from broker.errors import BrokerError, InvalidMessage
 from broker.hooks import DeadLetterFailed, Hooks
 from broker.messages import Message
 from broker.outbound import OutboundMessage
+from broker.records import Record
 
 __all__ = ["DeadLetterWriter", "make_dead_letter"]
 
 _LONGEST_TEXT: Final = 2048
 _SHORT_TEXT: Final = 128
 _SHORT_ROOM: Final = 1024
+_NUMBERS: Final = frozenset({DEAD_LETTER_PREFIX + name for name in ("attempts", "partition", "offset")})
 _SHAPES: Final = ((False, False), (True, False), (False, True), (True, True))
 """Whether a letter tells little, and whether it goes without the original's attributes, in the order of trying."""
 
@@ -41,7 +43,8 @@ def make_dead_letter(
     brief: bool = False,
     refused: BrokerError | None = None,
 ) -> OutboundMessage:
-    """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time.
+    """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time, and
+    partition and offset of where it lay first, as far as the broker tells them.
 
     What the broker's limits leave no room for is cut, the least important first; key, body and the
     original's own attributes are never touched, unless the letter was refused with them: what a foreign
@@ -59,6 +62,7 @@ def make_dead_letter(
         "subscription": subscription,
         "id": id,
         "time": datetime.now(UTC).isoformat(),
+        **_place(original),
     }
     added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
     if brief:
@@ -128,6 +132,16 @@ class DeadLetterWriter:
         await self._pump.write(shapes, self._publish, failed, stubborn=True)
 
 
+def _place(original: Envelope) -> dict[str, str]:
+    """Partition and offset, as text."""
+    place = None
+    if isinstance(original, Record):
+        place = Place(original.partition, original.offset)
+    elif isinstance(original, Message) and isinstance(original.view, TellsPlace):
+        place = original.view.place(original.raw)
+    return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
+
+
 def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, limits: Limits) -> dict[str, str]:
     longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
     cut = {name: _shorten(text, longest) for name, text in added.items()}
@@ -154,7 +168,9 @@ def _fit(told: dict[str, str], room: int) -> None:
         excess = sum(_size(pair) for pair in told.items()) - room
         if excess <= 0:
             break
-        text = _shorten(told[name], max(0, len(told[name].encode()) - excess))
+        # A part of a number would be another number.
+        whole = name in _NUMBERS
+        text = "" if whole else _shorten(told[name], max(0, len(told[name].encode()) - excess))
         if text:
             told[name] = text
         else:

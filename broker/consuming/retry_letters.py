@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from broker.envelopes import RETRY_LETTER_PREFIX, Envelope
+from broker.envelopes import RETRY_LETTER_PREFIX, Envelope, Place
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.records import Record
@@ -22,6 +22,7 @@ __all__ = [
     "RetryLetter",
     "letter_of",
     "make_retry_letter",
+    "origin_of",
     "place_of",
     "read_retry_letter",
     "record_of",
@@ -29,6 +30,7 @@ __all__ = [
 
 _LONGEST_TEXT: Final = 256
 _LONGEST_ID: Final = 100
+_DIGITS: Final = 40
 
 
 class RetryLetter(NamedTuple):
@@ -78,6 +80,17 @@ def place_of(message: Message[Any]) -> tuple[str, str]:
     if delivery.letter is not None:
         return delivery.letter.place
     return str(delivery.record.partition), str(delivery.record.offset)
+
+
+def origin_of(delivery: Delivery) -> Place | None:
+    """Where the original of a record lay first; None if the letter does not tell."""
+    record, letter = delivery.record, delivery.letter
+    if letter is None:
+        return Place(record.partition, record.offset)
+    # Anybody may have written it.
+    if all(text.isdecimal() and len(text) <= _DIGITS for text in letter.place):
+        return Place(*map(int, letter.place))
+    return None
 
 
 def make_retry_letter(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from broker.consuming.retry_letters import Delivery
-from broker.envelopes import View
+from broker.consuming.retry_letters import Delivery, origin_of
+from broker.envelopes import Place, View
 from broker.messages import Message
 from broker.records import Record
 
@@ -37,6 +37,9 @@ class _FirstView:
     def delivery_attempt(self, raw: Record[Any], /) -> int | None:
         return 1
 
+    def place(self, raw: Record[Any], /) -> Place | None:
+        return Place(raw.partition, raw.offset)
+
     def native(self, raw: Record[Any], /) -> Any:
         return raw.native
 
@@ -63,6 +66,9 @@ class _AgainView:
 
     def delivery_attempt(self, raw: Delivery, /) -> int | None:
         return raw.attempt
+
+    def place(self, raw: Delivery, /) -> Place | None:
+        return origin_of(raw)
 
     def native(self, raw: Delivery, /) -> Any:
         return raw.record.native

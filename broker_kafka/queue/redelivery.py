@@ -89,6 +89,8 @@ def dead_letter(lease: Lease, content: Content, reason: str) -> Sending:
         "subscription": lease.id.queue,
         "id": record_id(origin.topic, origin.partition, origin.offset),
         "time": given_up.isoformat(),
+        "partition": str(origin.partition),
+        "offset": str(origin.offset),
     }
     for name, value in content.headers:
         if name == _ID and value is not None:
@@ -107,7 +109,7 @@ def attempts_of(headers: RecordHeaders) -> int:
     return 0
 
 
-def origin_of(headers: Headers) -> Origin | None:
+def origin_of(headers: RecordHeaders) -> Origin | None:
     """Where a record's message was sent first; None if this is the place."""
     for name, value in headers:
         if name == ORIGIN and value is not None:

@@ -58,6 +58,7 @@ async def test_what_killed_its_worker_as_often_as_it_may_is_a_dead_letter_by_the
         (letter,) = await bus.admin.list_dead(dead)
     assert (letter.key, letter.data, letter.attempts) == (b"k", b"poison", 1)
     assert (letter.topic, letter.subscription, letter.id) == (topic, group, f"{topic}:0:0")
+    assert (letter.partition, letter.offset) == (0, 0)
     assert letter.reason == "delivered once without being settled"
     assert letter.time is not None
     assert len(await asyncio.to_thread(read_all, kafka.bootstrap, topic)) == 1

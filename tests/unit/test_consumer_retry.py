@@ -13,6 +13,7 @@ from broker.consuming.retry import Retry
 from broker.errors import ConnectionFailed
 from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
 from broker.messages import Message, Outcome
+from broker.records import Record
 from tests.unit.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
 
 FAST = Retry(max_attempts=3, initial=0.001, maximum=0.002)
@@ -221,6 +222,20 @@ async def test_giving_back_does_not_burn_attempts() -> None:
         assert message is not None
         await message.ack()
     assert letters.written == []
+
+
+def test_the_place_of_a_dead_letter_is_whole_or_not_there() -> None:
+    record: Record[bytes] = Record("orders", 12, 3456789, None, b"", Raw("1", None, 1, {}), VIEW)
+    limits = Limits(message=2000)
+    found: set[tuple[str | None, str | None]] = set()
+    for size in range(1600, 2000):
+        record.data = b"x" * size
+        letter = make_dead_letter(
+            record, id="1", reason="r" * 50, error=None, attempts=3, subscription="billing", limits=limits
+        )
+        told = letter.attributes
+        found.add((told.get("dead-letter-partition"), told.get("dead-letter-offset")))
+    assert found == {("12", "3456789"), ("12", None), (None, None)}
 
 
 def test_dead_letters_are_cut_to_the_limits() -> None:

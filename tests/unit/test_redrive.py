@@ -203,5 +203,7 @@ def test_foreign_letters_are_read_as_far_as_they_can_be() -> None:
 
     assert read(attempts="7").attempts == 7
     assert read(attempts="many").attempts is None
+    assert (read(partition="2", offset="71").partition, read(partition="2", offset="71").offset) == (2, 71)
+    assert read(offset="9" * 5000).offset is None
     assert read(time="yesterday").time is None
     assert read(reason="x").topic is None

@@ -46,12 +46,17 @@ class DeadLetters(ConformanceCase):
             await work
             attributes = dict(letter.attributes)
             told = {name: attributes.pop(f"dead-letter-{name}") for name in _TOLD}
+            place = {name: attributes.pop(f"dead-letter-{name}", None) for name in ("partition", "offset")}
             assert (letter.data, letter.key, attributes) == (original.data, original.key, dict(original.attributes))
             assert told["reason"] == "failed 3 times"
             assert "raised by the test" in told["error"]
             assert (told["attempts"], told["topic"], told["subscription"]) == ("3", topic, "billing")
             assert told["id"] == "order-1"
             assert datetime.fromisoformat(told["time"]).tzinfo is not None
+            if place["partition"] is not None and (records := bus.capabilities.records) and records.log_reader:
+                at = int(place["offset"] or -1)
+                read = [each.id async for batch in bus.log.read(topic, int(place["partition"]), at) for each in batch]
+                assert read[:1] == ["order-1"]
 
     @promise(
         "dead-letters.reject-tells-why",
