@@ -141,7 +141,6 @@ class QueueClient:
         return await self._book.extend([message.lease for message in messages])
 
     async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
-        self._check_open()
         return await self._book.keep(message.lease, message.delivery_attempt, delay)
 
     async def is_idle(self, seconds: float) -> bool:
