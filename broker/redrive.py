@@ -12,7 +12,8 @@ deduplicates does not take it for the original, and does drop the repetition of 
 
 *Left in place.* Letters without an origin, letters whose publish failed, and letters of messages that
 this very redrive moved (they failed again meanwhile; moving them would never end). They stay unsettled until the end,
-and are given back then. A redrive that holds 10,000 of them ends early.
+and are given back then. A redrive that holds 10,000 of them ends early. What another redrive holds, or one that was
+killed and whose leases have not ended, is not waited for: `Redriven.elsewhere` counts it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Redriven:
     :ivar failed: letters that could not be published, or failed again during the redrive; they stay.
     :ivar errors: the last error of publishing, by origin.
     :ivar repeatable: moved letters whose settling was not confirmed; a later redrive may move them again.
+    :ivar elsewhere: letters that another redrive holds, or held when it died: they were not moved here, and come again
+        when their leases end. 0 where the broker does not tell, and where `limit` was reached.
     """
 
     moved: int = 0
@@ -69,6 +72,7 @@ class Redriven:
     failed: int = 0
     errors: dict[str, BrokerError] = field(default_factory=dict[str, BrokerError])
     repeatable: int = 0
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,7 @@ async def redrive(
             most = _BATCH if limit is None else min(_BATCH, limit - run.report.moved)
             batch = await _next_letters(bus, letters, dead_letter_topic, most, held=len(run.left))
             if not batch:
+                run.report.elsewhere = await _elsewhere(bus, dead_letter_topic, held=len(run.left))
                 break
             await run.move(batch)
             if progress is not None:
@@ -288,6 +293,15 @@ async def _is_drained(bus: RedriveBus, topic: str, *, held: int, idle: bool) -> 
         return lag.waiting <= held
     # What is delivered and not held here may lie in the consumer's buffer, or with another redrive.
     return lag.waiting == 0 and (idle or lag.unsettled == held)
+
+
+async def _elsewhere(bus: RedriveBus, topic: str, *, held: int) -> int:
+    """How many letters are there that have not come, beside those `held` here."""
+    try:
+        lag = await bus.backend.admin().lag(topic, REDRIVE_SUBSCRIPTION)
+    except BrokerError:
+        return 0
+    return max(0, lag.waiting + (lag.unsettled or 0) - held)
 
 
 async def _read_log(bus: RedriveBus, topic: str, limit: int) -> list[Record[bytes]]:

@@ -78,7 +78,8 @@ async def redrive(
 ) -> None:
     """Publish dead letters to the topic each came from.
 
-    Every subscription of that topic gets them. What cannot be moved stays.
+    Every subscription of that topic gets them. What cannot be moved stays. Exit code 1 if any could not, or is held by
+    another redrive.
     """
     with counter("Redriven", shown=session.interactive, total=limit) as count:
         report = await session.bus.admin.redrive(topic, limit=limit, progress=count)
@@ -89,6 +90,7 @@ async def redrive(
         "skipped": report.skipped,
         "failed": report.failed,
         "repeatable": report.repeatable,
+        "elsewhere": report.elsewhere,
         "errors": {name: describe(error) for name, error in report.errors.items()},
     }
     parts = [f"{moved} moved to {name!r}" for name, moved in sorted(report.by_topic.items())] or ["None moved"]
@@ -98,11 +100,16 @@ async def redrive(
         parts.append(f"{report.failed} could not be moved and stay")
     if report.repeatable:
         parts.append(f"{report.repeatable} may be moved again by the next redrive")
+    if report.elsewhere:
+        parts.append(
+            f"{report.elsewhere} are held by another redrive, or were by one that was killed: redrive again when "
+            "their leases have ended"
+        )
     session.answer(value, ", ".join(parts))
     for name, error in sorted(report.errors.items()):
         if not as_json:
             session.note(f"broker: publishing to {name!r} failed: {error}")
-    if report.failed:
+    if report.failed or report.elsewhere:
         session.code = Exit.FAILED
 
 

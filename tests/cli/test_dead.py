@@ -10,6 +10,7 @@ import pytest
 
 from broker.bus import connect
 from broker.consuming.retry import Retry
+from broker.redrive import REDRIVE_SUBSCRIPTION
 
 
 @pytest.fixture
@@ -92,4 +93,19 @@ def test_letters_that_cannot_be_moved_stay(cli, orders):
     assert "3 could not be moved and stay" in result.text
     assert topic in result.err
     cli("topics", "create", topic)
+    assert cli("dead", "redrive", dead, "--json").json["moved"] == 3
+
+
+def test_letters_that_another_redrive_holds_are_told(cli, orders):
+    _, dead = orders
+
+    async def hold() -> str:
+        async with (
+            connect(cli.url) as bus,
+            bus.messages(dead, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=3) as another,
+        ):
+            assert len(await another.next_batch(3, timeout=10)) == 3
+            return await asyncio.to_thread(lambda: cli("dead", "redrive", dead, code=1).text)
+
+    assert "None moved, 3 are held by another redrive" in asyncio.run(hold())
     assert cli("dead", "redrive", dead, "--json").json["moved"] == 3

@@ -46,6 +46,17 @@ async def bury(bus: Bus, topic: str, *messages: OutboundMessage) -> None:
             await message.reject(f"no use for {message.id}")
 
 
+async def test_letters_that_another_redrive_holds_are_counted(bus: Bus) -> None:
+    await bury(bus, "orders", *(OutboundMessage(b"", id=f"order-{number}") for number in range(3)))
+    async with bus.messages(DEAD, subscription=REDRIVE_SUBSCRIPTION, max_outstanding=2) as another:
+        assert len(await another.next_batch(2, timeout=5)) == 2
+        report = await bus.admin.redrive(DEAD)
+        assert (report.moved, report.failed, report.elsewhere) == (1, 0, 2)
+        assert (await bus.admin.redrive(DEAD, limit=1)).elsewhere == 2
+    report = await bus.admin.redrive(DEAD)
+    assert (report.moved, report.elsewhere) == (2, 0)
+
+
 async def test_letters_go_back_as_they_were_and_every_subscription_sees_them(bus: Bus) -> None:
     sent = datetime(2026, 5, 1, 12, tzinfo=UTC)
     original = OutboundMessage(b"body", b"key", {"type": "created", "ü": ""}, id="order-1", publish_time=sent)

@@ -276,6 +276,7 @@ class DeadLetters(ConformanceCase):
             progress: list[int] = []
             report = await bus.admin.redrive(dead, progress=progress.append)
             assert (report.moved, dict(report.by_topic), report.skipped) == (10, {topic: 10}, 0)
+            assert report.elsewhere == 0
             assert progress
             assert progress[-1] == 10
             back = await take(inbox, 10, harness.patience)
@@ -308,7 +309,7 @@ class DeadLetters(ConformanceCase):
             await (await take(inbox, 1, harness.patience))[0].reject("bad")
             await bus.topic(dead).publish(b"stranger")
             report = await bus.admin.redrive(dead)
-            assert (report.moved, report.skipped) == (1, 1)
+            assert (report.moved, report.skipped, report.elsewhere) == (1, 1, 0)
             await until_seen(inbox, [b"x"], harness.patience)
 
     @promise(

@@ -1,0 +1,54 @@
+"""A redrive of a Kafka queue while others hold letters, or died with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.bus import connect
+from broker.redrive import REDRIVE_SUBSCRIPTION
+from broker.testing.waiting import eventually, numbered, take
+from broker.testing.worker import Worker
+from tests.kafka.conftest import MakeTopic
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import produce
+
+PATIENCE = 30.0
+QUICK = "queue=markers&session_timeout_ms=2000&heartbeat_interval_ms=300"
+
+
+async def test_letters_that_another_redrive_holds_are_counted(kafka: KafkaServer, make_topic: MakeTopic) -> None:
+    topic, dead = make_topic(), make_topic()
+    produce(kafka.bootstrap, dead, numbered(2), headers={"dead-letter-topic": topic})
+    async with connect(f"{kafka.url}?queue=markers") as bus:
+        async with bus.messages(dead, subscription=REDRIVE_SUBSCRIPTION) as another:
+            await take(another, 2, PATIENCE)
+            report = await bus.admin.redrive(dead)
+            assert (report.moved, report.failed, report.elsewhere) == (0, 0, 2)
+        report = await bus.admin.redrive(dead)
+        assert (report.moved, report.elsewhere) == (2, 0)
+
+
+@pytest.mark.deep
+async def test_letters_of_a_redrive_that_was_killed_are_counted_until_they_come_again(
+    kafka: KafkaServer, make_topic: MakeTopic
+) -> None:
+    topic, dead = make_topic(), make_topic()
+    url = f"{kafka.url}?{QUICK}&lease_seconds=12"
+    produce(kafka.bootstrap, dead, numbered(5), headers={"dead-letter-topic": topic})
+    worker = await Worker.start(url, dead, REDRIVE_SUBSCRIPTION, 0)
+    await worker.until_holding(PATIENCE)
+    await worker.kill()
+    async with connect(url) as bus:
+        first = await bus.admin.redrive(dead)
+        assert first.elsewhere > 0
+        assert first.moved + first.elsewhere == 5
+        moved = first.moved
+
+        async def all_moved() -> bool:
+            nonlocal moved
+            report = await bus.admin.redrive(dead)
+            moved += report.moved
+            return report.elsewhere == 0
+
+        await eventually(all_moved, PATIENCE)
+        assert moved == 5
