@@ -22,6 +22,8 @@ __all__ = ["measure_markers"]
 _PAYLOAD = b"x" * 100
 _OPEN = 1000
 """How many messages are open at a time, as with workers that hold some."""
+_HIGH, _NOW = 10_000_000, 1_767_000_000_000
+"""An offset and a time in milliseconds as they are in use: small numbers take less memory."""
 _TOGETHER = 200
 """Messages that a worker takes, and ends, at once."""
 
@@ -45,7 +47,9 @@ async def measure_markers(scale: float, rounds: int) -> Section:
     section.findings.append(
         Finding(f"the same of messages taken by {_TOGETHER}, each START and END", Spread.of(rates), "/s")
     )
-    starts = [write_marker(_start(number), Content(value=_PAYLOAD)) for number in range(pairs)]
+    # As a queue client writes them: key, holder and origin are a part of what is kept.
+    writer = _writer()
+    starts = [writer.plain(_HIGH + number, 1, b"customer-100", _PAYLOAD, _NOW) for number in range(pairs)]
     section.findings.append(Finding("memory of an open lease", Spread.of([_lease_bytes(starts)]), "B"))
     starts = [_starts(number) for number in range(pairs // _TOGETHER)]
     section.findings.append(
@@ -84,8 +88,19 @@ def _start(number: int) -> Marker:
 
 def _starts(batch: int) -> bytes:
     """The record of a START of several."""
-    writer = StartWriter("orders", 0, "billing", lease_ms=60_000, holder="worker")
-    return writer.together(_offsets(batch), [b"key"] * _TOGETHER, [_PAYLOAD] * _TOGETHER, [0] * _TOGETHER, [])
+    return _writer().together(_offsets(batch), [b"key"] * _TOGETHER, [_PAYLOAD] * _TOGETHER, [0] * _TOGETHER, [])
+
+
+def _writer() -> StartWriter:
+    return StartWriter(
+        "orders",
+        0,
+        "billing",
+        lease_ms=60_000,
+        holder="worker-7d9f4c5b6d-x2x8z:4711",
+        max_attempts=20,
+        dead_letter="dead",
+    )
 
 
 def _offsets(batch: int) -> Sequence[int]:
@@ -113,7 +128,7 @@ def _lease_bytes(starts: Sequence[bytes]) -> float:
     before = tracemalloc.get_traced_memory()[0]
     partition = AssignedPartition(0, 0, 0)
     for offset, data in enumerate(starts):
-        partition.read(offset, 1_000_000, bytes(bytearray(data)), 1)
+        partition.read(_HIGH + offset, _NOW + offset, bytes(bytearray(data)), 1)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     return grown / len(partition.markers)

@@ -26,33 +26,38 @@ _FEW: Final = 1024
 class OffsetsQueue:
     """Leases by their pin. Pins come in rising order, since a log is read so; a deque is a priority queue then."""
 
-    __slots__ = ("_entries", "_sweep_at")
+    __slots__ = ("_leases", "_pins", "_sweep_at")
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[int, Lease | LeaseBatch]] = deque()
+        # Two, for a tuple of each lease would take more than both.
+        self._pins: deque[int] = deque()
+        self._leases: deque[Lease | LeaseBatch] = deque()
         self._sweep_at = _FEW
 
     def add(self, lease: Lease | LeaseBatch) -> None:
         """Its pin is new, and the highest."""
-        self._entries.append((lease.pin, lease))
-        if len(self._entries) > self._sweep_at:
-            self._entries = deque([entry for entry in self._entries if entry[1].is_pinned(entry[0])])
-            self._sweep_at = max(_FEW, 2 * len(self._entries))
+        self._pins.append(lease.pin)
+        self._leases.append(lease)
+        if len(self._leases) > self._sweep_at:
+            kept = [(pin, each) for pin, each in zip(self._pins, self._leases, strict=True) if each.is_pinned(pin)]
+            self._pins = deque([pin for pin, _ in kept])
+            self._leases = deque([each for _, each in kept])
+            self._sweep_at = max(_FEW, 2 * len(kept))
 
     def head(self) -> Lease | LeaseBatch | None:
         """The lease with the lowest pin."""
-        entries = self._entries
-        while entries:
-            pin, lease = entries[0]
-            if lease.is_pinned(pin):
-                return lease
-            entries.popleft()
+        pins, leases = self._pins, self._leases
+        while leases:
+            if leases[0].is_pinned(pins[0]):
+                return leases[0]
+            leases.popleft()
+            pins.popleft()
         return None
 
     def __iter__(self) -> Iterator[Lease | LeaseBatch]:
         """By rising pin."""
         self.head()  # what is over at the front would be passed over by each look
-        return (lease for pin, lease in self._entries if lease.is_pinned(pin))
+        return (lease for pin, lease in zip(self._pins, self._leases, strict=True) if lease.is_pinned(pin))
 
 
 class DeadlinesQueue:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from sys import intern
 from typing import Final, NamedTuple
 
 import msgspec
@@ -269,7 +270,8 @@ def _write_content(raw: _Marker, content: Content) -> None:
 
 
 def _read_id(raw: _MessageID) -> MessageId:
-    return MessageId(raw.topic, raw.partition, raw.offset, raw.queue)
+    # Few names, and as many ids as there are open leases.
+    return MessageId(intern(raw.topic), raw.partition, raw.offset, intern(raw.queue))
 
 
 def _write_id(id: MessageId) -> _MessageID:

@@ -84,7 +84,7 @@ def test_what_has_ended_does_not_pile_up_behind_one_that_has_not() -> None:
         deadlines.add(each)
         if number:
             each.state = State.CLOSED
-    assert len(offsets._entries) < 3_000
+    assert len(offsets._leases) < 3_000
     assert len(deadlines._entries) < 3_000
     first = offsets.head()
     assert first is not None
