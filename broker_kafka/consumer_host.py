@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import Message as NativeRecord
@@ -20,7 +20,7 @@ __all__ = ["ConsumerHost", "OnPartitions", "guarded", "native_partitions", "told
 OnPartitions = Callable[[Consumer, list[NativePartition]], None]
 """A callback of the client in a rebalance."""
 
-_TOLD_OTHERWISE: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._MAX_POLL_EXCEEDED})
+_OF_POSITIONS: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
 
 
 class ConsumerHost(Protocol):
@@ -58,19 +58,29 @@ class ConsumerHost(Protocol):
         ...
 
 
-def told_by(message: NativeRecord, group: str) -> BrokerError | tuple[TopicPartition, int] | None:
-    """The error that a message stands for, or the position that is not in the log; None if that is told otherwise.
+def told_by(
+    messages: Iterable[NativeRecord],
+    group: str,
+    host: ConsumerHost,
+    ended: Callable[[TopicPartition, int], object] | None,
+) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
+    """What is to be called for messages that are none, and with what.
 
-    :param group: whose member reads; it is named where the error is about no topic.
+    :param group: whose member reads; it is named where an error is about no topic.
+    :param ended: is told where a partition ends.
     """
-    error = message.error()
-    if error is None or error.code() in _TOLD_OTHERWISE:
-        return None
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    if error.code() == KafkaError._AUTO_OFFSET_RESET and topic is not None and partition is not None:
-        return TopicPartition(topic, partition), -1 if offset is None else offset
-    about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
-    return translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
+    for message in messages:
+        error = message.error()
+        if error is None or error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            continue
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None and error.code() in _OF_POSITIONS:
+            call = host.out_of_range if error.code() == KafkaError._AUTO_OFFSET_RESET else ended
+            if call is not None:
+                yield call, TopicPartition(topic, partition), -1 if offset is None else offset
+            continue
+        about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
+        yield host.failed, translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
 
 
 def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:

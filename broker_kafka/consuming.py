@@ -64,6 +64,7 @@ class ConsumerThread(OwnerThread[Consumer]):
     :param in_flight: the most batches that are handed over and not taken.
     :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
     :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
+    :param ended: told on the loop that all of a partition below a position was handed over, where it ends for now.
     """
 
     def __init__(
@@ -77,30 +78,29 @@ class ConsumerThread(OwnerThread[Consumer]):
         in_flight: int = IN_FLIGHT,
         revoke_seconds: float = 30.0,
         busy_seconds: float = _BUSY_SECONDS,
+        ended: Callable[[TopicPartition, int], object] | None = None,
     ) -> None:
         super().__init__(name, Lifeline(config))
         self._group: str = config["group.id"]
         self._commits = Commits(self._group, self._give)
-        self._config = {**config, "on_commit": self._on_commit}
-        self._host = host
+        self._config = {"enable.partition.eof": ended is not None, **config, "on_commit": self._on_commit}
+        self._host, self._tell_end = host, ended
+        self._moves = self._moves_before = 0  # changes of what is read, and from where; and those before this turn
         self._standstill = Standstill(config, lambda text: self._post(warn, text))
         self._assignment = ClientAssignment(config)
-        self._max_batch = max_batch
+        self._max_batch = self._batch = max_batch
         self._in_flight = in_flight
         self._revoke_seconds = revoke_seconds
         self._topics: list[str] = []
         self._only_topic: str | None = None  # of everything that may come, if it is one
-        self._batch = max_batch
         self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
         self._starving = self._was_assigned = False
         self._stalled_since: float | None = None
         self._owned: set[tuple[str, int]] = set()
         self._pausing = Pausing(self._owned)
-        self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before they are handed over
+        self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before their hand-over
         self._hearing = Hearing(self._single.append)
-        self._busy_seconds = busy_seconds
-        self._busy_until = 0.0
-        self._look_after = _LEAST_WAIT
+        self._busy_seconds, self._busy_until, self._look_after = busy_seconds, 0.0, _LEAST_WAIT
         self._rejoin_at: float | None = None
         self._claiming: asyncio.Task[None] | None = None
 
@@ -229,7 +229,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._stalled_since = None
         if self._pausing.parked:
             self._pausing.unpark(client)
-        sole = self._sole()
+        sole, self._moves_before = self._sole(), self._moves
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
@@ -281,12 +281,10 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._post(self._host.arrived, runs)
             self._busy()
         if count < len(messages):
-            for message in messages:
-                told = told_by(message, self._group)
-                if isinstance(told, BrokerError):
-                    self._post(self._host.failed, told)
-                elif told is not None:
-                    self._post(self._host.out_of_range, *told)
+            # An end that was reached before a change is none of what is read now.
+            ended = self._tell_end if self._moves_before == self._moves else None
+            for call in told_by(messages, self._group, self._host, ended):
+                self._post(*call)
 
     def _busy(self) -> None:
         self._busy_until = monotonic() + self._busy_seconds
@@ -300,6 +298,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
         going = set(partitions)
+        self._moves += 1
         self._single[:] = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
 
     # -- the group; in the thread --------------------------------------------------------------------------
@@ -342,6 +341,7 @@ class ConsumerThread(OwnerThread[Consumer]):
                 self._rejoin_at = monotonic() + _REJOIN_PAUSE
             self._post(self._host.failed, error)
             return
+        self._moves += 1
         self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
         self._owned.update(places)
         self._pausing.apply(client)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import TopicCollection
@@ -17,10 +18,10 @@ from confluent_kafka import TopicCollection
 from broker.errors import BrokerError, TopicNotFound
 from broker.hooks import logger
 from broker.spi import TopicPartition
-from broker_kafka.admin_requests import plain
+from broker_kafka.admin_requests import plain, until_told
 from broker_kafka.connection import Connection
 from broker_kafka.offsets.protocol import GroupMember, OffsetStore, StoredOffset, failures
-from broker_kafka.positions import bounds_of
+from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.tasks import Tasks
 
 __all__ = ["TopicIdentities"]
@@ -94,6 +95,13 @@ class TopicIdentities:
                 return
             for topic in anew:
                 await self._end(topic)
+
+    def went(self, partitions: Collection[TopicPartition]) -> None:
+        """These were given up. A topic of which nothing is left may have been deleted: with KIP-848 nobody tells."""
+        for topic in {each.topic for each in partitions} - {each.topic for each in self._held()}:
+            if not self._closed:
+                # What it raises is the reader's to hear.
+                self._tasks.spawn(until_told(partial(partitions_of, self._connection, topic), lambda: not self._closed))
 
     def close(self) -> None:
         """Look no more by itself."""

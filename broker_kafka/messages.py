@@ -19,6 +19,7 @@ from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection
 from broker_kafka.positions import partitions_of
 from broker_kafka.queue.rivals import watch_for_rivals
+from broker_kafka.records import KafkaRecordSource
 from broker_kafka.starts import StartPositions
 
 __all__ = ["found", "subscribe"]
@@ -55,6 +56,7 @@ async def subscribe(
     source = _Messages(listener, hooks=hooks, retry_topics=subscription.retry_topics)
     wanted = RecordSubscription(topics=(subscription.topic,), group=subscription.subscription, start=subscription.start)
     await source.join(backend, wanted)
+    source.go_past_tails()
     if not isinstance(wanted.group, Ephemeral):
         source.watch(connection, subscription.topic, wanted.group)
     return source
@@ -64,6 +66,11 @@ class _Messages(RecordsAsMessages):
     """Those of a group that others may consume with markers, which is looked for while it is open."""
 
     _watching: asyncio.Task[None] | None = None
+
+    def go_past_tails(self) -> None:
+        """No transaction commits positions here."""
+        if isinstance(self._source, KafkaRecordSource):
+            self._source.tails.never_transacts()
 
     def watch(self, connection: Connection, topic: str, group: str) -> None:
         """Look until the close."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import KafkaError
 
@@ -29,6 +29,10 @@ class Notes:
         self._stored.pop(partition, None)
         if stored is not None:
             self._stored[partition] = stored
+
+    def begun(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The positions that were stored when the assignments began."""
+        return {each: self._stored[each].offset for each in partitions if each in self._stored}
 
     def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The ranges above the position from which the assignment began."""

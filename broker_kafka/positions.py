@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka import TopicPartition as NativePartition
 from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-from broker.errors import BrokerError, ConnectionFailed
+from broker.errors import BrokerError, ConnectionFailed, OffsetOutOfRange
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.admin_requests import describe, passing, settled
 from broker_kafka.any_broker import read_metadata
@@ -25,7 +25,15 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import kafka_error
 from broker_kafka.silence import MEND, named
 
-__all__ = ["bounds_of", "high_watermarks", "not_within", "partitions_of", "positions_at", "topic_bounds"]
+__all__ = [
+    "bounds_of",
+    "check_within",
+    "high_watermarks",
+    "not_within",
+    "partitions_of",
+    "positions_at",
+    "topic_bounds",
+]
 
 _LEAST: Final = 0.01
 _LOST: Final = KafkaError(KafkaError._TRANSPORT)
@@ -76,6 +84,14 @@ async def bounds_of(
 def not_within(bounds: Bounds) -> str:
     """What an error says of a position that is outside of them."""
     return f"is not in the log, which begins at {bounds.first} and ends before {bounds.next}"
+
+
+def check_within(bounds: Mapping[TopicPartition, Bounds], positions: Mapping[TopicPartition, int]) -> None:
+    """:raises OffsetOutOfRange: the log does not hold one of these."""
+    for place, position in positions.items():
+        within = bounds[place]
+        if not within.first <= position <= within.next:
+            raise OffsetOutOfRange(f"Position {position} of {place.topic!r}[{place.partition}] {not_within(within)}")
 
 
 async def positions_at(

@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, OffsetOutOfRange
+from broker.errors import BrokerError, Closed
 from broker.hooks import logger
 from broker.names import Ephemeral
 from broker.records import Record
@@ -36,10 +35,11 @@ from broker_kafka.member_commits import MemberCommits
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
-from broker_kafka.positions import bounds_of, not_within, partitions_of
+from broker_kafka.positions import bounds_of, check_within, partitions_of
 from broker_kafka.resets import reset_of
 from broker_kafka.runs import NativeRun
 from broker_kafka.starts import StartPositions
+from broker_kafka.tails import TailCommits
 from broker_kafka.tasks import Tasks
 
 __all__ = ["KafkaRecordSource"]
@@ -83,6 +83,7 @@ class KafkaRecordSource:
             name=f"broker-kafka-{self.group}",
             warn=connection.warn,
             revoke_seconds=min(_REVOKE_SECONDS, settings.max_poll_interval_ms / 2000),
+            ended=lambda partition, end: self.tails.ended(partition, end),
         )
         timeout = settings.request_timeout
         self._store = ThreadOffsetStore(self.thread, timeout=timeout)
@@ -114,6 +115,7 @@ class KafkaRecordSource:
             paused=lambda: self._arrivals.paused,
         )
         self._tasks = Tasks(f"Group {self.group!r}", self.failed)
+        self.tails: Final = TailCommits(self._commits, self._tasks)
         self._identities = TopicIdentities(
             connection, self._store, self._tasks, held=self.assignment, owner=lambda: self._owner, gone=self._made_anew
         )
@@ -178,6 +180,7 @@ class KafkaRecordSource:
             self.thread.taken()
             return
         self._arrivals.add(runs)
+        self.tails.read(runs)
         self._identities.read([run.topic for run in runs])
         self._waker.wake()
 
@@ -192,6 +195,7 @@ class KafkaRecordSource:
             )
         if found is None:
             raise Closed(f"The member of group {self.group!r} was closed")
+        self.tails.begin(found, self._notes.begun(found))
         return found
 
     def assigned(self, partitions: Sequence[TopicPartition]) -> None:
@@ -216,14 +220,14 @@ class KafkaRecordSource:
                 self._owned.pop(partition, None)
             self._arrivals.drop(set(going))
         await self._commits.settled(deadline)
-        self._look_for_deleted(going)
+        self._identities.went(going)
 
     def lost(self, partitions: Sequence[TopicPartition]) -> None:
         gone = [partition for partition in partitions if self._owned.pop(partition, None) is not None]
         self._arrivals.drop(set(gone))
         if gone:
             self._listener.lost(gone)
-            self._look_for_deleted(gone)
+            self._identities.went(gone)
 
     def _made_anew(self, partitions: Collection[TopicPartition], error: BrokerError) -> None:
         self.lost(list(partitions))
@@ -257,17 +261,11 @@ class KafkaRecordSource:
         self._notes.begin(partition, None)
         self._listener.event(reset)
         try:
-            await self.thread.seek({partition: reset.to}, self._arrivals.drop)
+            to = {partition: reset.to}
+            await self.thread.seek(to, self.tails.moving(to, self._arrivals.drop))
         except BrokerError:
             if self._owned.get(partition) == mine:
                 raise
-
-    def _look_for_deleted(self, gone: Sequence[TopicPartition]) -> None:
-        """A topic of which nothing is left here may have been deleted: with KIP-848 nobody tells."""
-        for topic in {partition.topic for partition in gone} - {partition.topic for partition in self._owned}:
-            if not self._closed:
-                # What it raises is the reader's to hear.
-                self._tasks.spawn(until_told(partial(partitions_of, self.connection, topic), lambda: not self._closed))
 
     # -- positions -----------------------------------------------------------------------------------------
 
@@ -279,7 +277,7 @@ class KafkaRecordSource:
     ) -> Mapping[TopicPartition, BrokerError | None]:
         """`commit` with a text that is stored along with each position."""
         self._check_open()
-        return await self._commits.commit(positions)
+        return await self.tails.commit(positions)
 
     # -- KeepsFinished -------------------------------------------------------------------------------------
 
@@ -318,18 +316,14 @@ class KafkaRecordSource:
         self._check_open()
         self._check_owned(positions)
         targets = {partition: at for partition, at in positions.items() if at is not None}
-        bounds = await self._bounds(list(targets))
-        for partition, at in targets.items():
-            within, (topic, number) = bounds[partition], partition
-            if not within.first <= at <= within.next:
-                raise OffsetOutOfRange(f"Position {at} of {topic}[{number}] {not_within(within)}")
+        check_within(await self._bounds(list(targets)), targets)
         back = [partition for partition, at in positions.items() if at is None]
         if back:
             committed = await self.committed(back)
             targets |= {partition: at for partition, at in committed.items() if at is not None}
             targets |= await self._starts.of([partition for partition, at in committed.items() if at is None])
         self._check_owned(positions)
-        await self.thread.seek(targets, self._arrivals.drop)
+        await self.thread.seek(targets, self.tails.moving(targets, self._arrivals.drop))
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._arrivals.pause(map(TopicPartition._make, partitions))
@@ -355,6 +349,7 @@ class KafkaRecordSource:
         """
         self._check_open()
         self._check_owned(partitions)
+        await self.tails.transacts(2 * self._settings.request_timeout)
         return await self.thread.group_metadata()
 
     async def member_id(self) -> str:

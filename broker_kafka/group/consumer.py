@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
 from broker.bus import Bus
-from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, OffsetOutOfRange, Unsupported
+from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.protocols import Codec
 from broker.reading.assignments import as_partitions
 from broker.records import Record, RecordBatch
@@ -34,7 +34,7 @@ from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.topics import TopicPattern, read_topics
 from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
-from broker_kafka.positions import bounds_of
+from broker_kafka.positions import bounds_of, check_within
 
 __all__ = ["GroupConsumer"]
 
@@ -286,14 +286,7 @@ class GroupConsumer(Marking, Generic[T]):
         parts = self._open_parts()
         wanted = read_positions(positions)
         parts.member.moving(wanted)
-        bounds = await self._bounds(list(wanted))
-        for place, position in wanted.items():
-            first, following = bounds[place]
-            if not first <= position <= following:
-                raise OffsetOutOfRange(
-                    f"Position {position} of {place.topic!r}[{place.partition}] is not in the log, which begins at "
-                    f"{first} and ends before {following}"
-                )
+        check_within(await self._bounds(list(wanted)), wanted)
         await parts.member.seek(wanted)
 
     def pause(self, partitions: Iterable[tuple[str, int]] | None = None) -> None:
@@ -336,7 +329,8 @@ class GroupConsumer(Marking, Generic[T]):
     async def lag(self) -> Mapping[TopicPartition, int]:
         """How many offsets of each assigned partition are not marked, as the brokers say now.
 
-        Offsets that hold no record, as compaction and transactions leave, count too.
+        Offsets that hold no record, as compaction and transactions leave, count too; but none at the end of a partition
+        whose records are all marked.
         """
         held = self._open_parts().member.held
         places = self.assignment()

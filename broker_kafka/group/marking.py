@@ -170,7 +170,7 @@ class Marking(ABC):
                 )
             before = positions.get(held.partition)
             after = record.offset + 1 if before is None else max(before.offset, record.offset + 1)
-            positions[held.partition] = StoredOffset(after)
+            positions[held.partition] = StoredOffset(held.marks.covers(after))
         return SavePoint(parts.claims.owner, parts.identified(positions))
 
     def saved(self, point: SavePoint) -> None:

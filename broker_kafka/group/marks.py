@@ -119,13 +119,14 @@ class Marks:
     :ivar tried: what may be stored instead, since nobody has told that it is or is not.
     """
 
-    __slots__ = ("committed", "current", "runs", "tried")
+    __slots__ = ("_tail", "committed", "current", "runs", "tried")
 
     def __init__(self, stored: StoredOffset | None) -> None:
         self.committed = stored
         self.current = stored
         self.tried: StoredOffset | None = None
         self.runs = Runs()
+        self._tail = (0, 0)
 
     @property
     def dirty(self) -> bool:
@@ -155,10 +156,26 @@ class Marks:
         self.current = StoredOffset(position, metadata)
         return True
 
+    def end(self, after: int, end: int) -> int:
+        """There is no record from `after` to `end`: by how much the mark grew, which goes past them."""
+        self._tail = (after, end)
+        before = self.current
+        return 0 if before is None else self._raise_to(before.offset, before.metadata)
+
+    def covers(self, position: int) -> int:
+        """The position from which as much is read as from this one: the highest that is known."""
+        after, end = self._tail
+        return end if after <= position < end else position
+
+    def moved(self) -> None:
+        """The partition is read from elsewhere."""
+        self.runs.clear()
+        self._tail = (0, 0)
+
     def rebase(self) -> None:
         """The partition is read from elsewhere, since its log does not hold the old position: any mark is news."""
         self.current = None
-        self.runs.clear()
+        self.moved()
 
     def trying(self) -> None:
         """The current value is about to be committed; until `stored` that may have happened or not."""
@@ -171,7 +188,7 @@ class Marks:
         self.tried = None
 
     def _raise_to(self, position: int, metadata: str) -> int:
-        before = self.current
+        before, position = self.current, self.covers(position)
         if before is not None and position <= before.offset:
             return 0
         self.current = StoredOffset(position, metadata)

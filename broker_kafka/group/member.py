@@ -44,6 +44,7 @@ from broker_kafka.offsets.protocol import OffsetStore
 from broker_kafka.positions import bounds_of
 from broker_kafka.resets import reset_of
 from broker_kafka.runs import NativeRun
+from broker_kafka.tails import Tails
 from broker_kafka.tasks import Tasks
 
 __all__ = ["Member"]
@@ -90,6 +91,7 @@ class Member:
         self._teller = Teller()
         self._claimed: dict[TopicPartition, Claim] = {}
         self._tasks = Tasks(f"Group {self._group!r}", self.failed)
+        self._tails = Tails()
         self._clocks: set[asyncio.Timeout] = set()
         """Of the releases that run."""
         self._until: float | None = None
@@ -133,6 +135,7 @@ class Member:
     def arrived(self, runs: Sequence[NativeRun]) -> None:
         self._delivery.active()
         self._identities.read([run.topic for run in runs])
+        self._tails.read(runs)
         self._intake.arrived(runs)
 
     async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -148,6 +151,7 @@ class Member:
             claim = self._claimed.pop(partition)
             held = Held(partition, next(_GENERATIONS), claim.stored, claim.begin)
             self.held[partition] = held
+            self._tails.begin({partition: claim.begin})
             new.append(held)
         # A pause ends with the assignment that it was for; the client keeps it.
         self._thread.resume(partitions)
@@ -190,6 +194,12 @@ class Member:
     def _made_anew(self, partitions: Collection[TopicPartition], error: BrokerError) -> None:
         self.lost(list(partitions))
         self._delivery.fail(error)
+
+    def ended(self, partition: TopicPartition, end: int) -> None:
+        """All of a partition below `end` came, where it ends for now."""
+        tail, held = self._tails.ended(partition, end), self.held.get(partition)
+        if tail is not None and held is not None and (grown := held.marks.end(*tail)):
+            self._commits.grew(grown)
 
     def out_of_range(self, partition: TopicPartition, position: int) -> None:
         if partition in self.held:
@@ -344,8 +354,9 @@ class Member:
         def sought(moved: Sequence[TopicPartition]) -> None:
             there = [held for held in moving if held.partition in moved and not held.gone]
             for held in there:
-                held.marks.runs.clear()
+                held.marks.moved()
             self._intake.drop(there)
+            self._tails.begin({each: positions[each] for each in moved})
 
         await self._thread.seek(positions, sought)
 

@@ -69,6 +69,7 @@ class Membership:
             max_batch=max(1, min(LARGEST_BATCH, options.max_buffered // IN_FLIGHT)),
             in_flight=IN_FLIGHT,
             revoke_seconds=options.flush_seconds + options.commit_seconds + _MARGIN,
+            ended=member.ended,
         )
         self.store: ThreadOffsetStore | IdentifiedStore = (
             ThreadOffsetStore(self.thread, timeout=settings.request_timeout)
