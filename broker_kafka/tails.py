@@ -47,6 +47,10 @@ class Tails:
         for run in runs:
             self._reached[TopicPartition(run.topic, run.partition)] = run.last + 1
 
+    def holds(self, partition: TopicPartition, position: int) -> bool:
+        """Whether this is known to be no further than the log goes."""
+        return position <= self.beyond(partition, self._reached.get(partition, -1))
+
     def ended(self, partition: TopicPartition, end: int) -> tuple[int, int] | None:
         """All below `end` was fetched; from where to where no record is, if that is anywhere."""
         reached = self._reached.get(partition)

@@ -9,17 +9,18 @@ answer for each partition of the call; it never ends a release.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker.errors import BackendError, BrokerError, OperationTimeout, TopicNotFound
+from broker.errors import BackendError, BrokerError, OffsetOutOfRange, OperationTimeout, TopicNotFound
 from broker.hooks import logger
-from broker.spi import TopicPartition
+from broker.spi import Bounds, TopicPartition
 from broker_kafka.errors import kafka_error
 from broker_kafka.group.held import Held
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
+from broker_kafka.positions import not_within
 
 __all__ = ["Commits"]
 
@@ -37,6 +38,7 @@ class Commits:
     :param every: offsets after which it is; None is never.
     :param timeout: seconds for one commit.
     :param report: is told of the errors of commits that nobody awaits.
+    :param ends: asks for the bounds of partitions.
     :param gone: is told that a commit was refused since its topic seems to be gone.
     """
 
@@ -50,6 +52,7 @@ class Commits:
         every: int | None,
         timeout: float,
         report: Callable[[TopicPartition, BrokerError], None],
+        ends: Callable[[Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, Bounds]]],
         gone: Callable[[], None],
     ) -> None:
         self._held = held
@@ -59,6 +62,7 @@ class Commits:
         self._every = every
         self._timeout = timeout
         self._report = report
+        self._ends = ends
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
@@ -107,7 +111,7 @@ class Commits:
                 return await self._commit(partitions, deadline)
         except TimeoutError:
             late = OperationTimeout("The commit got no answer before the partition had to be released")
-            return {held.partition: late for held in partitions if held.marks.dirty}
+            return {held.partition: late for held in partitions if held.marks.pending}
 
     def close(self) -> None:
         """Begin no more by itself."""
@@ -119,6 +123,7 @@ class Commits:
     async def _commit(self, partitions: Collection[Held], deadline: float | None = None) -> CommitResults:
         # Whoever waits here commits what is marked once it is its turn.
         async with self._one_at_a_time:
+            refused = await self._refused_leaps(partitions)
             forward: dict[TopicPartition, StoredOffset] = {}
             backward: dict[TopicPartition, StoredOffset] = {}
             committing: dict[TopicPartition, Held] = {}
@@ -138,7 +143,28 @@ class Commits:
             if any(isinstance(error, TopicNotFound) for error in results.values()):
                 # The client of a classic group finds out only when its metadata is due.
                 self._gone()
-            return results
+            return {**results, **refused}
+
+    async def _refused_leaps(self, partitions: Collection[Held]) -> dict[TopicPartition, BrokerError | None]:
+        """Have marks of what was not fetched count if the log reaches so far; why others do not."""
+        leaps = {held: held.marks.leap for held in partitions if held.marks.leap is not None and not held.gone}
+        if not leaps:
+            return {}
+        try:
+            bounds = await self._ends([held.partition for held in leaps])
+        except BrokerError as error:
+            return {held.partition: error for held in leaps}
+        refused: dict[TopicPartition, BrokerError | None] = {}
+        for held, leap in leaps.items():
+            within = bounds[held.partition]
+            held.marks.landed(leap, within=leap.offset <= within.next)
+            if leap.offset > within.next:
+                (topic, number), text = held.partition, not_within(within)
+                refused[held.partition] = OffsetOutOfRange(
+                    f"Position {leap.offset} of {topic!r}[{number}] {text}, so it is no mark",
+                    advice="Mark what was read; the mark is as it was before",
+                )
+        return refused
 
     async def _carry_out(
         self, positions: Mapping[TopicPartition, StoredOffset], rewind: bool, deadline: float | None
@@ -188,7 +214,7 @@ class Commits:
             logger.exception("A commit in the background failed")
         finally:
             self._running = None
-            if self._timer is None and any(held.marks.dirty for held in self._held.values()):
+            if self._timer is None and any(held.marks.pending for held in self._held.values()):
                 self._set_timer()
 
 

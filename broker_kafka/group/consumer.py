@@ -274,7 +274,7 @@ class GroupConsumer(Marking, Generic[T]):
     def positions(self) -> Mapping[TopicPartition, StoredOffset | None]:
         """What is marked of each partition, committed or not; None where nothing was ever."""
         held = self._open_parts().member.held
-        return {place: held[place].marks.current for place in self.assignment()}
+        return {place: held[place].marks.leap or held[place].marks.current for place in self.assignment()}
 
     async def seek(self, positions: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
         """Read on from these offsets; what waits of the partitions is dropped. Marks stay as they are.

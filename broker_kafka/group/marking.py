@@ -117,13 +117,15 @@ class Marking(ABC):
     def mark_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
         """Every offset below `position`, the next to read, is done; False if the partition is not assigned.
 
+        One beyond the end of the log is no mark: its commit is answered with an OffsetOutOfRange.
+
         :raises ConfigurationError: the partition or the position cannot be one, or the metadata cannot be stored.
         """
         check_position(TopicPartition(topic, partition), position, metadata)
         held = self._open_parts().member.own(topic, partition)
         if held is None:
             return False
-        self._grew(held.marks.mark(position, metadata))
+        self._mark_at(held, StoredOffset(position, metadata))
         return True
 
     def reset_position(self, topic: str, partition: int, position: int, metadata: str = "") -> bool:
@@ -141,7 +143,7 @@ class Marking(ABC):
 
         :raises ConfigurationError: this is no stash.
         """
-        return self._drain(stash, lambda held, position: self._grew(held.marks.mark(*position[:2])))
+        return self._drain(stash, self._mark_at)
 
     def reset_stashed(self, stash: OffsetStash) -> list[TopicPartition]:
         """Reset to what was stashed, and empty the stash; the partitions that were given up since.
@@ -191,6 +193,10 @@ class Marking(ABC):
                 held.marks.mark(*stored[:2])
                 if held.marks.current == stored:
                     held.marks.stored(stored)
+
+    def _mark_at(self, held: Held, position: StoredOffset) -> None:
+        seen = self._open_parts().member.has_seen(held.partition, position.offset)
+        self._grew((held.marks.mark if seen else held.marks.leap_to)(*position[:2]))
 
     def _grew(self, offsets: int) -> None:
         if offsets:

@@ -117,14 +117,16 @@ class Marks:
     :ivar current: what the application wants to be stored; None while it said nothing and nothing was stored.
     :ivar committed: what is stored, as far as known.
     :ivar tried: what may be stored instead, since nobody has told that it is or is not.
+    :ivar leap: a mark above all that was fetched, which is none if the log does not reach so far.
     """
 
-    __slots__ = ("_tail", "committed", "current", "runs", "tried")
+    __slots__ = ("_tail", "committed", "current", "leap", "runs", "tried")
 
     def __init__(self, stored: StoredOffset | None) -> None:
         self.committed = stored
         self.current = stored
         self.tried: StoredOffset | None = None
+        self.leap: StoredOffset | None = None
         self.runs = Runs()
         self._tail = (0, 0)
 
@@ -132,6 +134,11 @@ class Marks:
     def dirty(self) -> bool:
         """Whether there is something to commit. Only the commit of the current value ends it."""
         return self.current is not None and (self.current != self.committed or self.tried is not None)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to commit, or to look at first."""
+        return self.dirty or self.leap is not None
 
     @property
     def rewinds(self) -> bool:
@@ -144,6 +151,21 @@ class Marks:
         position = self.runs.pass_to(position)
         return self._raise_to(position, metadata)
 
+    def leap_to(self, position: int, metadata: str = "") -> int:
+        """`mark`, of what nobody has seen: it counts once it was looked at with `landed`."""
+        before = self.leap or self.current
+        if before is not None and position <= before.offset:
+            return 0
+        self.leap = StoredOffset(position, metadata)
+        return 1 if before is None else position - before.offset
+
+    def landed(self, leap: StoredOffset, *, within: bool) -> None:
+        """Whether the log reaches so far."""
+        if self.leap == leap:
+            self.leap = None
+        if within:
+            self.mark(leap.offset, leap.metadata)
+
     def finish(self, offset: int, metadata: str = "") -> int:
         """This record is done; by how much the mark grew, which waits for the records below."""
         position = self.runs.finish(offset)
@@ -151,6 +173,12 @@ class Marks:
 
     def reset(self, position: int, metadata: str = "") -> bool:
         """Go back to this position; False, and nothing done, if the mark is none or lies below it."""
+        leap = self.leap
+        if leap is not None and position <= leap.offset:
+            self.leap = None
+            if self.current is None or position > self.current.offset:
+                self.leap = StoredOffset(position, metadata)
+                return True
         if self.current is None or position > self.current.offset:
             return False
         self.current = StoredOffset(position, metadata)
@@ -174,7 +202,7 @@ class Marks:
 
     def rebase(self) -> None:
         """The partition is read from elsewhere, since its log does not hold the old position: any mark is news."""
-        self.current = None
+        self.current = self.leap = None
         self.moved()
 
     def trying(self) -> None:

@@ -126,6 +126,10 @@ class Member:
         """The present assignment of a partition."""
         return self.held.get(TopicPartition(topic, partition))
 
+    def has_seen(self, partition: TopicPartition, position: int) -> bool:
+        """Whether reading has come as far as this."""
+        return self._tails.holds(partition, position)
+
     def is_callback(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is a call of the application's callbacks."""
         return self._teller.calls_from(task)

@@ -26,6 +26,7 @@ from broker_kafka.group.watch import TopicWatch
 from broker_kafka.idleness import Idleness
 from broker_kafka.offsets.identified import IdentifiedStore
 from broker_kafka.offsets.protocol import StoredOffset
+from broker_kafka.positions import bounds_of
 from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
@@ -92,6 +93,7 @@ class Membership:
             every=options.commit_every,
             timeout=settings.request_timeout,
             report=lambda place, error: member.warn(f"{place.topic!r}[{place.partition}] is not committed: {error}"),
+            ends=lambda places: bounds_of(connection, places, committed=False),
             gone=lambda: self._watch.look(),
         )
         refresh = settings.topic_metadata_refresh_interval_ms

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Closed, LeaseLost, SettleError
+from broker.bus import connect
+from broker.errors import Closed, LeaseLost, OffsetOutOfRange, SettleError
+from broker.hooks import Warned
 from broker.spi import TopicPartition
-from broker_kafka.group import OffsetStash
+from broker_kafka.group import GroupConsumer, OffsetStash
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, fill, opened, options_of, take
@@ -53,6 +55,50 @@ async def test_marks_and_resets_are_committed_as_the_next_offset(
         assert consumer.positions()[TopicPartition(left, 1)] == StoredOffset(3, "back")
         assert not consumer.mark_position("elsewhere", 0, 3)
         assert not consumer.reset_position("elsewhere", 0, 3)
+
+
+async def test_a_mark_beyond_the_end_is_refused_and_changes_nothing(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+):
+    await fill(kafka, topic, 1, 10)
+    place = TopicPartition(topic, 0)
+    async with opened(kafka, topic, group, commit_interval=None) as consumer:
+        records = await take(consumer, 10)
+        stash = OffsetStash()
+        stash.mark_position(topic, 0, 50)
+        consumer.mark(records[3])
+        for beyond in (lambda: consumer.mark_position(topic, 0, 50), lambda: consumer.mark_stashed(stash)):
+            beyond()
+            (error,) = (await consumer.commit()).values()
+            assert isinstance(error, OffsetOutOfRange)
+            assert "Position 50" in str(error)
+            assert consumer.positions() == {place: StoredOffset(4)}
+            assert admin.committed(group, topic).offset == 4
+        # What was written and not fetched yet, or is not shown, may be marked.
+        consumer.pause()
+        await fill(kafka, topic, 1, 10, 10)
+        assert consumer.mark_position(topic, 0, 20, "far")
+        assert consumer.positions() == {place: StoredOffset(20, "far")}
+        assert await consumer.commit() == {place: None}
+        assert admin.committed(group, topic).offset == 20
+        consumer.mark_position(topic, 0, 70)
+        assert consumer.reset_position(topic, 0, 60)
+        assert consumer.reset_position(topic, 0, 15)
+        assert await consumer.commit() == {place: None}
+        assert admin.committed(group, topic).offset == 15
+
+
+async def test_a_mark_beyond_the_end_is_told_where_nobody_awaits_the_commit(kafka: KafkaServer, topic: str, group: str):
+    await fill(kafka, topic, 1, 2)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with connect(kafka.url) as bus:
+        bus.hooks.listen(lambda event: told.put_nowait(event.text) if isinstance(event, Warned) else None)
+        async with GroupConsumer(bus, topic, group=group, commit_interval=0.01) as consumer:
+            await take(consumer, 2)
+            consumer.mark_position(topic, 0, 50)
+            async with asyncio.timeout(20):
+                assert "Position 50" in await told.get()
+            assert consumer.positions() == {TopicPartition(topic, 0): None}
 
 
 async def test_a_stash_is_drained_into_the_consumer(kafka: KafkaServer, make_topic: MakeTopic, group: str):
