@@ -69,7 +69,8 @@ def _read(path: Path) -> Any:
         if kind == "service_account":
             return _account.Credentials.from_service_account_file(str(path), scopes=SCOPES)
         if kind == "authorized_user":
-            return _user.Credentials.from_authorized_user_file(str(path), scopes=SCOPES)
+            # A login has the scopes that it was given, and is refused where it asks for others.
+            return _user.Credentials.from_authorized_user_file(str(path))
     except (OSError, ValueError, AttributeError, google.auth.exceptions.GoogleAuthError) as error:
         raise InvalidSetting(
             f"Setting 'credentials_file' {str(path)!r} cannot be used: {error}",

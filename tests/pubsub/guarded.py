@@ -6,6 +6,7 @@ The front answers a call as it was told to, by the call's name, and passes all o
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,24 +20,51 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from tests.servers.certificates import Authority
 
-__all__ = ["Front", "TokenGiver", "account_file"]
+__all__ = ["Front", "TokenGiver", "account_file", "login_file"]
 
 TOKEN = "good"
 
 
 class TokenGiver:
-    """Gives tokens that are to be renewed for each call, or refuses.
+    """Gives tokens that are to be renewed for each call, or refuses. With an authority it is a proxy too, and itself
+    whatever host is asked for.
 
     :ivar answer: status and body of what is said.
+    :ivar asked: path, authorization and body of each request for a token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, authority: Authority | None = None) -> None:
         self.answer: tuple[int, Any] = (200, {"access_token": TOKEN, "expires_in": 1, "token_type": "Bearer"})
+        self.asked: list[tuple[str, str | None, str]] = []
+        self._authority = authority
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"{self.address}/oauth2"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def _encrypt(self, host: str) -> ssl.SSLContext:
+        assert self._authority is not None
+        issued = self._authority.certificate(host)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(issued.file, issued.key)
+        return tls
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
         giver = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_CONNECT(self) -> None:
+                tls = giver._encrypt(self.path.partition(":")[0])
+                self.send_response(200)
+                self.end_headers()
+                self.connection = tls.wrap_socket(self.connection, server_side=True)
+                self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb")
+                self.handle_one_request()
+
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["content-length"]))
+                body = self.rfile.read(int(self.headers["content-length"])).decode()
+                giver.asked.append((self.path, self.headers["authorization"], body))
                 self._say()
 
             def do_GET(self) -> None:
@@ -50,14 +78,16 @@ class TokenGiver:
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+                self.wfile.flush()
+
+            def finish(self) -> None:
+                super().finish()
+                self.connection.close()
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/oauth2"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        return Handler
 
     def stop(self) -> None:
         self._server.shutdown()
@@ -126,4 +156,17 @@ def account_file(directory: Path, giver: TokenGiver) -> Path:
         "token_uri": f"{giver.url}/token",
     }
     file.write_text(json.dumps(account), encoding="utf-8")
+    return file
+
+
+def login_file(directory: Path) -> Path:
+    """What gcloud's login leaves behind for applications. Its tokens come from oauth2.googleapis.com."""
+    file = directory / "login.json"
+    login = {
+        "type": "authorized_user",
+        "client_id": "gcloud",
+        "client_secret": "no-secret",
+        "refresh_token": "refreshing",
+    }
+    file.write_text(json.dumps(login), encoding="utf-8")
     return file

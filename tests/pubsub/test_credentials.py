@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from broker.testing.waiting import eventually
 from broker_pubsub import lag
 from broker_pubsub.credentials import is_passing
 from tests.pubsub.guarded import Front, TokenGiver, account_file
-from tests.servers.certificates import Authority
-from tests.servers.pubsub import PubSubServer
 
 DENIED = (400, {"error": "invalid_grant", "error_description": "Invalid grant: account not found"})
 AWAY = (503, {"error": "backend_error"})
@@ -27,28 +25,8 @@ QUOTA = (grpc.StatusCode.RESOURCE_EXHAUSTED, "Quota exceeded for quota metric 'R
 
 
 @pytest.fixture
-def giver() -> Iterator[TokenGiver]:
-    giver = TokenGiver()
-    yield giver
-    giver.stop()
-
-
-@pytest.fixture
-async def front(server: PubSubServer, tmp_path: Path) -> AsyncIterator[Front]:
-    front = Front(server.url.partition("emulator_host=")[2], Authority(tmp_path))
-    await front.start()
-    yield front
-    await front.stop()
-
-
-@pytest.fixture
-def guarded(front: Front, giver: TokenGiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
-    file = account_file(tmp_path, giver)
-    return (
-        f"pubsub://anybroker-tests?endpoint=localhost:{front.port}&tls_ca={tmp_path}/authority.pem"
-        f"&credentials_file={file}&ordering=off&settle_timeout=5&pull_timeout=2"
-    )
+def guarded(endpoint: str, giver: TokenGiver, tmp_path: Path) -> str:
+    return f"{endpoint}&credentials_file={account_file(tmp_path, giver)}"
 
 
 class Inbox:
