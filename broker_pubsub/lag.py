@@ -78,10 +78,11 @@ def _ask_monitoring(connection: Connection, path: str) -> int:
     """Blocking. A subscription that nothing is told of has nothing."""
     session: Any = AuthorizedSession(credentials.load(connection.settings))
     now = datetime.now(UTC)
-    name = path.rpartition("/")[2]
+    # That of a native name may be another than the connection's.
+    project, _, name = path.partition("/subscriptions/")
     try:
         answer = session.get(
-            f"{MONITORING}/{connection.names.project}/timeSeries",
+            f"{MONITORING}/{project}/timeSeries",
             params={
                 "filter": f'metric.type="{METRIC}" AND resource.labels.subscription_id="{name}"',
                 "interval.startTime": (now - timedelta(minutes=_MINUTES)).isoformat(),

@@ -138,6 +138,9 @@ class PubSubSettings(BackendSettings):
             raise ValueError(f"topic_retention is {self.topic_retention:g}, and the service takes 600 or more, or 0")
         if self.emulator_host is not None and (self.credentials_file is not None or self.impersonate is not None):
             raise ValueError("emulator_host and credentials are given; an emulator takes none")
+        for name in ("tls_ca", "quota_project"):
+            if self.emulator_host is not None and getattr(self, name) is not None:
+                raise ValueError(f"emulator_host and {name} are given; an emulator has neither TLS nor accounts")
         return self
 
     @property

@@ -165,6 +165,9 @@ class PulsarSettings(BackendSettings):
         oauth2 = (self.oauth2_issuer, self.oauth2_client_id, self.oauth2_client_secret)
         if any(part is None for part in oauth2) and any(part is not None for part in oauth2):
             raise ValueError("oauth2_issuer, oauth2_client_id and oauth2_client_secret belong together")
+        for name in ("oauth2_audience", "oauth2_scope"):
+            if getattr(self, name) is not None and self.oauth2_issuer is None:
+                raise ValueError(f"{name} is given without oauth2_issuer; nobody is asked for a token")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
         https = [url for url in (self.http_url, self.oauth2_issuer) if url is not None and url.startswith("https://")]

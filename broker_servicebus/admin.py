@@ -59,8 +59,11 @@ class ServiceBusAdmin:
         known = entities.QUEUE_OPTIONS if kind == "queue" else entities.TOPIC_OPTIONS
         entities.check_options(wanted, known, f"A Service Bus {kind or 'topic'}")
         if retention is not None:
-            if retention < _SHORTEST_LIFE:
-                raise InvalidSetting(f"retention is {retention}", advice="Service Bus takes a second or more")
+            if not _SHORTEST_LIFE <= retention <= entities.LONGEST_LIFE:
+                raise InvalidSetting(
+                    f"retention is {retention}",
+                    advice=f"Service Bus takes a second to {entities.LONGEST_LIFE.days} days; leave it out for no end",
+                )
             wanted["default_message_time_to_live"] = retention
         entity = entity_name(name)
         found = await entities.find(self._connection, entity)

@@ -67,7 +67,7 @@ class Connection:
         self._up = False
         self.closed = False
         text = settings.connection_string.get_secret_value() if settings.connection_string else ""
-        found = re.search(r"Endpoint=\w+://([^/;]+)", text)
+        found = re.search(r"(?i)Endpoint=\w+://([^/;]+)", text)
         self.host = settings.namespace or (found.group(1) if found else "")
         """Where the namespace is, with a port for an emulator."""
         if not self.host:
@@ -162,8 +162,9 @@ class Connection:
     def _connection_string(self, host: str) -> str | None:
         settings = self.settings
         if settings.connection_string is not None:
-            text = settings.connection_string.get_secret_value()
-            return re.sub(r"(Endpoint=\w+://)[^/;]+", rf"\g<1>{host}", text, count=1)
+            # One of an entity's own policy names that entity, and the client then takes no other.
+            text = re.sub(r"(?i)(^|;)EntityPath=[^;]*", "", settings.connection_string.get_secret_value())
+            return re.sub(r"(?i)(Endpoint=\w+://)[^/;]+", rf"\g<1>{host}", text, count=1)
         emulator = "UseDevelopmentEmulator=true;" if settings.emulator else ""
         if settings.key is not None:
             key = settings.key.get_secret_value()

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from math import inf
 from typing import Any, Final, NamedTuple
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
@@ -20,7 +19,17 @@ from broker.errors import BackendError, InvalidSetting, TopicNotFound, UnknownSe
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import topic_of
 
-__all__ = ["QUEUE_OPTIONS", "TOPIC_OPTIONS", "Entity", "check_options", "create", "find", "need", "update"]
+__all__ = [
+    "LONGEST_LIFE",
+    "QUEUE_OPTIONS",
+    "TOPIC_OPTIONS",
+    "Entity",
+    "check_options",
+    "create",
+    "find",
+    "need",
+    "update",
+]
 
 TOPIC_OPTIONS: Final = frozenset(
     {
@@ -41,6 +50,10 @@ QUEUE_OPTIONS: Final = TOPIC_OPTIONS | {
     "forward_dead_lettered_messages_to",
 }
 """What `ensure_topic` takes with `kind="queue"`."""
+
+
+LONGEST_LIFE: Final = timedelta(days=10_675_199, hours=2, minutes=48, seconds=6)
+"""What the service can count, and gives to entities that say nothing."""
 
 
 class Entity(NamedTuple):
@@ -142,7 +155,7 @@ def _seconds_of(value: Any) -> float | None:
     return days * 86_400 + hours * 3600 + minutes * 60 + seconds
 
 
-def _duration(takes: str, least: float, most: float = inf) -> _Kind:
+def _duration(takes: str, least: float, most: float) -> _Kind:
     """A duration of so many seconds."""
 
     def fits(value: Any) -> bool:
@@ -169,9 +182,11 @@ _SIZES: Final = tuple(1024 * gigabytes for gigabytes in (1, 2, 3, 4, 5, 10, 20, 
 _TEXT: Final[_Kind] = ("a str", lambda value: isinstance(value, str))
 _FLAG: Final[_Kind] = ("True or False", lambda value: isinstance(value, bool))
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "auto_delete_on_idle": _duration("of 5 minutes or more", 300),
+    "auto_delete_on_idle": _duration(f"of 5 minutes to {LONGEST_LIFE.days} days", 300, LONGEST_LIFE.total_seconds()),
     "dead_lettering_on_message_expiration": _FLAG,
-    "default_message_time_to_live": _duration("of a second or more", 1),
+    "default_message_time_to_live": _duration(
+        f"of a second to {LONGEST_LIFE.days} days", 1, LONGEST_LIFE.total_seconds()
+    ),
     "enable_partitioning": _FLAG,
     "lock_duration": _duration("of 5 seconds to 5 minutes", 5, 300),
     "max_delivery_count": _number("from 1 to 2000", 1, 2000),

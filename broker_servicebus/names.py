@@ -12,6 +12,7 @@ import hashlib
 import re
 from typing import Final
 
+from broker.errors import InvalidName
 from broker.names import NativeName, check_name
 
 __all__ = [
@@ -33,6 +34,7 @@ SUBSCRIPTIONS: Final = "/subscriptions/"
 _SUFFIX: Final = re.compile(r"/_[0-9a-f]+$")
 _DIGEST: Final = "anybroker-"
 _LONGEST_SUBSCRIPTION: Final = 50
+_NATIVE_SUBSCRIPTION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?")
 
 
 def entity_name(topic: str) -> str:
@@ -58,7 +60,14 @@ def subscription_name(subscription: str) -> str:
     :raises InvalidName: the name is neither portable nor native.
     """
     check_name(subscription, "subscription")
-    if isinstance(subscription, NativeName) or not needs_metadata(subscription):
+    if isinstance(subscription, NativeName):
+        if _NATIVE_SUBSCRIPTION.fullmatch(subscription) is None:
+            raise InvalidName(
+                f"native subscription name {str(subscription)!r} is not one of Service Bus",
+                advice="It takes 1 to 50 letters, digits and any of ._-, of which the ends are none of ._-",
+            )
+        return str(subscription)
+    if not needs_metadata(subscription):
         return str(subscription)
     return _DIGEST + hashlib.blake2s(subscription.encode(), digest_size=20).hexdigest()
 

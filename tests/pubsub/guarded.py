@@ -30,7 +30,7 @@ class TokenGiver:
     whatever host is asked for.
 
     :ivar answer: status and body of what is said.
-    :ivar asked: path, authorization and body of each request for a token.
+    :ivar asked: path, authorization and body of each request.
     """
 
     def __init__(self, authority: Authority | None = None) -> None:
@@ -68,6 +68,7 @@ class TokenGiver:
                 self._say()
 
             def do_GET(self) -> None:
+                giver.asked.append((self.path, self.headers["authorization"], ""))
                 self._say()
 
             def _say(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import broker
 from broker import errors
+from broker.names import native_name
 from broker.testing.waiting import eventually
 from broker_pubsub import lag
 from broker_pubsub.credentials import is_passing
@@ -178,3 +179,17 @@ async def test_a_lag_that_cannot_be_had_is_told_as_what_it_is(
     finally:
         if answer is not None:
             monitoring.stop()
+
+
+async def test_the_lag_of_a_subscription_is_asked_for_in_its_own_project(inbox: Inbox, monkeypatch: pytest.MonkeyPatch):
+    name = native_name("projects/another-project/subscriptions/readers")
+    await inbox.bus.admin.ensure_subscription(inbox.topic, name)
+    monitoring = TokenGiver()
+    monkeypatch.setattr(lag, "MONITORING", monitoring.url)
+    monitoring.answer = (200, {"timeSeries": [{"points": [{"value": {"int64Value": "7"}}]}]})
+    try:
+        assert (await inbox.bus.admin.lag(inbox.topic, name)).waiting == 7
+    finally:
+        monitoring.stop()
+    ((path, _, _),) = monitoring.asked
+    assert path.startswith("/oauth2/projects/another-project/timeSeries?")

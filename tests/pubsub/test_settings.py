@@ -33,6 +33,8 @@ def test_the_environment_of_google_counts(monkeypatch: pytest.MonkeyPatch):
         ("pubsub://my-project?topic_retention=5", "600 or more"),
         ("pubsub://my-project?emulator_host=localhost", "emulator_host"),
         ("pubsub://my-project?emulator_host=localhost:1&impersonate=a@b", "an emulator takes none"),
+        ("pubsub://my-project?emulator_host=localhost:1&tls_ca=ca.pem", "emulator_host and tls_ca are given"),
+        ("pubsub://my-project?emulator_host=localhost:1&quota_project=p", "emulator_host and quota_project are given"),
         ("pubsub://my-project?connect_timeout=1e9", "connect_timeout.*at most 86400"),
         ("pubsub://my-project?publish_timeout=1e308", "publish_timeout.*at most 86400"),
         ("pubsub://P", "project"),

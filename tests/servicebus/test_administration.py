@@ -16,6 +16,7 @@ from broker.errors import (
     AuthenticationFailed,
     BackendError,
     ConfigurationError,
+    InvalidName,
     InvalidSetting,
     OperationTimeout,
     SubscriptionNotFound,
@@ -167,8 +168,12 @@ async def test_values_that_no_entity_can_have_are_named(open_bus: Open, topic: s
     for option, value in wrong:
         with pytest.raises(InvalidSetting, match=f"{option} is .*It takes"):
             await bus.admin.ensure_topic(f"{topic}.more", **{option: value})
-    with pytest.raises(InvalidSetting, match=r"retention is .*Service Bus takes"):
-        await bus.admin.ensure_topic(f"{topic}.more", retention=timedelta(milliseconds=1))
+    for span in (timedelta(milliseconds=1), timedelta.max):
+        with pytest.raises(InvalidSetting, match=r"retention is .*Service Bus takes"):
+            await bus.admin.ensure_topic(f"{topic}.more", retention=span)
+    for name in ("../x", "a b", "-a", "a_", "x" * 51):
+        with pytest.raises(InvalidName, match=f"{name}.*not one of Service Bus"):
+            await bus.admin.ensure_subscription(topic, native_name(name))
     assert await bus.admin.subscriptions(topic) == []
 
 
@@ -201,6 +206,7 @@ async def test_the_double_refuses_what_the_service_does(topic: str):
                 {"auto_delete_on_idle": timedelta(minutes=4)},
                 {"max_size_in_megabytes": 1},
                 {"default_message_time_to_live": timedelta()},
+                {"default_message_time_to_live": timedelta.max},
                 {"user_metadata": "x" * 1025},
                 {"duplicate_detection_history_time_window": timedelta(seconds=19)},
             ]
@@ -213,5 +219,7 @@ async def test_the_double_refuses_what_the_service_does(topic: str):
             with pytest.raises(HttpResponseError, match="LockDuration"):
                 await raw.update_queue(made)
             await bus.admin.ensure_topic(f"{topic}.t")
+            with pytest.raises(HttpResponseError, match="subscription name"):
+                await raw.create_subscription(f"{topic}.t", "a/b")
             with pytest.raises(BackendError, match="LockDuration"):
                 await bus.admin.ensure_subscription(f"{topic}.t", "billing")

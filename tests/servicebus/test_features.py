@@ -207,11 +207,13 @@ async def test_a_refused_schedule_is_told_of_its_message_alone(open_bus: Open, t
     assert [isinstance(outcome, Receipt) for outcome in raised.value.outcomes] == [False, True, True]
 
 
-async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: str):
+@pytest.mark.parametrize("rest", ["", "EntityPath=another;", "entityPath="])
+async def test_a_connection_string_is_enough(double: ServiceBusDouble, topic: str, rest: str):
+    """One that was copied from an entity's own policy names that entity; what it may do, the namespace decides."""
     settings = ServiceBusSettings(
         connection_string=SecretStr(
             f"Endpoint=sb://127.0.0.1:{double.port};SharedAccessKeyName=RootManageSharedAccessKey;"
-            f"SharedAccessKey={double.key};UseDevelopmentEmulator=true;"
+            f"SharedAccessKey={double.key};UseDevelopmentEmulator=true;{rest}"
         ),
         admin_endpoint=f"http://127.0.0.1:{double.admin_port}",
     )

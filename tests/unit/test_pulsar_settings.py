@@ -33,6 +33,8 @@ def test_tls_has_doors_of_its_own() -> None:
     [
         ("pulsar://h?token=a&token_file=b", "one way to authenticate"),
         ("pulsar://h?oauth2_issuer=http://i", "belong together"),
+        ("pulsar://h?oauth2_audience=a", "oauth2_audience is given without oauth2_issuer"),
+        ("pulsar://h?oauth2_scope=a", "oauth2_scope is given without oauth2_issuer"),
         ("pulsar://h?tls_cert=a.pem", "belong together"),
         ("pulsar://h?chunking=true", "batching=off"),
         ("pulsar://h?admin_url=h:8080", "http://"),

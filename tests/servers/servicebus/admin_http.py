@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.servers.servicebus.entities import DEAD_LETTERS, Entity, Refused
 from tests.servers.servicebus.faults import Faults
-from tests.servers.servicebus.limits import SHORTEST_LOCK, check_properties, whole
+from tests.servers.servicebus.limits import SHORTEST_LOCK, check_properties, check_subscription_name, whole
 from tests.servers.servicebus.management import check_token
 from tests.servers.servicebus.namespace import Namespace
 
@@ -194,6 +194,7 @@ class _Requests(BaseHTTPRequestHandler):
                 entity = namespace.entities[f"{place.name}/Subscriptions/{name}".lower()]
                 namespace.update(entity.properties, properties, place.name, name)
             else:
+                check_subscription_name(name)
                 self._check_forward(properties)
                 namespace.create_subscription(place.name, name, properties)
             return 201, self._described("subscription", place.name, name)
@@ -386,7 +387,7 @@ def _seconds(text: str | None) -> float | None:
     if not text:
         return None
     match = re.fullmatch(r"P(?=.)(?:([\d.]+)D)?(?:T(?:([\d.]+)H)?(?:([\d.]+)M)?(?:([\d.]+)S)?)?", text)
-    if match is None:
+    if match is None or float(match[1] or 0) > 10_675_199:  # what .NET counts
         raise Refused("bad-request", f"{text} is no duration")
     days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
     total = days * 86_400 + hours * 3600 + minutes * 60 + seconds

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tests.servers.servicebus.entities import Refused
 
-__all__ = ["SHORTEST_LOCK", "check_properties", "whole"]
+__all__ = ["SHORTEST_LOCK", "check_properties", "check_subscription_name", "whole"]
 
 SHORTEST_LOCK: Final = 5.0
 """Seconds; tests that wait for the end of a lock allow shorter ones."""
@@ -39,6 +39,12 @@ def check_properties(properties: Mapping[str, Any], shortest_lock: float = SHORT
         raise _out_of_range("max_size_in_megabytes", size, f"one of {', '.join(map(str, sorted(_SIZES)))}")
     if len(properties.get("user_metadata") or "") > _LONGEST_METADATA:
         raise _out_of_range("user_metadata", "too long", f"at most {_LONGEST_METADATA} characters")
+
+
+def check_subscription_name(name: str) -> None:
+    """:raises Refused: no subscription can have this name."""
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,48}[A-Za-z0-9])?", name) is None:
+        raise Refused("bad-request", f"The subscription name {name!r} is invalid.", 400)
 
 
 def whole(name: str, text: str | None) -> int | None:
