@@ -138,8 +138,10 @@ class TailCommits:
         for partition, error in results.items():
             if self._newest.get(partition) is this:
                 del self._newest[partition]
-                if error is None and self._alone:
-                    self._stored[partition] = wanted[partition][0]
+                at, text = wanted[partition]
+                # A text tells more than the position, such as who stored it: to go past would take it away.
+                if error is None and self._alone and not text:
+                    self._stored[partition] = at
                     self._go_past(partition)
         return results
 

@@ -15,8 +15,10 @@ from broker.bus import Bus
 from broker.spi import Lag, TopicPartition
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import StoredOffset
+from broker_kafka.queue.commit_texts import mark_in
 from tests.kafka.group_members import take
 from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin
 
 PATIENCE = 20.0
 FEW = 5
@@ -199,3 +201,17 @@ async def test_positions_of_a_transaction_go_past_them(bus: Bus, topic: str, nam
         async with publisher.transaction(log) as tx:
             await tx.publish_batch(name, [broker.OutboundMessage.from_message(record) for record in batch])
         await read_up(bus, topic, group)
+
+
+async def test_a_queue_keeps_what_it_stores_beside_its_position(kafka: KafkaServer, topic: str, group: str) -> None:
+    async with broker.connect(f"{kafka.url}?queue=markers") as bus:
+        await fill(bus, topic, b"0")
+        async with bus.messages(topic, subscription=group, confirm_acks=True) as inbox:
+            message = await inbox.next_message(timeout=PATIENCE)
+            assert message is not None
+            await message.ack()
+            await undo(bus, topic)
+            assert await inbox.next_message(timeout=1.0) is None
+        stored = await asyncio.to_thread(RawAdmin(kafka.bootstrap).committed, group, topic)
+    # Others see by it that a queue with markers was here.
+    assert mark_in(stored.metadata or "") is not None
