@@ -10,7 +10,7 @@ import pytest
 
 from broker.bus import connect
 from broker.errors import BrokerError, LeaseLost, SettleError
-from broker.hooks import Event, LeaseExpired, Received
+from broker.hooks import Event, LeaseExpired, Received, SettleFailed
 from broker.messages import Message, SettleState
 from broker.outbound import OutboundMessage
 from broker.spi import TopicPartition
@@ -129,3 +129,23 @@ async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
             await message.ack()
         lost = {event.message.data: event.message.state for event in told if isinstance(event, LeaseExpired)}
         assert lost == {b"0": SettleState.LOST, b"1": SettleState.LOST}
+
+
+async def test_an_unconfirmed_ack_of_who_stood_still_is_told_as_refused(
+    kafka: KafkaServer, topic: str, group: str
+) -> None:
+    told: list[Event] = []
+    async with (
+        connect(f"{kafka.url}?queue=markers&lease_seconds=1") as bus,
+        bus.messages(topic, subscription=group) as inbox,
+    ):
+        bus.hooks.listen(told.append)
+        await bus.topic(topic).publish(b"once")
+        (message,) = await take(inbox, 1, 20.0)
+        time.sleep(1.2)  # noqa: ASYNC251
+        await message.ack()
+        (again,) = await take(inbox, 1, 20.0)
+        assert (again.data, again.delivery_attempt) == (b"once", 2)
+        (refused,) = [event for event in told if isinstance(event, SettleFailed)]
+        assert (refused.message, type(refused.error), message.state) == (message, LeaseLost, SettleState.LOST)
+        await again.ack()
