@@ -41,6 +41,8 @@ _POLL: Final = 0.2
 _KEEP: Final = 4
 _STOP: Final = 5.0
 _FETCH_WAIT: Final = 5
+_MOST: Final = 1_000_000
+"""More the client library refuses to give at once."""
 _SOON: Final = 0.05
 """Seconds in which a broker that is there, and near, sends a range that is there."""
 _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
@@ -97,7 +99,7 @@ class _ReaderThread(OwnerThread[Consumer]):
 
     async def take(self, most: int) -> _Chunk:
         """The next records of the range; it waits for the first, which is there."""
-        return await self.call(lambda client: self._take(client, most))
+        return await self.call(lambda client: self._take(client, min(most, _MOST)))
 
     def abandon(self) -> None:
         """Nobody waits for the records any more."""
