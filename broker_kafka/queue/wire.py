@@ -204,11 +204,10 @@ def read_content(data: bytes) -> Content:
     """
     raw = _Marker.FromString(data)
     origin = raw.origin if raw.HasField("origin") else None
-    # V1 cannot tell an empty key or value from none, and writes neither.
-    bare = b"" if raw.version == V1 else None
+    # V1 cannot tell an empty key or value from none, and writes neither: many have no key, and few no value.
     return Content(
-        key=raw.key if raw.HasField("key") else bare,
-        value=raw.value if raw.HasField("value") else bare,
+        key=raw.key if raw.HasField("key") else None,
+        value=raw.value if raw.HasField("value") else b"" if raw.version == V1 else None,
         headers=tuple([(header.name, header.value if header.HasField("value") else None) for header in raw.headers]),
         origin=None if origin is None else Origin(origin.topic, origin.partition, origin.offset, origin.timestamp_ms),
         max_attempts=raw.max_attempts,

@@ -49,6 +49,20 @@ async def test_v1_is_written_to_the_byte(kafka: KafkaServer, topic: str, group: 
     }
 
 
+@pytest.mark.parametrize("format", ["v1", "v2-single"])
+async def test_what_has_no_key_comes_again_without_one(
+    kafka: KafkaServer, topic: str, group: str, format: str
+) -> None:
+    async with connect(f"{kafka.url}?{QUICK}&marker_format={format}") as bus:
+        produce(kafka.bootstrap, topic, [b"x"])
+        async with bus.messages(topic, subscription=group) as inbox:
+            (message,) = await take(inbox, 1, PATIENCE)
+            await message.nack(delay=0)
+            (again,) = await take(inbox, 1, PATIENCE)
+            assert (again.data, again.key) == (b"x", None)
+            await again.ack()
+
+
 async def test_what_fails_with_v1_is_given_up_by_the_consumer_that_has_it(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
