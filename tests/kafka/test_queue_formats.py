@@ -50,9 +50,7 @@ async def test_v1_is_written_to_the_byte(kafka: KafkaServer, topic: str, group: 
 
 
 @pytest.mark.parametrize("format", ["v1", "v2-single"])
-async def test_what_has_no_key_comes_again_without_one(
-    kafka: KafkaServer, topic: str, group: str, format: str
-) -> None:
+async def test_what_has_no_key_comes_again_without_one(kafka: KafkaServer, topic: str, group: str, format: str) -> None:
     async with connect(f"{kafka.url}?{QUICK}&marker_format={format}") as bus:
         produce(kafka.bootstrap, topic, [b"x"])
         async with bus.messages(topic, subscription=group) as inbox:
