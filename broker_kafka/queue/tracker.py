@@ -27,6 +27,7 @@ from broker_kafka.positions import bounds_of, high_watermarks
 from broker_kafka.queue.group_positions import GroupPositions
 from broker_kafka.queue.lease import State
 from broker_kafka.queue.marker_consumer import MarkerConsumer
+from broker_kafka.queue.marker_producer import explained
 from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
 from broker_kafka.queue.message_topics import MessageTopics
 from broker_kafka.queue.offset_committer import OffsetCommitter
@@ -325,7 +326,7 @@ class Tracker:
         try:
             await describe(self._connection, self.topic)
         except TopicNotFound as error:
-            self.gave_up(error)
+            self.gave_up(explained(error, self.topic, 0))
         except BrokerError as error:
             logger.info("The tracker of %r goes on after: %s", self.subscription, error)
 

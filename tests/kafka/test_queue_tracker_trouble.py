@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from broker.errors import BackendError, BrokerError
+from broker.errors import BackendError, BrokerError, TopicNotFound
 from broker.hooks import Hooks, Warned
 from broker_kafka.client_assignment import ClientAssignment
 from broker_kafka.connection import Connection
@@ -42,6 +42,17 @@ async def test_what_is_held_is_a_dead_letter_when_its_topic_is_gone(connection: 
     (letter,) = await asyncio.to_thread(wait_for, lambda: queue.read(queue.dead))
     assert letter.value() == b"m0"
     assert "could not be sent again" in str(dict(letter.headers() or ())["dead-letter-reason"])
+
+
+async def test_a_marker_topic_that_is_gone_is_told_with_what_is_lost(connection: Connection, queue: Queue) -> None:
+    async with tracking(connection, queue) as tracker:
+        await asyncio.to_thread(queue.admin.delete_topic, queue.markers)
+        # As the client says it, which takes half a minute to be sure.
+        tracker.failed(TopicNotFound("Unknown topic"))
+        async with asyncio.timeout(10):
+            with pytest.raises(BackendError, match="is gone, and with it what is known") as raised:
+                await tracker.wait()
+    assert "Open the consumer again, which creates it" in str(raised.value)
 
 
 async def test_a_topic_that_is_gone_is_told_once_for_all_partitions(kafka: KafkaServer) -> None:
