@@ -154,7 +154,7 @@ def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[Entry]:
         Entry(
             place.topic,
             None,
-            write_marker(Marker(kind=Kind.END, id=lease.id), v1=not lease.id.topic),
+            write_marker(Marker(kind=Kind.END, id=lease.id), v1=lease.id.is_v1),
             (),
             place.partition,
         )

@@ -254,8 +254,7 @@ class Redeliverer:
             self._said_at = at
 
     def _marker(self, marker: Marker, content: Content | None = None) -> Entry:
-        # What names no topic was started in V1, and its END is one that V1's readers write and read too.
-        v1 = marker.kind == Kind.END and not marker.id.topic
+        v1 = marker.kind == Kind.END and marker.id.is_v1
         return Entry(self._place.topic, None, write_marker(marker, content, v1=v1), (), self._place.partition)
 
     # -- what became of it ---------------------------------------------------------------------------------

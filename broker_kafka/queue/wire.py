@@ -61,6 +61,11 @@ class MessageId(NamedTuple):
     offset: int
     queue: str = ""
 
+    @property
+    def is_v1(self) -> bool:
+        """Whether V1 can name it: its END is written so, for trackers of kafka-mq-go."""
+        return not self.topic and not self.queue
+
 
 class Origin(NamedTuple):
     """Where a message was sent first, and its producer's time in milliseconds since 1970; 0 is unknown."""

@@ -10,7 +10,7 @@ from broker.errors import BackendError
 from broker.hooks import Hooks
 from broker.queue_tracking import PurgedQueue
 from broker_kafka.backend import KafkaBackend
-from broker_kafka.queue.wire import Content, Kind, Marker
+from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
 from broker_kafka.settings import KafkaSettings
 from tests.cli.conftest import InnerCli
 from tests.kafka.queue_markers import Queue, connected, prepared_queue, tracking
@@ -79,6 +79,11 @@ def test_a_queue_that_is_tracked_is_not_purged(queue: Queue) -> None:
                 with pytest.raises(BackendError, match=r"has 1 member .* is not purged.* broker tracker"):
                     await backend.purge_queue(queue.subscription)
             assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=2, ready=2)
+            assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=0, ready=0)
+            # Of a foreign writer, who names the queue and no topic.
+            foreign = Marker(kind=Kind.START, id=MessageId("", 0, 9, queue.subscription), after_ms=600_000)
+            await asyncio.to_thread(queue.write, (foreign, Content(value=b"m9")))
+            assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=1, ready=0)
             assert await backend.purge_queue(queue.subscription) == PurgedQueue(open=0, ready=0)
         finally:
             await backend.close()

@@ -177,10 +177,20 @@ async def test_what_is_no_marker_is_counted_and_passed_over(connection: Connecti
 async def test_markers_of_kafka_mq_go_name_no_topic(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     data = write_marker(Marker(kind=Kind.START, id=ids[0], after_ms=200), Content(key=b"q", value=b"m0"), v1=True)
-    async with tracking(connection, queue, topic=queue.topic):
+    async with tracking(connection, queue, topic=queue.topic) as tracker:
         await asyncio.to_thread(produce, queue.server.bootstrap, queue.markers, [data])
         (again,) = await asyncio.to_thread(queue.wait_for_again, 1, 1)
         assert (again.key(), again.value()) == (b"q", b"m0")
+        await eventually(lambda: tracker.state().open == 0)
+
+
+async def test_markers_that_name_a_queue_and_no_topic_end_too(connection: Connection, queue: Queue) -> None:
+    ids = await asyncio.to_thread(queue.send, 1)
+    start = Marker(kind=Kind.START, id=ids[0]._replace(topic=""), after_ms=200, attempt=1)
+    async with tracking(connection, queue, topic=queue.topic) as tracker:
+        await asyncio.to_thread(queue.write, (start, Content(value=b"m0")))
+        await asyncio.to_thread(queue.wait_for_again, 1, 1)
+        await eventually(lambda: tracker.state().open == 0)
 
 
 async def test_a_start_that_lies_far_back_is_repeated_and_the_log_before_it_let_go(
