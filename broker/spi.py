@@ -115,7 +115,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     """Seconds, for NACK and RELEASE; never above `capabilities.messages.native_delay`."""
     reason: str = ""
     error: str = ""
-    """For REJECT: why, and what the handler raised last, if it did."""
+    """For REJECT: why, and what the handler raised last, if it did; of a NACK, only the latter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

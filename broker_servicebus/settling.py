@@ -58,7 +58,11 @@ class Settler:
             if settlement.message.raw.until < now:
                 results[index] = _lost(settlement.message, "settled")
             else:
-                groups.setdefault((settlement.outcome, settlement.reason, settlement.error), []).append(index)
+                # Nobody is told why a message is given back: those go together.
+                reason, told = (
+                    (settlement.reason, settlement.error) if settlement.outcome is Outcome.REJECT else ("", "")
+                )
+                groups.setdefault((settlement.outcome, reason, told), []).append(index)
         for (outcome, reason, told), indexes in groups.items():
             raws: list[Raw] = [settlements[index].message.raw for index in indexes]
             for index, error in zip(indexes, await self._carry_out(outcome, raws, reason, told), strict=True):

@@ -87,7 +87,7 @@ class Disposition:
         if target is not None:
             self._soon(self._send_on(intake, message, target, reason, error, failures))
         elif delay is not None:
-            self._bring_back(intake, message, delay)
+            self._bring_back(intake, message, delay, error)
         else:
             self._give_up_soon(intake, message, reason, error, total)
 
@@ -177,12 +177,12 @@ class Disposition:
             if late:
                 await asyncio.wait(late)
 
-    def _bring_back(self, intake: Intake, message: Message[Any], delay: float) -> None:
+    def _bring_back(self, intake: Intake, message: Message[Any], delay: float, error: Exception | None = None) -> None:
         """Hold it here, or have the broker do it; waits for neither."""
         if self._waits_here(intake, delay):
             self._hold(intake, message, delay)
         else:
-            intake.carry_out_soon(_nacked(intake, message, delay))
+            intake.carry_out_soon(_nacked(intake, message, delay, error))
 
     def _waits_here(self, intake: Intake, delay: float) -> bool:
         in_process = self._engine.options.ordered_by_key or delay > intake.capabilities.native_delay
@@ -347,9 +347,10 @@ class Disposition:
         self._bring_back(intake, message, self.retry.maximum)
 
 
-def _nacked(intake: Intake, message: Message[Any], delay: float) -> Settlement:
+def _nacked(intake: Intake, message: Message[Any], delay: float, error: Exception | None = None) -> Settlement:
     """Has the broker bring it back, as late as it can."""
-    return Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay))
+    told = "" if error is None else describe(error)
+    return Settlement(message, Outcome.NACK, min(delay, intake.capabilities.native_delay), error=told)
 
 
 def _kept_for(intake: Intake, message: Message[Any]) -> float:

@@ -185,7 +185,7 @@ class LeaseBook:
         # What was given back untried does not count as a delivery; what waits for its next one was tried.
         untried = settlement.outcome is Outcome.RELEASE and not hold.due
         after_ms = max(round(1000 * (settlement.delay or 0.0)), self._remaining_ms(hold))
-        return self._released(hold, after_ms, hold.attempt - untried, settlement.reason)
+        return self._released(hold, after_ms, hold.attempt - untried, settlement.error or settlement.reason)
 
     def _remaining_ms(self, hold: Hold) -> int:
         """How long it is not to be delivered yet."""

@@ -9,8 +9,10 @@ import pytest
 from confluent_kafka import Producer
 
 from broker.bus import Bus, connect
+from broker.consuming.retry import Retry
 from broker.errors import BackendError, SubscriptionNotFound, Unsupported
 from broker.hooks import Warned
+from broker.messages import Message
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
 from broker.queue_tracking import TracksQueues
@@ -45,6 +47,25 @@ async def test_what_comes_again_is_the_message_as_it_was(kafka: KafkaServer, bus
         assert again.native.headers()[: len(headers)] == headers
         assert (first.delivery_attempt, again.delivery_attempt) == (1, 2)
         await again.ack()
+
+
+async def test_what_a_handler_raised_is_told_of_what_waits(bus: Bus, topic: str, group: str) -> None:
+    failed = asyncio.Event()
+    assert isinstance(bus.backend, TracksQueues)
+
+    async def fail(message: Message[bytes]) -> None:
+        failed.set()
+        raise ValueError("the bank is closed")
+
+    retry = Retry(initial=60.0)
+    await bus.topic(topic).publish(b"x")
+    async with bus.messages(topic, subscription=group, retry=retry) as inbox:
+        work = asyncio.create_task(inbox.receive(fail))
+        await asyncio.wait_for(failed.wait(), PATIENCE)
+        inbox.stop()
+        await work
+    (lease,) = await bus.backend.open_leases(group)
+    assert (lease.state, lease.attempt, lease.reason) == ("waiting", 1, "ValueError: the bank is closed")
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "random"])
