@@ -33,9 +33,28 @@ PROTOCOLS = {
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 
+def source_of(consumer: RecordConsumer) -> Any:
+    return vars(vars(consumer)["_member"])["_source"]
+
+
+async def read_all(consumer: RecordConsumer) -> None:
+    """All of both partitions, until the client has told that they end there: it has no more to say of records."""
+    told: set[object] = set()
+    tails = source_of(consumer).tails
+    ended = tails.ended
+
+    def tell(partition: object, end: int) -> None:
+        told.add(partition)
+        ended(partition, end)
+
+    tails.ended = tell
+    await read(consumer, 10, PATIENCE)
+    await eventually(lambda: len(told) == 2, PATIENCE, "the ends of both partitions")
+
+
 def hold_until_told(consumer: RecordConsumer) -> None:
     """Keep the member's thread from polling until its client has something to say, which is next to be polled."""
-    source: Any = vars(vars(consumer)["_member"])["_source"]
+    source = source_of(consumer)
     library: Any = ctypes.CDLL(confluent_kafka.cimpl.__file__)
     library.rd_kafka_queue_get_consumer.restype = ctypes.c_void_p
     library.rd_kafka_queue_length.argtypes = library.rd_kafka_queue_destroy.argtypes = [ctypes.c_void_p]
@@ -70,7 +89,7 @@ async def test_a_commit_is_carried_out_before_its_partition_is_given_up(
     for partition in range(2):
         produce(kafka.bootstrap, topic, [b"m"] * 5, partition=partition)
     async with members(kafka, protocol) as (first, second), first.records(topic, group=group) as one:
-        await read(one, 10, PATIENCE)
+        await read_all(one)
         hold_until_told(one)
         commit = asyncio.ensure_future(one.commit())
         async with second.records(topic, group=group) as two:
@@ -93,7 +112,7 @@ async def test_a_transaction_is_over_before_its_partition_is_given_up(
         AsyncExitStack() as stack,
     ):
         async with asyncio.timeout(PATIENCE), publisher.transaction(one) as tx:
-            await read(one, 10, PATIENCE)
+            await read_all(one)
             await tx.publish(sink, b"done")
             hold_until_told(one)
             two = await stack.enter_async_context(second.records(topic, group=group))
