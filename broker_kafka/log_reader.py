@@ -24,7 +24,7 @@ from confluent_kafka import Message as NativeRecord
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout
-from broker.records import Record
+from broker.records import Record, RecordsOfRuns
 from broker.spi import Bounds, TopicPartition
 from broker_kafka.connection import Connection
 from broker_kafka.errors import translate
@@ -58,7 +58,7 @@ class _Chunk:
 
     __slots__ = ("done", "records")
 
-    def __init__(self, records: list[Record[Any]], done: bool) -> None:
+    def __init__(self, records: Sequence[Record[Any]], done: bool) -> None:
         self.records = records
         self.done = done
 
@@ -87,29 +87,30 @@ class _ReaderThread(OwnerThread[Consumer]):
     async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> _Chunk:
         """Read this range from now on; its first records, as of `take`."""
 
-        def begin(client: Consumer) -> None:
+        def begin(client: Consumer) -> _Chunk:
             self._place, self._stop_at, self._abandoned = place, stop, False
             client.assign([NativePartition(*place, start)])
+            return self._take(client, most)
 
         try:
-            await self.call(begin)
+            return await self.call(begin)
         except KafkaException as error:
             raise translate(error, f"Reading {place.topic!r}") from error
-        return await self.take(most)
 
     async def take(self, most: int) -> _Chunk:
         """The next records of the range; it waits for the first, which is there."""
-        return await self.call(lambda client: self._take(client, min(most, _MOST)))
+        return await self.call(lambda client: self._take(client, most))
 
     def abandon(self) -> None:
         """Nobody waits for the records any more."""
         self._abandoned = True
 
-    async def end(self) -> None:
-        """Fetch no more of the range."""
-        await self.call(lambda client: client.unassign())
+    def end(self) -> None:
+        """Fetch no more of the range, from now on or a moment later; a range that is begun next comes after it."""
+        self.tell(lambda client: client.unassign())
 
     def _take(self, client: Consumer, most: int) -> _Chunk:
+        most = min(most, _MOST)
         # Beginning with what is there: a timeout makes the library wait until the batch is full.
         messages = client.consume(most, 0.0)
         deadline = monotonic() + self._patience
@@ -130,7 +131,7 @@ class _ReaderThread(OwnerThread[Consumer]):
 
     def _sort(
         self, messages: Sequence[NativeRecord], last: BrokerError | None
-    ) -> tuple[list[Record[Any]], bool, BrokerError | None]:
+    ) -> tuple[Sequence[Record[Any]], bool, BrokerError | None]:
         """The records of the range, whether it ended, and the last error that will pass."""
         topic, partition = self._place
         found: list[Any] = [message for message in messages if message.error() is None]
@@ -148,7 +149,8 @@ class _ReaderThread(OwnerThread[Consumer]):
         if found and found[-1].offset() >= self._stop_at - 1:
             done = True
             found = [message for message in found if message.offset() < self._stop_at]
-        return NativeRun(topic, partition, found).make(None, 0), done, last
+        # Who asks for columns has no use for the records themselves, which are made when somebody looks at them.
+        return RecordsOfRuns([(NativeRun(topic, partition, found), 0)] if found else [], None), done, last
 
     def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
         """An error that will pass, or None; any other is raised."""
@@ -268,7 +270,7 @@ class KafkaLogReader:
         return thread
 
     async def _release(self, thread: _ReaderThread) -> None:
-        await thread.end()
+        thread.end()
         if not self._closed and len(self._idle) < _KEEP:
             self._idle.append(thread)
         else:

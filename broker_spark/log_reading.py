@@ -40,23 +40,26 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
     bus = bus_of(options.url)
     columns = _Columns(options.columns)
     with was_there(_GONE):
-        for records in _batches(bus, options, wanted):
-            yield from columns.batches(records)
+        for table in _tables(bus, options, wanted, columns):
+            yield from columns.batches(table)
         _check_identity(bus, wanted)
     keep_what_is_loaded()
 
 
-def _batches(bus: Bus, options: SourceOptions, wanted: Range) -> Iterator[BlockingRecordBatch[bytes]]:
+def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) -> Iterator[Any]:
+    """What was read, as Arrow tables."""
     position = wanted.start
     while position < wanted.stop:
         try:
             found = bus.log.read(wanted.topic, wanted.partition, position, wanted.stop, max_records=options.arrow_rows)
             for records in found:
-                first, last = records[0].offset, records[-1].offset
+                table = columns.table(records)
+                offsets = table.column("offset")
+                first, last = offsets[0].as_py(), offsets[-1].as_py()
                 if not position <= first <= last < wanted.stop:
                     raise OffsetOutOfRange(f"Offsets {first} to {last} came, and {position} to {wanted.stop} were due")
                 position = last + 1
-                yield records
+                yield table
             return
         except OffsetOutOfRange as error:
             _check_identity(bus, wanted)
@@ -106,12 +109,17 @@ class _Columns:
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._schema: Any = arrow_schema(columns)
-        self._asked = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
+        self._asked = list(
+            dict.fromkeys(["offset", *(RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS)])
+        )
 
-    def batches(self, records: BlockingRecordBatch[bytes]) -> Iterator[pyarrow.RecordBatch]:
-        count = len(records)
-        # Asked for no column, it would give all.
-        table: Any = records.to_arrow(self._asked) if self._asked else None
+    def table(self, records: BlockingRecordBatch[bytes]) -> Any:
+        """The columns that the schema has of records, and their offsets in any case."""
+        return records.to_arrow(self._asked)
+
+    def batches(self, table: Any) -> Iterator[pyarrow.RecordBatch]:
+        """What `table` made, as the schema has it."""
+        count: int = table.num_rows
         arrays: list[Any] = []
         for field in self._schema:
             if field.name in RECORD_COLUMNS:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from broker.capabilities import RecordCapabilities
 from broker.checks import check_count, check_time, is_whole, refused
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
-from broker.records import Record, RecordBatch
+from broker.records import RecordBatch
 from broker.spi import Bounds, LogReaderSpi, Span, TellsSpans
 
 __all__ = ["LogReaderFacade"]
@@ -108,5 +107,4 @@ class LogReaderFacade:
             raise OffsetOutOfRange(f"Topic {topic!r}[{partition}] begins at {start}, above stop {stop}")
         async for records in self._reader.read(topic, partition, start, stop, max_records):
             if records:
-                batch: list[Record[Any]] = records if isinstance(records, list) else list(records)
-                yield RecordBatch(batch)
+                yield RecordBatch(records)

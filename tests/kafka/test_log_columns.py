@@ -1,0 +1,41 @@
+"""Columns of what a log reader gives, which need no record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.reading.log_reader import LogReaderFacade
+from broker_kafka.log_reader import KafkaLogReader
+from broker_kafka.runs import NativeRun
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import produce
+
+
+async def test_columns_of_a_log_make_no_records(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [b"%d" % number for number in range(25)]
+    produce(kafka.bootstrap, topic, values, key=b"k", headers=[("color", b"red")])
+    made: list[int] = []
+    make = NativeRun.make
+
+    def counted(run: NativeRun, *owner: Any) -> Any:
+        made.append(len(run))
+        return make(run, *owner)
+
+    monkeypatch.setattr(NativeRun, "make", counted)
+    log = LogReaderFacade(reader)
+    rows: list[tuple[Any, ...]] = []
+    async for batch in log.read(topic, 0, max_records=10):
+        table = batch.to_arrow(["offset", "key", "data", "attributes"])
+        assert list(batch.rows("offset", "data")) == [(row["offset"], row["data"]) for row in table.to_pylist()]
+        rows += [(row["offset"], row["key"], row["data"], row["attributes"]) for row in table.to_pylist()]
+    assert rows == [(number, b"k", value, [("color", "red")]) for number, value in enumerate(values)]
+    assert made == []
+    # Who looks at records gets the same ones each time.
+    async for batch in log.read(topic, 0, max_records=100):
+        assert [record.data for record in batch] == values[batch[0].offset : batch[-1].offset + 1]
+        assert batch[0] is next(iter(batch))
+    assert sum(made) == 25
