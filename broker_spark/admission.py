@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-__all__ = ["Places", "admit", "backlog"]
+__all__ = ["Places", "admit", "backlog", "covers"]
 
 Places = Mapping[str, Mapping[int, int]]
 """An offset by topic and partition."""
@@ -20,6 +20,11 @@ K = TypeVar("K", bound=Hashable)
 def backlog(start: Places, end: Places, *, shared: bool) -> dict[str, int]:
     """The most rows that each topic can have between these."""
     return {topic: _span(start[topic], ends, shared) for topic, ends in end.items()}
+
+
+def covers(start: Places, end: Places) -> bool:
+    """Whether there is a start for each end, in the same topics."""
+    return start.keys() == end.keys() and all(ends.keys() <= start[topic].keys() for topic, ends in end.items())
 
 
 def admit(start: Places, end: Places, most: int | None, *, shared: bool) -> dict[str, dict[int, int]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from broker.blocking import Bus
 from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
 from broker.hooks import logger
-from broker_spark.admission import Places, admit, backlog
+from broker_spark.admission import Places, admit, backlog, covers
 from broker_spark.connections import bus_of
-from broker_spark.counting import Counted, count_rows, spans_between
+from broker_spark.counting import Counted, count_rows, counts, spans_between
 from broker_spark.log_reading import read_range
 from broker_spark.offsets import GONE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
@@ -39,6 +39,9 @@ from broker_spark.topics import (
 )
 
 __all__ = ["LogBatchReader", "LogStreamReader"]
+
+_FRESH: Final = 1.0
+"""Seconds for which a backlog that was seen is taken to be there."""
 
 
 class LogBatchReader(DataSourceReader):
@@ -87,6 +90,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._heads: dict[str, Any] | None = None
         self._held_since: float | None = None
         """Since when there are rows, but fewer than minRows."""
+        self._seen: Offsets | None = None
+        """Where the logs ended when they were last looked at, and ..."""
+        self._seen_at = 0.0
+        """... when that was."""
         self._told: dict[tuple[str, int], int] = {}
         """What the group of the options was told last, by topic and partition."""
 
@@ -123,7 +130,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         bus, shared = self._bus()
         known = Offsets.from_json(start)
-        heads = self._look(known)
+        heads = self._backlog(bus, known, limit) or self._look(known)
         if self._draining and self._target is None:
             self._target = heads.to_json()
         known.check(
@@ -208,7 +215,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bus, shared = self._bus()
         logs = self._logs(bus, shared, known.topics if known is not None else ())
         # Where each begins rides along, for partitions that are new.
-        return self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
+        self._seen = self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
+        self._seen_at = time.monotonic()
+        return self._seen
+
+    def _backlog(self, bus: Bus, known: Offsets, limit: ReadLimit) -> Offsets | None:
+        """Where the logs ended a moment ago, if the next batch cannot take all that: who catches up need not ask."""
+        seen = self._seen
+        if seen is None or time.monotonic() - self._seen_at > _FRESH or not counts(bus):
+            return None
+        begins = {name: topic.next for name, topic in known.topics.items()}
+        ends = {name: topic.next for name, topic in seen.topics.items()}
+        if not isinstance(limit, ReadMaxRows) or not begins or not covers(begins, ends):
+            return None
+        waiting = sum(backlog(begins, ends, shared=seen.shared).values())
+        return seen if waiting > limit.max_rows else None
 
     def _offsets(self, bus: Bus, topics: Mapping[str, TopicOffsets]) -> Offsets:
         return Offsets(bus.capabilities.backend, topics, shared=check_log(bus))

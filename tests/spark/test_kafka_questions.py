@@ -122,3 +122,34 @@ def test_reads_by_sparks_connector_ask_for_nothing_twice(
     start = {"0": 1}
     broker_spark.read_stream(spark, connector="always", checkpoint=str(tmp_path), start=start, **of_topic)
     assert told(asked) == {"Topic": 2, "Positions": 2}
+
+
+def test_who_catches_up_asks_where_the_logs_end_once_a_second(
+    url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(100))
+    options = SourceOptions.parse({"url": url, "topic": topic, "maxRows": "30"})
+    now = 0.0
+    monkeypatch.setattr("broker_spark.log_source.time.monotonic", lambda: now)
+    reader = LogStreamReader(options)
+    start = reader.initialOffset()
+    told(asked)
+    batches: list[list[bytes]] = []
+    questions: list[dict[str, int]] = []
+    # 100 and 70 rows wait where 30 are taken; of the next second nothing is known, and of the last 10 no others.
+    for number in range(4):
+        now += 1.5 if number == 2 else 0.1
+        end = reader.latestOffset(start, reader.getDefaultReadLimit())
+        questions.append(told(asked))
+        parts = reader.partitions(start, end)
+        batches.append([row for part in parts if isinstance(part, Range) for row in rows_of(options, part)])
+        told(asked)
+        start = end
+        if number == 2:
+            publish(bus, topic, numbered(5, start=100))
+            told(asked)
+    look = {"Topic": 2, "Positions": 2}
+    assert questions == [look, {}, look, look]
+    assert [len(batch) for batch in batches] == [30, 30, 30, 15]
+    assert sorted(row for batch in batches for row in batch) == sorted(numbered(105))

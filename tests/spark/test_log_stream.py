@@ -253,6 +253,19 @@ def test_other_checkpoints_are_refused(url: str, bus: Bus, make_topic: MakeTopic
     assert sorted(row for batch in Query(url, topic).batches() for row in batch) == sorted(numbered(20))
 
 
+def test_a_topic_that_is_made_anew_behind_who_catches_up_is_told(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(100))
+    query = Query(url, topic, maxRows=10)
+    assert query.batch() == numbered(10)
+    bus.admin.delete_topic(topic)
+    bus.admin.ensure_topic(topic, partitions=1)
+    publish(bus, topic, numbered(200))
+    # Whether or not the logs are looked at before this batch.
+    with pytest.raises(ConfigurationError, match="was deleted and made anew"):
+        query.batch()
+
+
 def test_what_retention_removed_is_an_error_or_skipped(
     url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
