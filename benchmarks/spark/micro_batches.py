@@ -9,14 +9,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import broker_spark
 from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section, Table
 from benchmarks.spark.reading import finished
 from benchmarks.spark.rowwise import PLAIN
-from benchmarks.spark.stage import SparkStage, sizes
+from benchmarks.spark.stage import Side, SparkStage, sizes
 from benchmarks.spark.timing import Done, Work, in_turn
 
 __all__ = ["measure_micro_batches"]
@@ -25,6 +26,16 @@ _STEPS = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", 
 _SKIPPED = 4
 _SECONDS = 300.0
 _SUBSCRIPTION = "bench"
+
+
+class _Asked(NamedTuple):
+    """A stream of one row in each batch.
+
+    :ivar publish: adds a row; without it rows are there, or make themselves.
+    """
+
+    frame: Any
+    publish: Callable[[], object] | None = None
 
 
 def measure_micro_batches(stage: SparkStage, scale: float, rounds: int) -> list[Section]:
@@ -37,28 +48,41 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         "A micro-batch of one row",
         "Its time, against that of `rate-micro-batch` with one row in the same session: one task, the `noop` sink, the "
         "next batch at once, checkpoints as Spark has them by default. `the least in Python` is a source that asks "
-        "nobody: what Spark itself takes to have a row from Python. The table has the milliseconds of each step, as "
-        "Spark's progress names them, in the median.",
+        "nobody: what Spark itself takes to have a row from Python. While rows wait, our source asks the broker once a "
+        "second where a topic ends; of `rows one by one` none waits, and it is asked for each. The table has the "
+        "milliseconds of each step, as Spark's progress names them, in the median.",
         "times as long",
     )
     batches = 3 if scale < 1 else 12
     spark = stage.spark
     topics = {side.name: side.filled(_SKIPPED + batches + 20, 100) for side in stage.sides}
 
-    def ours(side: Any) -> Callable[[], Any]:
-        options = {"url": side.url, "topic": topics[side.name], "maxRows": 1, "columns": ",".join(PLAIN)}
-        return spark.readStream.format("broker").options(**options).load
+    def ours(side: Side, topic: str) -> Any:
+        options = {"url": side.url, "topic": topic, "maxRows": 1, "columns": ",".join(PLAIN)}
+        return spark.readStream.format("broker").options(**options).load()
+
+    def waiting(side: Side) -> Callable[[], _Asked]:
+        return lambda: _Asked(ours(side, topics[side.name]))
+
+    def coming(side: Side) -> Callable[[], _Asked]:
+        def make() -> _Asked:
+            topic = side.target()
+            return _Asked(ours(side, topic), lambda: side.bus.topic(topic).publish(b"one"))
+
+        return make
 
     rate = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=1, numPartitions=1)
     kafka = stage.kafka
-    sources: Mapping[str, Callable[[], Any]] = {
-        "rate-micro-batch": rate.load,
-        "the least in Python": spark.readStream.format("one-row").load,
-        "broker on jetstream": ours(stage.jetstream),
-        "broker on kafka": ours(kafka),
-        "broker by connector": lambda: broker_spark.read_stream(
-            spark, connector="always", url=kafka.url, topic=topics["kafka"], maxRows=1, columns=",".join(PLAIN)
-        ),
+    one_row = spark.readStream.format("one-row")
+    by_connector = partial(broker_spark.read_stream, spark, connector="always", url=kafka.url, topic=topics["kafka"])
+    sources: Mapping[str, Callable[[], _Asked]] = {
+        "rate-micro-batch": lambda: _Asked(rate.load()),
+        "the least in Python": lambda: _Asked(one_row.load()),
+        "broker on jetstream": waiting(stage.jetstream),
+        "broker on kafka": waiting(kafka),
+        "broker on jetstream, rows one by one": coming(stage.jetstream),
+        "broker on kafka, rows one by one": coming(kafka),
+        "broker by connector": lambda: _Asked(by_connector(maxRows=1, columns=",".join(PLAIN))),
     }
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
     for number in range(rounds):
@@ -85,12 +109,16 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
     return section
 
 
-def _medians(stage: SparkStage, frame: Any, batches: int) -> dict[str, float]:
+def _medians(stage: SparkStage, asked: _Asked, batches: int) -> dict[str, float]:
     """Milliseconds of each step of a query's batches."""
-    query = frame.writeStream.format("noop").option("checkpointLocation", stage.place()).start()
+    query = asked.frame.writeStream.format("noop").option("checkpointLocation", stage.place()).start()
     until = time.monotonic() + _SECONDS
     done: list[Any] = []
+    published = 0
     while len(done) < _SKIPPED + batches:
+        if asked.publish is not None and published == len(done):
+            asked.publish()
+            published += 1
         if not query.isActive or time.monotonic() > until:
             raise RuntimeError(f"Only {len(done)} batches ran: {query.exception()}")
         time.sleep(0.1)
