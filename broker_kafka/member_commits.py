@@ -89,8 +89,10 @@ class MemberCommits:
         self, positions: Mapping[TopicPartition, StoredOffset], mine: dict[TopicPartition, int]
     ) -> Mapping[TopicPartition, BrokerError | None]:
         self.any = True
-        until = self._loop.time() + _PASSING_SECONDS
+        within = self._thread.calling_back
         results = dict(await self._once(positions))
+        # The answer may have waited for a rebalance, however long that took, and a refusal tells of its end.
+        until = self._loop.time() + _PASSING_SECONDS
         # In the middle of a rebalance a member is of no generation, and may keep its partitions in the next. A new
         # coordinator loads what the former one stored, and the client does not wait for all of that.
         while again := {
@@ -100,7 +102,8 @@ class MemberCommits:
             and partition in mine
             and self._owned.get(partition) == mine[partition]
         }:
-            if self._thread.calling_back or self._closed or self._loop.time() > until:
+            # Within a callback the generation stays; what was sent before it was of an earlier one.
+            if (within and self._thread.calling_back) or self._closed or self._loop.time() > until:
                 break
             await asyncio.sleep(_PAUSE)
             for partition in again:
@@ -110,6 +113,7 @@ class MemberCommits:
                     del mine[partition]
                     results[partition] = (await asyncio.shield(newest))[partition]
             if still := {partition: positions[partition] for partition in again if partition in mine}:
+                within = self._thread.calling_back
                 results |= await self._once(still)
         return results
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, LeaseLost
 from broker.spi import TopicPartition
+from broker_kafka import member_commits
 from broker_kafka.commits import split_owned
 from broker_kafka.errors import translate
 from broker_kafka.member_commits import MemberCommits
@@ -74,3 +77,61 @@ async def test_a_commit_waits_for_a_coordinator_that_loads() -> None:
     )
     assert await commits.commit({place: (5, "")}) == {place: None}
     assert stored == [5, 5, 5]
+
+
+def member(commit: Callable[[int], Awaitable[BrokerError | None]], thread: SimpleNamespace) -> MemberCommits:
+    """Of partition 0 of orders. `commit` is given the number of the attempt."""
+    attempts = count(1)
+
+    async def store(
+        owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        return dict.fromkeys(positions, await commit(next(attempts)))
+
+    return MemberCommits(
+        cast("Any", SimpleNamespace(commit=store)),
+        cast("Any", thread),
+        {TopicPartition("orders", 0): 1},
+        GroupMember("readers", 1),
+        group="readers",
+        timeout=5.0,
+    )
+
+
+async def test_a_refusal_that_is_heard_when_partitions_come_is_of_the_generation_before() -> None:
+    thread = SimpleNamespace(calling_back=False)
+
+    async def refuse_once(attempt: int) -> BrokerError | None:
+        thread.calling_back = True
+        return LeaseLost("Another generation") if attempt == 1 else None
+
+    place = TopicPartition("orders", 0)
+    assert await member(refuse_once, thread).commit({place: (5, "")}) == {place: None}
+
+
+async def test_what_is_refused_within_a_callback_is_not_tried_again_there() -> None:
+    seen: list[int] = []
+
+    async def refuse(attempt: int) -> BrokerError | None:
+        seen.append(attempt)
+        return LeaseLost("Another has it")
+
+    place = TopicPartition("orders", 0)
+    found = await member(refuse, SimpleNamespace(calling_back=True)).commit({place: (5, "")})
+    assert isinstance(found[place], LeaseLost)
+    assert seen == [1]
+
+
+async def test_a_refusal_that_waited_for_a_long_rebalance_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member_commits, "_PASSING_SECONDS", 0.2)
+
+    async def refuse_late(attempt: int) -> BrokerError | None:
+        if attempt > 1:
+            return None
+        # The request waits behind that of the joining.
+        await asyncio.sleep(0.3)
+        return LeaseLost("Another generation")
+
+    place = TopicPartition("orders", 0)
+    commits = member(refuse_late, SimpleNamespace(calling_back=False))
+    assert await commits.commit({place: (5, "")}) == {place: None}
