@@ -1,6 +1,7 @@
 """What the client omits when a member of a group closes, so that the group would miss it until its session ends.
 
-Called in the thread that owns the client, right before `Consumer.close`; it takes a second at most, and never raises.
+Called in the thread that owns the client, right before `Consumer.close`; it never raises. It takes a second at most, or
+a few where the group rebalances just then and waits for others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from broker_kafka.offsets.protocol import GroupMember
 __all__ = ["prepare_to_leave"]
 
 _JOIN_SECONDS: Final = 1.0
+_REBALANCE_SECONDS: Final = 4.0
+"""The others hear of a rebalance by their heartbeats, three seconds apart by default."""
 _LOOK_AGAIN: Final = 0.01
 
 
@@ -38,6 +41,10 @@ def prepare_to_leave(client: Consumer, config: Mapping[str, Any], was_assigned: 
                 client.poll(_LOOK_AGAIN)
             # A cooperative member joins once more while it closes; a static one is meant to stay.
             client.unsubscribe()
+            # Who waits to join again unsubscribes after that, and a close that comes before does not leave.
+            until = monotonic() + _REBALANCE_SECONDS
+            while client.memberid() and monotonic() < until:
+                client.poll(_LOOK_AGAIN)
     except (KafkaException, RuntimeError, BrokerError) as error:
         logger.debug("The group may miss a member until its session ends: %s", error)
 

@@ -71,6 +71,28 @@ async def test_a_cooperative_member_leaves_while_its_joining_is_under_way(
             await eventually(lambda name=name: members_of(admin, name) == 0, SECONDS)
 
 
+async def test_a_member_without_partitions_leaves_while_it_waits_to_join_again(
+    kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
+):
+    def is_stable() -> bool:
+        described: Any = admin.client.describe_consumer_groups([group])[group].result()
+        return described.state.name == "STABLE"
+
+    # The first member holds the only partition, and is the last to hear of a rebalance.
+    slow: dict[str, Any] = {**patient("cooperative-sticky"), "heartbeat_interval_ms": 2500}
+    quick = patient("cooperative-sticky")
+    async with connect(kafka.url) as bus, GroupConsumer(bus, topic, group=group, **slow) as first:
+        await eventually(first.assignment, SECONDS)
+        second = await GroupConsumer(bus, topic, group=group, **quick).__aenter__()
+        await eventually(lambda: members_of(admin, group) == 2 and is_stable(), SECONDS)
+        async with GroupConsumer(bus, topic, group=group, **quick):
+            await eventually(lambda: not is_stable(), SECONDS)
+            # Nothing tells when its next heartbeat has been answered, and it has asked to join.
+            await asyncio.sleep(0.5)
+            await second.close()
+            await eventually(lambda: members_of(admin, group) == 2 and is_stable(), SECONDS)
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 async def test_consumers_of_both_families_leave_right_after_joining(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
