@@ -31,8 +31,9 @@ class Notes:
             self._stored[partition] = stored
 
     def begun(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The positions that were stored when the assignments began."""
-        return {each: self._stored[each].offset for each in partitions if each in self._stored}
+        """The positions that were stored without a text when the assignments began."""
+        found = {each: self._stored[each] for each in partitions if each in self._stored}
+        return {each: stored.offset for each, stored in found.items() if not stored.metadata}
 
     def finished(self, partition: TopicPartition) -> Sequence[tuple[int, int]]:
         """The ranges above the position from which the assignment began."""

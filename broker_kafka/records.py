@@ -115,7 +115,7 @@ class KafkaRecordSource:
             paused=lambda: self._arrivals.paused,
         )
         self._tasks = Tasks(f"Group {self.group!r}", self.failed)
-        self.tails: Final = TailCommits(self._commits, self._tasks)
+        self.tails: Final = TailCommits(self._commits, self._tasks, listener.event)
         self._identities = TopicIdentities(
             connection, self._store, self._tasks, held=self.assignment, owner=lambda: self._owner, gone=self._made_anew
         )

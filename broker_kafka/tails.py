@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from broker.errors import BrokerError
-from broker.hooks import logger
+from broker.hooks import Event, PositionsCommitted, logger
 from broker.records import RecordRun
 from broker.spi import TopicPartition
 from broker_kafka.tasks import Tasks
@@ -75,11 +75,13 @@ class TailCommits:
     """Commits of a member, which go past what no reader gets.
 
     :param commits: carries them out.
+    :param emit: is told of those that nobody asked for.
     """
 
-    def __init__(self, commits: _Commits, tasks: Tasks) -> None:
+    def __init__(self, commits: _Commits, tasks: Tasks, emit: Callable[[Event], object]) -> None:
         self._commits = commits
         self._tasks = tasks
+        self._emit = emit
         self._tails = Tails()
         self._newest: dict[TopicPartition, object] = {}
         self._stored: dict[TopicPartition, int] = {}
@@ -92,7 +94,7 @@ class TailCommits:
         self.beyond = self._tails.beyond
 
     def begin(self, positions: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int]) -> None:
-        """An assignment begins here. :param stored: what the brokers have of it."""
+        """An assignment begins here. :param stored: what the brokers have of it, where no text is with it."""
         self._tails.begin(positions)
         for partition in positions:
             self._stored.pop(partition, None)
@@ -160,6 +162,9 @@ class TailCommits:
     async def _commit(self, partition: TopicPartition, stored: int) -> None:
         if self._stored.get(partition) != stored:
             return
-        for error in (await self.commit({partition: (stored, "")})).values():
-            if error is not None:
-                logger.info("The position of %s stays behind its end: %s", partition, error)
+        end = self._tails.beyond(partition, stored)
+        error = (await self.commit({partition: (stored, "")}))[partition]
+        if error is None:
+            self._emit(PositionsCommitted(positions={partition: end}))
+        else:
+            logger.info("The position of %s stays behind its end: %s", partition, error)

@@ -12,11 +12,13 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.hooks import PositionsCommitted
 from broker.spi import Lag, TopicPartition
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import StoredOffset
 from broker_kafka.queue.commit_texts import mark_in
 from tests.kafka.group_members import take
+from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
@@ -212,6 +214,32 @@ async def test_a_queue_keeps_what_it_stores_beside_its_position(kafka: KafkaServ
             await message.ack()
             await undo(bus, topic)
             assert await inbox.next_message(timeout=1.0) is None
-        stored = await asyncio.to_thread(RawAdmin(kafka.bootstrap).committed, group, topic)
+        found = await asyncio.to_thread(RawAdmin(kafka.bootstrap).committed, group, topic)
     # Others see by it that a queue with markers was here.
-    assert mark_in(stored.metadata or "") is not None
+    assert mark_in(found.metadata or "") is not None
+
+
+@pytest.mark.parametrize("kind", ["records", "messages"])
+async def test_a_position_that_goes_past_by_itself_is_told(bus: Bus, topic: str, group: str, kind: str) -> None:
+    told: list[PositionsCommitted] = []
+    bus.hooks.listen(lambda event: told.append(event) if isinstance(event, PositionsCommitted) else None)
+    await fill(bus, topic, b"0")
+    async with READERS[kind](bus, topic, group) as take:
+        assert await take() == b"0"
+        await read_up(bus, topic, group)
+        await undo(bus, topic)
+        await read_up(bus, topic, group)
+    assert [dict(event.positions) for event in told] == [{(topic, 0): 1}, {(topic, 0): 1 + FEW + 1}]
+
+
+async def test_what_another_has_stored_beside_the_position_stays(
+    bus: Bus, admin: RawAdmin, topic: str, group: str
+) -> None:
+    await fill(bus, topic, b"0")
+    await undo(bus, topic)
+    await asyncio.to_thread(store, admin, group, topic, 1, "by another")
+    async with bus.messages(topic, subscription=group) as inbox:
+        # The fetch that says where the partition ends has been answered by then.
+        assert await inbox.next_message(timeout=1.5) is None
+    found = await asyncio.to_thread(stored, admin, group, topic)
+    assert (found.offset, found.metadata) == (1, "by another")
