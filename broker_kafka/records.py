@@ -176,11 +176,12 @@ class KafkaRecordSource:
     # -- ConsumerHost --------------------------------------------------------------------------------------
 
     def arrived(self, runs: Sequence[NativeRun]) -> None:
+        # Also what comes too late to be read: the end behind it is not to go past it.
+        self.tails.read(runs)
         if self._closed:
             self.thread.taken()
             return
         self._arrivals.add(runs)
-        self.tails.read(runs)
         self._identities.read([run.topic for run in runs])
         self._waker.wake()
 

@@ -15,6 +15,7 @@ from broker.bus import Bus
 from broker.hooks import PositionsCommitted
 from broker.spi import Lag, TopicPartition
 from broker_kafka.group import GroupConsumer
+from broker_kafka.identities import TopicIdentities
 from broker_kafka.offsets import StoredOffset
 from broker_kafka.queue.commit_texts import mark_in
 from tests.kafka.group_members import take
@@ -243,3 +244,23 @@ async def test_what_another_has_stored_beside_the_position_stays(
         assert await inbox.next_message(timeout=1.5) is None
     found = await asyncio.to_thread(stored, admin, group, topic)
     assert (found.offset, found.metadata) == (1, "by another")
+
+
+@pytest.mark.parametrize("kind", ["records", "messages"])
+async def test_what_comes_while_its_consumer_closes_is_not_passed(
+    bus: Bus, admin: RawAdmin, topic: str, group: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = TopicIdentities.look
+
+    async def look_for_long(self: TopicIdentities) -> None:
+        await fill(bus, topic, b"1", b"2")
+        # The fetch that says where the partition ends has been answered by then.
+        await asyncio.sleep(1.5)
+        await look(self)
+
+    await fill(bus, topic, b"0")
+    async with READERS[kind](bus, topic, group) as take:
+        assert await take() == b"0"
+        await read_up(bus, topic, group)
+        monkeypatch.setattr(TopicIdentities, "look", look_for_long)
+    assert (await asyncio.to_thread(stored, admin, group, topic)).offset == 1
