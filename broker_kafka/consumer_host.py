@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError
@@ -63,11 +63,13 @@ def told_by(
     group: str,
     host: ConsumerHost,
     ended: Callable[[TopicPartition, int], object] | None,
+    moved: Container[tuple[str, int]] = (),
 ) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
     """What is to be called for messages that are none, and with what.
 
     :param group: whose member reads; it is named where an error is about no topic.
     :param ended: is told where a partition ends.
+    :param moved: what was taken away or moved since: an end of these may be none of what is read now.
     """
     for message in messages:
         error = message.error()
@@ -75,8 +77,9 @@ def told_by(
             continue
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if topic is not None and partition is not None and error.code() in _OF_POSITIONS:
-            call = host.out_of_range if error.code() == KafkaError._AUTO_OFFSET_RESET else ended
-            if call is not None:
+            out_of_range = error.code() == KafkaError._AUTO_OFFSET_RESET
+            call = host.out_of_range if out_of_range else ended
+            if call is not None and (out_of_range or (topic, partition) not in moved):
                 yield call, TopicPartition(topic, partition), -1 if offset is None else offset
             continue
         about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED

@@ -85,7 +85,7 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._commits = Commits(self._group, self._give)
         self._config = {"enable.partition.eof": ended is not None, **config, "on_commit": self._on_commit}
         self._host, self._tell_end = host, ended
-        self._moves = self._moves_before = 0  # changes of what is read, and from where; and those before this turn
+        self._moved: set[tuple[str, int]] = set()  # what is read no more in this turn, or from elsewhere
         self._standstill = Standstill(config, lambda text: self._post(warn, text))
         self._assignment = ClientAssignment(config)
         self._max_batch = self._batch = max_batch
@@ -229,7 +229,8 @@ class ConsumerThread(OwnerThread[Consumer]):
         self._stalled_since = None
         if self._pausing.parked:
             self._pausing.unpark(client)
-        sole, self._moves_before = self._sole(), self._moves
+        sole = self._sole()
+        self._moved.clear()
         messages = [] if self._single else client.consume(self._batch, 0)
         if not messages:
             if not self._single:
@@ -281,9 +282,7 @@ class ConsumerThread(OwnerThread[Consumer]):
             self._post(self._host.arrived, runs)
             self._busy()
         if count < len(messages):
-            # An end that was reached before a change is none of what is read now.
-            ended = self._tell_end if self._moves_before == self._moves else None
-            for call in told_by(messages, self._group, self._host, ended):
+            for call in told_by(messages, self._group, self._host, self._tell_end, self._moved):
                 self._post(*call)
 
     def _busy(self) -> None:
@@ -298,7 +297,7 @@ class ConsumerThread(OwnerThread[Consumer]):
 
     def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
         going = set(partitions)
-        self._moves += 1
+        self._moved |= going
         self._single[:] = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
 
     # -- the group; in the thread --------------------------------------------------------------------------
@@ -341,7 +340,6 @@ class ConsumerThread(OwnerThread[Consumer]):
                 self._rejoin_at = monotonic() + _REJOIN_PAUSE
             self._post(self._host.failed, error)
             return
-        self._moves += 1
         self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
         self._owned.update(places)
         self._pausing.apply(client)
