@@ -174,6 +174,9 @@ _TAKEN_AWAY: Final = "Its new owner reads from the last commit on; make the work
 
 _MENDS: Final = {
     **dict.fromkeys(GENERATION_LOST, _TAKEN_AWAY),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "Grant this user the operations Read and Describe on the group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this user the operations Write and Describe on the "
+    "transactional id",
     KafkaError.UNKNOWN: "The broker failed within; its log says why, a full disk perhaps",
     KafkaError.INVALID_SESSION_TIMEOUT: "Set session_timeout_ms within the brokers' group.min.session.timeout.ms and "
     "group.max.session.timeout.ms",

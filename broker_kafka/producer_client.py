@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from broker_kafka.errors import translate
 from broker_kafka.lifeline import Lifeline
@@ -43,6 +43,16 @@ class ProducerClient:
             self._lifeline.hold(self.producer)
             self._connected = False
         return self.producer
+
+    def refused(self) -> KafkaError | None:
+        """Why the brokers refused what the open transaction writes to, so that it has to be undone, if they did."""
+        try:
+            # It does nothing within a transaction but to tell what is wrong with that one.
+            self.get().begin_transaction()
+        except KafkaException as error:
+            found = error.args[0]
+            return found if found.txn_requires_abort() else None
+        return None
 
     def drop(self) -> Producer | None:
         """Have the next `get` make a new one; the old one."""

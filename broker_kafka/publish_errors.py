@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -12,13 +13,15 @@ from broker.errors import (
     ConnectionFailed,
     InvalidMessage,
     MessageTooLarge,
+    NotAuthorized,
     OperationTimeout,
     TopicNotFound,
 )
 from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
 from broker_kafka.errors import translate
 
-__all__ = ["TOO_LARGE", "batch_too_large", "not_sent", "not_taken", "publish_error", "unknown_fate"]
+__all__ = ["TOO_LARGE", "batch_too_large", "not_sent", "not_taken", "publish_error", "told_why", "unknown_fate"]
 
 
 _PARTITION: Final = "Give one of the topic's partitions, or None for the key to decide"
@@ -101,6 +104,19 @@ def not_sent(topic: str, seconds: float, trouble: KafkaError | None) -> BrokerEr
     """The client could not be given it in time."""
     detail = "" if trouble is None else f"; {trouble.str()}"
     return ConnectionFailed(f"Publishing to {topic!r}: it could not be sent within {seconds:g} s{detail}")
+
+
+def told_why(
+    outcomes: Sequence[Receipt | BrokerError | None], topic: str, refused: KafkaError | None
+) -> Sequence[Receipt | BrokerError | None]:
+    """Outcomes in a transaction; the client drops what it holds when brokers refuse one of its topics, without a word.
+
+    :param refused: what they said then.
+    """
+    why = None if refused is None else translate(refused, f"Publishing to {topic!r}")
+    if not isinstance(why, NotAuthorized):
+        return outcomes
+    return [why if isinstance(outcome, ConnectionFailed) else outcome for outcome in outcomes]
 
 
 def unknown_fate(topic: str) -> BrokerError:

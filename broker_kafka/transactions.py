@@ -3,11 +3,10 @@
 *Concurrency.* A producer of its own, with its thread, per transactional id; one transaction at a time, in which
 `publish` may be called any number of times at once. *Cancellation.* A cancelled call leaves what has begun to the
 thread. *Failure.* Retriable trouble is repeated here, for three times `request_timeout` or the transaction's timeout,
-whichever is longer. What the broker
-undid because it was open for too long, or what must be undone, is `TransactionAborted`, or an error after which `abort`
-succeeds; the publisher goes on, after a time-out with a new producer of the same id. A producer that another of its id
-has fenced is dead: `TransactionFatal`. The broker says the same of both; what had been open for longer than
-`transaction_timeout_ms` counts as timed out.
+whichever is longer. What the broker undid because it was open for too long, or what must be undone, is
+`TransactionAborted`, or an error after which `abort` succeeds; the publisher goes on, after a time-out with a new
+producer of the same id. A producer that another of its id has fenced is dead: `TransactionFatal`. The broker says the
+same of both; what had been open for longer than `transaction_timeout_ms` counts as timed out.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from broker.errors import (
     BrokerError,
     Closed,
     ConfigurationError,
+    ConnectionFailed,
     LeaseLost,
     OperationTimeout,
     TransactionAborted,
@@ -42,15 +42,14 @@ from broker_kafka.connection import Connection
 from broker_kafka.errors import FENCED, kafka_error, translate
 from broker_kafka.producer_client import ProducerClient
 from broker_kafka.producing import ProducerThread
-from broker_kafka.publish_errors import TOO_LARGE, batch_too_large
+from broker_kafka.publish_errors import TOO_LARGE, batch_too_large, told_why
 from broker_kafka.queue.ack_support import ends_of
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.reports import PublishCall
 
 __all__ = ["KafkaTransaction"]
 
-_SLICE: Final = 0.5
-"""Seconds of one attempt in the thread, which has to poll now and then."""
+_SLICE: Final = 0.5  # seconds of one attempt in the thread, which has to poll now and then
 _PAUSE: Final = 0.05
 _REQUESTS: Final = 3
 """So many times `request_timeout` retriable trouble is repeated for, or the transaction's timeout if that is longer."""
@@ -159,7 +158,10 @@ class KafkaTransaction:
         thread = self._current()
         outcomes = await thread.publish(topic, messages, receipts=receipts, placed=placed)
         if thread.fatal is None:
-            return outcomes
+            purged = any(isinstance(outcome, ConnectionFailed) for outcome in outcomes)
+            refused = await thread.call(ProducerClient.refused) if purged else None
+            thread.gap |= refused is not None
+            return told_why(outcomes, topic, refused)
         failure = await self._gone(thread.fatal)
         return [failure if isinstance(outcome, BrokerError) else outcome for outcome in outcomes]
 
@@ -349,6 +351,9 @@ class KafkaTransaction:
             return self._dead
         if self._since is not None and monotonic() - self._since >= self._timeout:
             return self._timed_out()
+        if thread is not None and thread.gap and error is not None and error.code() == KafkaError.INVALID_TXN_STATE:
+            # What is refused when it is all there is begins no transaction at the broker, and none can be undone.
+            return TransactionAborted(f"The transaction of {self._id!r} has not begun at the broker")
         fenced = error is None or error.code() in FENCED
         reason = "was fenced: another publisher of this id was opened" if fenced else "has failed for good"
         detail = "" if error is None or fenced else f": {error.str()}"
