@@ -149,16 +149,14 @@ def as_letters(dead: DataFrame, pipeline: str) -> DataFrame:
     told = {
         "topic": F.col("topic"),
         "reason": F.when(F.length(reason) > _LONGEST_REASON, short).otherwise(reason),
+        "subscription": F.lit(pipeline),
         "id": F.col("id"),
+        "partition": F.col("partition").cast("string"),
+        "offset": F.col("offset").cast("string"),
     }
-    added = F.create_map(
-        F.lit(f"{DEAD_LETTER_PREFIX}subscription"),
-        F.lit(pipeline),
-        *(
-            column
-            for name, text in told.items()
-            for column in (F.lit(DEAD_LETTER_PREFIX + name), F.coalesce(text, F.lit("")))
-        ),
+    added = F.map_filter(
+        F.create_map(*(each for name, text in told.items() for each in (F.lit(DEAD_LETTER_PREFIX + name), text))),
+        lambda _, text: text != "",
     )
     # A row that is read from a topic of dead letters has such attributes already.
     own = F.map_filter(

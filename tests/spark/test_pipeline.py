@@ -120,6 +120,14 @@ def test_every_row_is_once_in_every_sink(
     gone = told[None]
     assert (gone.key, gone.attributes["table"], gone.attributes["dead-letter-id"]) == (b"gone", "3", "mine")
     assert gone.attributes["dead-letter-topic"] == source
+    places = {
+        record.data: (record.partition, record.offset)
+        for part in bus.log.partitions(source)
+        for batch in bus.log.read(source, part)
+        for record in batch
+    }
+    letters = {letter.data: (letter.partition, letter.offset) for letter in bus.admin.list_dead(dead)}
+    assert letters == {body: places[body] for body in (*bad, None)}
 
 
 def test_aggregates_in_windows_and_several_sources(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,6 +18,11 @@ from broker_spark.pipeline.frames import as_letters, frames_of
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 
+DEAD = (
+    "key binary, value binary, topic string, partition int, offset bigint, id string, "
+    "attributes map<string,string>, reason string"
+)
+
 
 @dataclass
 class Coloured(Order):
@@ -25,12 +31,32 @@ class Coloured(Order):
     colour: str = "grey"
 
 
+def row(
+    reason: str = "?",
+    *,
+    partition: int | None = None,
+    offset: int | None = None,
+    attributes: dict[str, str] | None = None,
+) -> tuple[Any, ...]:
+    return None, b"?", "orders", partition, offset, None, attributes, reason
+
+
 def test_a_letter_tells_no_more_than_each_broker_takes(spark: SparkSession) -> None:
-    schema = "key binary, value binary, topic string, id string, attributes map<string,string>, reason string"
-    rows = [(None, b"?", "orders", None, None, reason) for reason in ("ä" * 256, "ä" * 257)]
-    letters = as_letters(spark.createDataFrame(rows, schema), "shop").collect()
+    letters = as_letters(spark.createDataFrame([row("ä" * 256), row("ä" * 257)], DEAD), "shop").collect()
     told = {letter.attributes["dead-letter-reason"] for letter in letters}
     assert told == {"ä" * 256, f"{'ä' * 255}…"}
+
+
+def test_a_letter_tells_the_place_of_its_row_as_far_as_it_is_known(spark: SparkSession) -> None:
+    before = {"dead-letter-offset": "7", "table": "3"}
+    rows = [row(partition=2, offset=71), row(offset=71), row(attributes=before)]
+    letters = as_letters(spark.createDataFrame(rows, DEAD), "shop").collect()
+    told = {"dead-letter-topic": "orders", "dead-letter-reason": "?", "dead-letter-subscription": "shop"}
+    assert [letter.attributes for letter in letters] == [
+        {**told, "dead-letter-partition": "2", "dead-letter-offset": "71"},
+        {**told, "dead-letter-offset": "71"},
+        {**told, "table": "3"},
+    ]
 
 
 @pytest.mark.parametrize(("topic", "told"), [("orders", "orders"), ("native:orders", "orders"), ("one,two", None)])
