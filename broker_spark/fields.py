@@ -71,6 +71,8 @@ _SAME: Final[tuple[Any, ...]] = (list, dict, set, frozenset, tuple)
 
 _Found = tuple[str, str, Any, Any]
 """Of a field: its name, its name in JSON, its default and the factory of that."""
+_NOTHING: Final = object()
+"""The default of a field that has none; None is one, whatever the field's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Field:
     :ivar name: in Python, and of the column.
     :ivar encoded: in JSON.
     :ivar required: it can be neither missing nor null.
-    :ivar default: what stands for it where it is missing or null, a builtin; None is no default.
+    :ivar default: what stands for it where it is missing or null, a builtin; None is null.
     """
 
     name: str
@@ -221,7 +223,8 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
         if default is not None and not _holds(node, default):
             column = f"a column of {node.type.simpleString()}"
             _refuse(place, hints[name], f"has the default {default!r}, which {column} cannot hold")
-        fields.append(Field(name, encoded, node, not nullable and default is None, default))
+        required = not nullable and value is _NOTHING and factory is None
+        fields.append(Field(name, encoded, node, required, default))
     return Structure(tuple(fields))
 
 
@@ -256,14 +259,14 @@ def _of_model(type: Any, where: str) -> list[_Found]:
 
 
 def _given(value: Any, factory: Any, missing: Any) -> tuple[Any, Any]:
-    """A default and its factory; None is none of either."""
-    return None if value is missing else value, None if factory is missing else factory
+    """A default and its factory, as `_Found` has them."""
+    return _NOTHING if value is missing else value, None if factory is missing else factory
 
 
 def _default(value: Any, factory: Any, where: str, hint: Any) -> Any:
-    """What stands for the field in every row, a builtin; None is no default."""
+    """What stands for the field in every row, a builtin; None is nothing but null."""
     if factory is None:
-        return None if value is None else _plain(value, where, hint)
+        return None if value is None or value is _NOTHING else _plain(value, where, hint)
     try:
         first = factory()
         if factory not in _SAME:

@@ -208,6 +208,28 @@ def test_every_row_that_does_not_decode_is_told_with_its_reason(spark: SparkSess
 
 
 @dataclass
+class Loose:
+    number: int = None  # pyright: ignore[reportAssignmentType]
+
+
+@pytest.mark.parametrize(
+    "type",
+    [
+        Loose,
+        pydantic.create_model("LooseModel", number=(int, None)),
+        msgspec.defstruct("LooseStruct", [("number", int, None)]),
+        msgspec.defstruct("Made", [("number", int, msgspec.field(default_factory=lambda: None))]),
+    ],
+)
+def test_a_default_may_be_none_whatever_the_type_says(spark: SparkSession, type: Any) -> None:
+    decoded = decode(
+        spark.createDataFrame([("{}",), ('{"number": null}',), ('{"number": "x"}',)], "value string"), type
+    )
+    assert [row.payload.number for row in decoded.rows.collect()] == [None, None]
+    assert [row.reason for row in decoded.dead.collect()] == ["number is x, and bigint is due"]
+
+
+@dataclass
 class Union:
     good: int
     bad: int | str
