@@ -43,8 +43,9 @@ REASON: Final = "reason"
 
 _READ: Final = "__read"
 _LONG: Final = "__long"
+_TINY: Final = "__tiny"
 _MADE: Final = "__made"
-_OURS: Final = (PAYLOAD, REASON, _READ, _LONG, _MADE)
+_OURS: Final = (PAYLOAD, REASON, _READ, _LONG, _TINY, _MADE)
 _CORRUPT: Final = "corrupt"
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
@@ -55,15 +56,19 @@ _OPTIONS: Final = {
 _SHOWN: Final = 60
 """Characters of a wrong value that a reason shows."""
 _PATTERNS: Final[dict[type[DataType], str]] = {
-    # Spark's own would take "2026" for both.
-    TimestampType: r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}",
-    DateType: r"^\d{4}-\d{2}-\d{2}$",
+    # Spark's own would take "2026" for both, and Python has no year 0.
+    TimestampType: r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}",
+    DateType: r"^(?!0000)\d{4}-\d{2}-\d{2}$",
 }
+_TIMES: Final = ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")
+"""The first and the last that Python has; a zone may put others beyond them."""
 _FLOATS: Final = (DoubleType, FloatType)
 _EXPONENT: Final = r"^-?\d+(\.\d+)?[eE][+-]?\d{1,4}$"
 _LONG_NUMBER: Final = r"(?:\d{16,}|(?=[\d.]{17,})\d+\.\d+)[eE]|[\d.]{39,}"
 """Of all that could be a number with more digits than a double has, which is what Spark makes of it: those with an
 exponent, and those with more digits than a decimal has."""
+_TINY_NUMBER: Final = r"[1-9][\d.]*[eE]-\d{3}"
+"""Of all that could be a number, though Spark's double of it is 0: those that are smaller than every double."""
 _DOUBLE_DIGITS: Final = 15
 """As many digits of a number as a double keeps, whatever they are."""
 _UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
@@ -145,6 +150,7 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
         "*",
         F.explode(F.array(F.from_json(wrapped, schema, _OPTIONS))).alias(_READ),
         text.rlike(_LONG_NUMBER).alias(_LONG),
+        text.rlike(_TINY_NUMBER).alias(_TINY),
     )
     values = F.col(f"{_READ}.v")
     value = F.get(values, F.lit(1))
@@ -245,6 +251,9 @@ def _leaf(node: Leaf, raw: Column) -> Column:
             found = F.try_to_binary(text, F.lit("base64"))
         else:
             found = text.try_cast(node.type)
+        if isinstance(node.type, TimestampType):
+            first, last = (F.lit(each).cast("timestamp") for each in _TIMES)
+            found = F.when(found.between(first, last), found)
     elif isinstance(node.type, _FLOATS):
         # Spark makes this of a number that does not fit.
         found = F.when(F.abs(raw) != float("inf"), raw)
@@ -262,7 +271,8 @@ def _decimal(type: DecimalType, raw: Column) -> Column:
     exact = digits | (text.rlike(_EXPONENT) & (behind - exponent <= fraction))
     # A number that is none of Spark's decimals was made a double.
     significant = F.length(F.regexp_replace(text, r"^-?[0.]+|[-.]|[eE].*$", ""))
-    whole_number = (F.schema_of_variant(raw) != "DOUBLE") | (~F.col(_LONG) & (significant <= _DOUBLE_DIGITS))
+    is_near = F.col(_LONG) | (significant > _DOUBLE_DIGITS) | (F.col(_TINY) & ~text.rlike("^[^eE]*[1-9]"))
+    whole_number = (F.schema_of_variant(raw) != "DOUBLE") | ~is_near
     return F.when(exact & whole_number, text.try_cast(type))
 
 

@@ -111,12 +111,15 @@ def test_names_are_those_of_python_and_of_json(spark: SparkSession) -> None:
 NUMBERS = [
     "12345678901234567890.123456789012345678", "0.12345678901234567", "1234567890123456789", "1e3", "1E-7", "-1.0E-18",
     "0.0000001", "1.25e+2", "123456789012345E-15", "-0", "12.50000000000000000000", "12345e3", "-1.5E-3",
+    "0e0",
 ]  # fmt: skip
 ROUNDED = [
     # More digits than a decimal has, or a double of those with an exponent; and behind the scale, and before it.
     "0.1234567890123456789012345678901234567890", "1.000000000000000000000000000000000000000001",
     "1234567891234567891e-15", "9999999999999999e0", "1.0000000000000000000001e2", "1e-19", "1.5e-18", "1e20",
     "0.1234567890123456785", "123456789012345678901", "12345678901234567890123456789012.000001",
+    # What a double makes 0 of.
+    "1e-400", "-0.01E-350",
 ]  # fmt: skip
 
 
@@ -167,6 +170,10 @@ BAD: list[tuple[Any, str]] = [
     ({"moment": "2026"}, 'moment is "2026", and timestamp is due'),
     ({"moment": "2026-01-01T99:00:00"}, 'moment is "2026-01-01T99:00:00", and timestamp is due'),
     ({"day": "2026-13-01"}, 'day is "2026-13-01", and date is due'),
+    # Spark has these, and Python, which gets the rows, has not.
+    ({"day": "0000-12-31"}, 'day is "0000-12-31", and date is due'),
+    ({"moment": "0000-12-31T00:00:00Z"}, 'moment is "0000-12-31T00:00:00Z", and timestamp is due'),
+    ({"moment": "9999-12-31T23:00:00-02:00"}, 'moment is "9999-12-31T23:00:00-02:00", and timestamp is due'),
     ({"uuid": "zz"}, 'uuid is "zz", and uuid is due'),
     ({"body": "!!"}, 'body is "!!", and binary is due'),
     ({"uuid": "z" * 100}, f'uuid is "{"z" * 59}…, and uuid is due'),
