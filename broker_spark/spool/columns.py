@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import pyarrow
 
+from broker.envelopes import Place, TellsPlace
 from broker.messages import Message
 from broker_spark.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
@@ -64,10 +65,20 @@ def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
         return _arrow.array(stamps[_STAMPS.index(field.name)], field.type)
     if field.name == "attributes":
         return _attributes(messages, field.type)
+    if field.name in Place._fields:
+        return _places(field, messages, stamps)
     values = _VALUES[field.name](messages)
-    if values is None:
-        return _arrow.nulls(len(messages), field.type)
     return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
+
+
+def _places(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
+    """Partitions or offsets of where messages lay first, as far as the broker tells them."""
+    view = messages[0].view
+    # Who tells stamps has told the offsets by them, and no message's partition.
+    if stamps is not None or not isinstance(view, TellsPlace):
+        return _arrow.nulls(len(messages), field.type)
+    places = [view.place(message.raw) for message in messages]
+    return _arrow.array([each and getattr(each, field.name) for each in places], field.type)
 
 
 def _told(name: str, messages: Messages) -> bool:
@@ -100,11 +111,8 @@ def _publish_times(messages: Messages) -> list[Any]:
 
 _STAMPS: Final = ("offset", "broker_time")
 _MOSTLY_EQUAL: Final = frozenset({"topic", "delivery_attempt"})
-_VALUES: Final[Mapping[str, Callable[[Messages], list[Any] | None]]] = {
+_VALUES: Final[Mapping[str, Callable[[Messages], list[Any]]]] = {
     "topic": lambda messages: [message.topic for message in messages],
-    # A queue hands messages over one by one, whichever partition they lie in.
-    "partition": lambda _: None,
-    "offset": lambda _: None,
     "id": lambda messages: [message.id for message in messages],
     "key": lambda messages: [message.key for message in messages],
     "value": lambda messages: [message.data for message in messages],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.blocking import connect
-from tests.servers import pubsub
+from tests.servers import kafka, pubsub
 from tests.servers.servicebus import double
 from tests.spark.support import numbered, publish
 from tests.spark.test_spool import Query
@@ -38,8 +38,34 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             assert sorted(came) == sorted(numbered(5, ROWS))
             assert sorted(query.rows(before, query.at)) == sorted(came)
             tables = query.tables(before, query.at)
-            # An id of the server that is made a number is no offset.
-            assert {offset for table in tables for offset in table["offset"]} == {None}
+            # An id of the server that is made a number is no offset; a sequence number is one.
+            offsets = [offset for table in tables for offset in table["offset"]]
+            assert offsets == ([None] * 5 if backend == "pubsub" else list(range(ROWS + 1, ROWS + 6)))
+            assert {partition for table in tables for partition in table["partition"]} == {None}
             assert all(time for table in tables for time in table["broker_time"])
         finally:
             query.reader.stop()
+
+
+def test_a_queue_of_kafka_tells_the_places_of_its_messages(tmp_path: Path) -> None:
+    url = kafka.shared_server().url
+    topic = f"spark-{uuid.uuid4().hex[:12]}"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic, partitions=2)
+        bus.admin.ensure_subscription(topic, "spark")
+        publish(bus, topic, numbered(ROWS))
+        places = [
+            (partition, record.offset, record.data)
+            for partition in bus.log.partitions(topic)
+            for batch in bus.log.read(topic, partition)
+            for record in batch
+        ]
+    query = Query(url, topic, tmp_path / "spool")
+    try:
+        before = query.begin().at
+        query.until(ROWS)
+        tables = query.tables(before, query.at)
+    finally:
+        query.reader.stop()
+    told = [row for each in tables for row in zip(each["partition"], each["offset"], each["value"], strict=True)]
+    assert sorted(told) == sorted(places)
