@@ -30,7 +30,9 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
             as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
-            writer = frame.write.format(sink.format).options(**as_texts(sink.options)).mode("overwrite")
+            # A session may want partitions left that have no rows now: those of a batch that failed would stay.
+            options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
+            writer = frame.write.format(sink.format).options(**options).mode("overwrite")
             with refused:
                 (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(batch_path(sink, batch))
         case TableSink():

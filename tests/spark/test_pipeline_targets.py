@@ -16,6 +16,7 @@ from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import status
 from broker_spark.pipeline.owning import claim
+from broker_spark.pipeline.writing import write
 from tests.servers import nats
 from tests.spark.support import log, publish
 
@@ -161,3 +162,17 @@ def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path)
     finally:
         for each in (table, f"{table}_strange"):
             spark.sql(f"drop table if exists {each}")
+
+
+def test_files_of_a_failed_batch_are_replaced_whatever_the_session_overwrites(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = FileSink(str(tmp_path / "files"), partition_by=["colour"])
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        for colour in ("red", "blue"):
+            rows = spark.createDataFrame([(1, colour)], "number bigint, colour string")
+            write(make(tmp_path, files=sink), "files", sink, rows, 0, "query")
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert [row.colour for row in spark.read.parquet(sink.path).collect()] == ["blue"]
