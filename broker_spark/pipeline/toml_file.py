@@ -187,7 +187,7 @@ class _File:
                 f"{place} is {value!r}, and module {module} cannot be imported: {error}",
                 advice="Put it beside the file, or install it",
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigurationError(
                 f"{place} is {value!r}, and module {module} fails: {type(error).__name__}: {error}",
                 advice="Mend it there",

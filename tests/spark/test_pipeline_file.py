@@ -94,6 +94,7 @@ def file(tmp_path: Path) -> Path:
     (tmp_path / f"{module}.py").write_text(CODE.replace("MODULE", module))
     (tmp_path / f"limits_{module}.py").write_text(LIMITS)
     (tmp_path / "broken.py").write_text("def (")
+    (tmp_path / "ending.py").write_text("raise SystemExit(3)")
     path = tmp_path / "shop.toml"
     path.write_text(GOOD.replace("MODULE", module).replace('[spark]\nmaster = "local[2,3]"\n', ""))
     return path
@@ -162,6 +163,7 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
             "transform is both(orders, refunds): missing a required argument: 'refunds'",
         ),
         ('"MODULE:large"', '"broken:large"', "module broken fails: SyntaxError"),
+        ('"MODULE:large"', '"ending:large"', "module ending fails: SystemExit: 3. Mend it there"),
         (":Order", ":not_hashable", "sources.orders: {} is no dataclass, pydantic model or msgspec struct"),
         ('checkpoint = "checkpoint"', 'checkpoint = ""', "checkpoint is ''. It takes a directory"),
         ('path = "archive"', 'path = ""', "sinks.archive: path is ''. It takes a directory"),
