@@ -83,6 +83,11 @@ def open_files(place: str) -> Files:
             f"Option spool is {mask_within(place)!r}: {why(error, place)}",
             advice=mend(error, "It takes an absolute path, or a URI of pyarrow.fs such as s3://bucket/spools/orders"),
         ) from None
+    if not path:
+        raise ConfigurationError(
+            f"Option spool is {mask_within(place)!r}, which names no directory",
+            advice="It takes a URI such as s3://bucket/spools/orders",
+        )
     if isinstance(system, fs.LocalFileSystem):
         return LocalFiles(path)
     return StoredFiles(system, path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal, NoReturn, cast
 
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, InvalidName
 from broker.names import check_name, native_name
 from broker_spark.connections import check_reachable
 from broker_spark.files import check_place
@@ -40,6 +40,7 @@ _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "tr
 """What Spark adds to the options of a source or sink for its own use."""
 _MOST: Final = 2**31 - 1
 """What every count below this package takes too."""
+_NAMES: Final = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -117,7 +118,20 @@ def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
 def topic_name(name: str) -> str:
     """A topic's name; one in the broker's own form is written `native:name`."""
     native = name.removeprefix("native:")
-    return check_name(native_name(native) if native != name else name, "topic")
+    if native != name:
+        return native_name(native)
+    return _portable(name, "topic", f"; one in the broker's own form is written {f'native:{name}'!r}")
+
+
+def _portable(name: str, what: str, more: str = "") -> str:
+    """A name. Options are text, so that `native_name`, which others advise, would mark none.
+
+    :param more: what else is taken.
+    """
+    try:
+        return check_name(name, what)
+    except InvalidName as error:
+        raise InvalidName(error.message, advice=f"{_NAMES}{more}") from None
 
 
 def _size(name: str, text: str) -> int:
@@ -175,8 +189,8 @@ _READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
     "tasksPerPartition": count,
     "onDataLoss": lambda name, text: choice(name, text, ("fail", "skip")),
     "arrowRows": count,
-    "group": lambda _, text: check_name(text, "group"),
-    "subscription": lambda _, text: check_name(text, "subscription"),
+    "group": lambda _, text: _portable(text, "group"),
+    "subscription": lambda _, text: _portable(text, "subscription"),
     "spool": lambda _, text: check_place(text),
     "aheadRows": count,
     "aheadBytes": _size,

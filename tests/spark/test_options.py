@@ -81,7 +81,12 @@ def test_options_of_python_are_as_spark_takes_them() -> None:
         ({"start": "2026-02-01T00:00Z", "end": "2026-01-31T23:00Z"}, "end is '2026-01-31T23:00:00+00:00'. It takes a"),
         ({"start": '{"orders": "%s"}' % ("x" * 999)}, f"Option start has '{'x' * 27}...{'x' * 28}' for 'orders'"),
         ({"start": '{"\u0663": 1}'}, "Option start has 1 for '\u0663'"),
-        ({"topic": "a b"}, "topic name 'a b' is not portable"),
+        (
+            {"topic": "a b"},
+            "topic name 'a b' is not portable. Use a letter, then letters, digits, '.', '_' or '-', 3 to",
+        ),
+        ({"topic": "a b"}, "200 in all; one in the broker's own form is written 'native:a b'"),
+        ({"topic": "native:"}, "A native name is empty"),
         ({"url": "inmem:"}, "Use embedded:///directory"),
         ({"url": "embedded:"}, "Use embedded:///directory"),
         ({"url": "nets://x"}, "nats"),

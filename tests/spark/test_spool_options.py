@@ -22,7 +22,11 @@ URL = "nats://127.0.0.1:4222"
         ({"group": "lag"}, "Option group is for a log only"),
         ({"end": "latest"}, "Option end is for a batch read only"),
         ({"tasks": "0"}, "Option tasks is '0'"),
-        ({"subscription": "a b"}, "subscription name 'a b' is not portable"),
+        (
+            {"subscription": "a b"},
+            "subscription name 'a b' is not portable. Use a letter, then letters, digits, '.', '_' or",
+        ),
+        ({"spool": "s3://"}, "Option spool is 's3://', which names no directory"),
     ],
 )
 def test_wrong_options(options: dict[str, str], told: str) -> None:
@@ -30,6 +34,7 @@ def test_wrong_options(options: dict[str, str], told: str) -> None:
     with pytest.raises(BrokerError) as caught:
         SourceOptions.parse(given).for_stream()
     assert told in str(caught.value)
+    assert "native_name" not in str(caught.value), "no option can hold one"
 
 
 def test_options_that_need_each_other() -> None:
