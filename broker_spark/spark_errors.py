@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.logger import PySparkLogger
 
-from broker.errors import ConfigurationError
+from broker import errors
+from broker.errors import BackendError, BrokerError, ConfigurationError, PublishError
 from broker.urls import mask_within
 
-__all__ = ["named_place", "planned", "said"]
+__all__ = ["named_place", "ours", "planned", "said"]
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """Where PySpark writes each error with its plan and stack as JSON, before it raises it."""
+_OURS: Final = re.compile(r"^broker\.errors\.(\w+): (.+)$", re.MULTILINE)
+_ANOTHER: Final = re.compile(r"^(The above exception was the direct cause|During handling of the above)", re.MULTILINE)
+"""What a traceback has between an error and the one that it became."""
+
+
+def ours(error: BaseException) -> BrokerError | None:
+    """The error of this package that a Python process of Spark ended with, told by its text; None if it was another."""
+    text = str(error)
+    found = list(_OURS.finditer(text))
+    if not found or _ANOTHER.search(text, found[-1].end()):
+        return None
+    name, message = found[-1].groups()
+    kind = getattr(errors, name, BackendError)
+    # That one is made of the fates of messages, which stay where it was raised.
+    return cast("BrokerError", (BackendError if kind is PublishError else kind)(message, advice=""))
 
 
 def said(error: Exception) -> str:

@@ -39,7 +39,7 @@ from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.schema import unused
 from broker_spark.session import register, session
-from broker_spark.spark_errors import planned
+from broker_spark.spark_errors import ours, planned
 
 __all__ = ["BatchReport", "Run", "run", "stream"]
 
@@ -196,6 +196,9 @@ class Run:
                     advice="Begin a new checkpoint, and with it new files and tables, or bring back the sources and "
                     "the transform that it was made with",
                 ) from error
+            failure = self._failure or error
+            if (known := ours(failure)) is not None:
+                raise known from failure
             if self._failure is not None:
                 # Spark shows it as text at the end of its own.
                 raise self._failure from None

@@ -11,10 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from broker.blocking import Bus
-from broker.errors import BrokerError, ConfigurationError, TopicNotFound
+from broker.errors import BrokerError, ConfigurationError, OffsetOutOfRange, TopicNotFound
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Source, TableSink, TopicSink, run
 from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.frames import Frames, frames_of
+from broker_spark.spark_errors import ours
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, values
 
@@ -222,3 +223,31 @@ def test_what_is_only_known_when_it_is_written_names_the_sink(
     publish(bus, pipeline.sources["numbers"].topic, numbered(3))
     with pytest.raises(BrokerError, match=f"^{told}"):
         run(pipeline, spark=spark)
+
+
+def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSession, make: Make, bus: Bus) -> None:
+    pipeline = make()
+    topic = pipeline.sources["numbers"].topic
+    publish(bus, topic, numbered(3))
+    assert run(pipeline, spark=spark) == 1
+    publish(bus, topic, numbered(3))
+    bus.admin.purge(topic)
+    publish(bus, topic, numbered(3))
+    with pytest.raises(OffsetOutOfRange) as caught:
+        run(pipeline, spark=spark)
+    assert str(caught.value).startswith(f"Retention removed what '{topic}'[0] had from ")
+    assert str(caught.value).endswith("set option onDataLoss to skip, which counts and logs what is missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Traceback:\nbroker.errors.Closed: It is closed. Open it", "Closed: It is closed. Open it"),
+        ("Traceback:\nbroker.errors.PublishError: 1 of 2", "BackendError: 1 of 2"),
+        ("broker.errors.Closed: x\n\nDuring handling of the above exception, ...\nKeyError: 1", None),
+        ("KeyError: 'broker.errors.Closed: x'", None),
+    ],
+)
+def test_an_error_of_ours_is_known_by_its_text(url: str, text: str, told: str | None) -> None:
+    found = ours(Exception(text))
+    assert (found and f"{type(found).__name__}: {found}") == told
