@@ -109,9 +109,8 @@ class _Columns:
 
     def __init__(self, columns: tuple[str, ...]) -> None:
         self._schema: Any = arrow_schema(columns)
-        self._asked = list(
-            dict.fromkeys(["offset", *(RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS)])
-        )
+        asked = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
+        self._asked = asked if "offset" in asked else ["offset", *asked]
 
     def table(self, records: BlockingRecordBatch[bytes]) -> Any:
         """The columns that the schema has of records, and their offsets in any case."""
