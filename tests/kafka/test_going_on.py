@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ class Store:
 
 
 def commits(store: Any) -> MemberCommits:
-    thread: Any = None  # looked at in a rebalance only
+    thread: Any = SimpleNamespace(calling_back=False)
     return MemberCommits(store, thread, {ORDERS: 1}, GroupMember("g", -1), group="g", timeout=0.2)
 
 
