@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
+from threading import Event
 from time import monotonic
 from typing import Any, Final
 
@@ -72,7 +73,8 @@ class _ReaderThread(OwnerThread[Consumer]):
         self._patience = patience
         self._place = TopicPartition("", -1)
         self._stop_at = 0
-        self._abandoned = False
+        self._left = self._reading = Event()
+        """Set when nobody waits for the records of the newest read, and of the one that is carried out."""
 
     def _open(self) -> Consumer:
         return open_consumer(self._config, self._lifeline)
@@ -86,9 +88,10 @@ class _ReaderThread(OwnerThread[Consumer]):
 
     async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> _Chunk:
         """Read this range from now on; its first records, as of `take`."""
+        left = self._left = Event()
 
         def begin(client: Consumer) -> _Chunk:
-            self._place, self._stop_at, self._abandoned = place, stop, False
+            self._place, self._stop_at, self._reading = place, stop, left
             client.assign([NativePartition(*place, start)])
             return self._take(client, most)
 
@@ -103,7 +106,7 @@ class _ReaderThread(OwnerThread[Consumer]):
 
     def abandon(self) -> None:
         """Nobody waits for the records any more."""
-        self._abandoned = True
+        self._left.set()
 
     def end(self) -> None:
         """Fetch no more of the range, from now on or a moment later; a range that is begun next comes after it."""
@@ -119,7 +122,7 @@ class _ReaderThread(OwnerThread[Consumer]):
             records, done, last = self._sort(messages, last)
             if records or done:
                 return _Chunk(records, done)
-            if self._stopping or self._abandoned:
+            if self._stopping or self._reading.is_set():
                 raise Closed("The log reader was closed")
             if monotonic() >= deadline:
                 raise last or OperationTimeout(

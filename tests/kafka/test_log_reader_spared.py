@@ -1,14 +1,21 @@
-"""Columns of what a log reader gives, which need no record."""
+"""What a log reader's client is spared: records where columns are asked for, and reads that were left."""
 
 from __future__ import annotations
 
+import asyncio
+from threading import Event
 from typing import Any
 
 import pytest
 
+from broker.errors import Closed
+from broker.hooks import Hooks
 from broker.reading.log_reader import LogReaderFacade
-from broker_kafka.log_reader import KafkaLogReader
+from broker.spi import TopicPartition
+from broker_kafka.connection import Connection
+from broker_kafka.log_reader import KafkaLogReader, _ReaderThread
 from broker_kafka.runs import NativeRun
+from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce
 
@@ -39,3 +46,26 @@ async def test_columns_of_a_log_make_no_records(
         assert [record.data for record in batch] == values[batch[0].offset : batch[-1].offset + 1]
         assert batch[0] is next(iter(batch))
     assert sum(made) == 25
+
+
+async def test_a_read_that_is_left_before_it_begins_holds_its_client_up_for_nobody(
+    kafka: KafkaServer, topic: str
+) -> None:
+    busy = Event()
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
+    thread = _ReaderThread(connection.client_config("consumer") | {"group.id": "readers"}, patience=60.0)
+    await thread.start()
+    try:
+        thread.tell(lambda client: busy.wait(20))
+        # Nothing is there to be read.
+        reading = asyncio.ensure_future(thread.begin(TopicPartition(topic, 0), 0, 10, 10))
+        await asyncio.sleep(0)
+        thread.abandon()
+        busy.set()
+        async with asyncio.timeout(20):
+            with pytest.raises(Closed):
+                await reading
+    finally:
+        busy.set()
+        await thread.stop(5)
+        await connection.close()
