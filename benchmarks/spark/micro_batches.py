@@ -25,7 +25,6 @@ __all__ = ["measure_micro_batches"]
 _STEPS = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "triggerExecution")
 _SKIPPED = 4
 _SECONDS = 300.0
-_SUBSCRIPTION = "bench"
 
 
 class _Asked(NamedTuple):
@@ -86,12 +85,12 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         "broker by connector": lambda: _Asked(by_connector(maxRows=1, columns=",".join(PLAIN))),
     }
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
-    for number in range(rounds + (scale >= 1)):
+    # In the first round the JVM still compiles what all of them use, most for who comes first.
+    uncounted = 0 if scale < 1 else 1
+    for number in range(uncounted + rounds):
         for name in list(sources) if number % 2 == 0 else list(sources)[::-1]:
             steps[name].append(_medians(stage, sources[name](), batches))
-    if scale >= 1:
-        # In the first round the JVM still compiles what all of them use, most for who comes first.
-        steps = {name: found[1:] for name, found in steps.items()}
+    steps = {name: found[uncounted:] for name, found in steps.items()}
     rate_name, least, *ours_names = sources
     for name, base, bar in [
         *((name, rate_name, 1.2) for name in ours_names),
