@@ -118,10 +118,8 @@ class InvalidSetting(ConfigurationError):
 class InvalidName(ConfigurationError):
     """A topic, subscription or group name that is not portable."""
 
-    default_advice = (
-        "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all; "
-        "a name in the broker's own form goes through native_name(...)"
-    )
+    portable_advice = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
+    default_advice = f"{portable_advice}; a name in the broker's own form goes through native_name(...)"
 
 
 class MissingClient(ConfigurationError):

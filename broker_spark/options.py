@@ -40,7 +40,6 @@ _SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "tr
 """What Spark adds to the options of a source or sink for its own use."""
 _MOST: Final = 2**31 - 1
 """What every count below this package takes too."""
-_NAMES: Final = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -131,7 +130,7 @@ def _portable(name: str, what: str, more: str = "") -> str:
     try:
         return check_name(name, what)
     except InvalidName as error:
-        raise InvalidName(error.message, advice=f"{_NAMES}{more}") from None
+        raise InvalidName(error.message, advice=f"{InvalidName.portable_advice}{more}") from None
 
 
 def _size(name: str, text: str) -> int:
