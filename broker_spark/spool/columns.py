@@ -38,7 +38,9 @@ def table_of(messages: Messages, columns: Sequence[str], stamps: Stamps | None) 
     it is that, since publishers may use an id twice.
     """
     schema: Any = arrow_schema(columns)
-    arrays = [_array(field, messages, stamps) for field in schema]
+    # Who tells stamps has told the offsets by them, and no message's partition.
+    places = _places(messages) if stamps is None and any(name in Place._fields for name in columns) else None
+    arrays = [_array(field, messages, stamps, places) for field in schema]
     arrays.append(_identities(messages, stamps))
     return _arrow.Table.from_arrays(arrays, schema=schema.append(_arrow.field(IDENTITY, _arrow.string())))
 
@@ -60,25 +62,23 @@ def place_of(identity: str) -> tuple[str, int] | None:
     return (topic, int(rest[0])) if len(rest) == 2 and all(map(str.isdecimal, rest)) else None
 
 
-def _array(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
+def _array(field: Any, messages: Messages, stamps: Stamps | None, places: Sequence[Place | None] | None) -> Any:
     if stamps is not None and field.name in _STAMPS and _told(field.name, messages):
         return _arrow.array(stamps[_STAMPS.index(field.name)], field.type)
     if field.name == "attributes":
         return _attributes(messages, field.type)
     if field.name in Place._fields:
-        return _places(field, messages, stamps)
+        if places is None:
+            return _arrow.nulls(len(messages), field.type)
+        return _arrow.array([each and getattr(each, field.name) for each in places], field.type)
     values = _VALUES[field.name](messages)
     return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
 
 
-def _places(field: Any, messages: Messages, stamps: Stamps | None) -> Any:
-    """Partitions or offsets of where messages lay first, as far as the broker tells them."""
+def _places(messages: Messages) -> list[Place | None] | None:
+    """Where messages lay first; None if the broker tells of none."""
     view = messages[0].view
-    # Who tells stamps has told the offsets by them, and no message's partition.
-    if stamps is not None or not isinstance(view, TellsPlace):
-        return _arrow.nulls(len(messages), field.type)
-    places = [view.place(message.raw) for message in messages]
-    return _arrow.array([each and getattr(each, field.name) for each in places], field.type)
+    return [view.place(message.raw) for message in messages] if isinstance(view, TellsPlace) else None
 
 
 def _told(name: str, messages: Messages) -> bool:
