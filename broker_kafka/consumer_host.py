@@ -63,7 +63,7 @@ def told_by(
     group: str,
     host: ConsumerHost,
     ended: Callable[[TopicPartition, int], object] | None,
-    moved: Container[tuple[str, int]] = (),
+    moved: Container[tuple[str, int]],
 ) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
     """What is to be called for messages that are none, and with what.
 
