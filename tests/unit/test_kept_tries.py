@@ -15,7 +15,7 @@ from tests.unit.scripted_source import ScriptedSource, consuming, taken, until
 
 
 class KeepingSource(ScriptedSource):
-    """Notes what waits, and answers when `answers` is set.
+    """Notes what waits, and answers when `answers` is set, and tries that begin when `begins` is set too.
 
     :ivar noted: the id, the tries from memory and the delay of each.
     """
@@ -25,11 +25,15 @@ class KeepingSource(ScriptedSource):
         self.noted: list[tuple[str, int, float]] = []
         self.answers = asyncio.Event()
         self.answers.set()
+        self.begins = asyncio.Event()
+        self.begins.set()
         self.failures: list[BrokerError | Exception] = []
 
     async def keep(self, message: Message[Any], delay: float) -> BrokerError | None:
         self.noted.append((message.id, message.retries, delay))
         await self.answers.wait()
+        if not delay:
+            await self.begins.wait()
         failure = self.failures.pop(0) if self.failures else None
         if failure is None or isinstance(failure, BrokerError):
             return failure
@@ -59,11 +63,11 @@ async def test_a_delivery_from_memory_is_written_down_before_it_is_handed_over()
         for tries in range(3):
             message = await taken(consumer)
             assert (message.delivery_attempt, message.retries) == (1 + tries, tries)
+            source.begins.clear()
             await message.nack(delay=0.001)
-            source.answers.clear()
             await until(lambda tries=tries: source.noted[-1] == ("1", tries + 1, 0.0))
             assert await consumer.next_message(timeout=0.01) is None
-            source.answers.set()
+            source.begins.set()
         await (await taken(consumer)).ack()
     assert source.noted == [note for tries in range(3) for note in (("1", tries, 0.001), ("1", tries + 1, 0.0))]
     assert source.outcomes(Outcome.ACK) == ["1"]
