@@ -194,6 +194,7 @@ BAD: list[tuple[Any, str]] = [
         for more in (
             b"]} junk",
             b'],"w":[1',
+            b'],"t":{"text":"y"',
             b'],"v":[' + json.dumps(BASE).encode(),
             b"] junk",
             b"}",
@@ -202,6 +203,26 @@ BAD: list[tuple[Any, str]] = [
         )
     ),
 ]
+
+
+def test_texts_are_those_of_json(spark: SparkSession) -> None:
+    texts = ["", "5", "null", 'a "quoted" one', "\\", "\\u0041", "a\tb\nc\x00d", "{}", "über", "\U0001f600", '"],"t":1']
+    values = [json.dumps({**BASE, "text": text, "part": {"name": text}, "names": [text]}) for text in texts]
+    # Of several with one name the last counts, for its type too.
+    values += ['{"text": 5, "text": "last", "number": 1, "colour": "red", "part": {"name": 5, "name": "last"}}']
+    frame = spark.createDataFrame([(value, n) for n, value in enumerate(values)], "value string, n int")
+    found = decode(frame, Everything).rows.orderBy("n").collect()
+    assert [row.payload.text for row in found] == [row.payload.part.name for row in found] == [*texts, "last"]
+    assert [row.payload.names for row in found[:-1]] == [[text] for text in texts]
+
+
+@pytest.mark.parametrize("half", ["rows", "dead"])
+def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, half: str) -> None:
+    frame = spark.createDataFrame([(json.dumps(BASE),)], "value string")
+    plan = getattr(decode(frame, Everything), half)._jdf.queryExecution().executedPlan().toString()
+    made = [line for line in plan.splitlines() if "AS __made" in line or "Filter" in line]
+    # Those with a star become one method with all else that has one.
+    assert len(made) == 2 and not any("*(" in line.partition(" __")[0] for line in made), plan
 
 
 def test_every_row_that_does_not_decode_is_told_with_its_reason(spark: SparkSession) -> None:
