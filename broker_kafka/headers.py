@@ -49,15 +49,16 @@ def encode_headers(message: OutboundMessage) -> list[tuple[str, bytes | None]]:
     native = message.native
     if type(native) is NativeRecord:
         headers += _unshown(native, message.attributes)
-    hostile: list[str] = []
-    for name, value in message.attributes.items():
-        if "\0" in name:
-            # librdkafka ends a header's name there.
-            hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
-        else:
-            headers.append((name, value.encode()))
-    if hostile:
-        headers.append((_ATTRIBUTES, "&".join(hostile).encode()))
+    if message.attributes is not NO_ATTRIBUTES:
+        hostile: list[str] = []
+        for name, value in message.attributes.items():
+            if "\0" in name:
+                # librdkafka ends a header's name there.
+                hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
+            else:
+                headers.append((name, value.encode()))
+        if hostile:
+            headers.append((_ATTRIBUTES, "&".join(hostile).encode()))
     if message.id is not None:
         headers.append((_ID, message.id.encode()))
     time = message.publish_time

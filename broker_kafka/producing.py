@@ -44,6 +44,7 @@ _PURGE: Final = 1.0
 _BATCH: Final = 1_000_000  # the client's default
 _STOPS: Final = frozenset({KafkaError._QUEUE_FULL, KafkaError._FATAL})
 _UNKNOWN: Final = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+_headers: Final = cast("Callable[[OutboundMessage], list[tuple[str, str | bytes | None]]]", encode_headers)
 _NEW_TOPIC_MS: Final = 1000  # a topic may be unknown for so long; librdkafka's half a minute is for slow clusters
 
 
@@ -252,7 +253,7 @@ class ProducerThread(OwnerThread[ProducerClient]):
                     partition,
                     on_delivery=report,
                     timestamp=encode_time(message),
-                    headers=cast("list[tuple[str, str | bytes | None]]", encode_headers(message)),
+                    headers=_headers(message),
                 )
         except Exception as error:
             # Whatever a message holds, it must not take the thread with it.

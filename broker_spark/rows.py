@@ -26,6 +26,10 @@ from broker_spark.options import topic_name
 __all__ = ["GivenIds", "Outbound", "messages_of"]
 
 _BODIES: Final = ("key", "value")
+_MORE: Final = frozenset({"attributes", "partition", "publish_time", "deliver_at"})
+"""Columns of a message beside those that most have."""
+_NO_MORE: Final[tuple[Any, ...]] = (None,) * len(_MORE)
+_NO_LENGTHS: Final = b", None" * len(_MORE)
 
 Outbound = tuple[str, OutboundMessage]
 """A topic and what goes there."""
@@ -79,30 +83,39 @@ def messages_of(
     partitions = values.get("partition", nothing)
     published = values.get("publish_time", nothing)
     due = values.get("deliver_at", nothing)
+    bare = _MORE.isdisjoint(columns)
     names: dict[str | None, str | None] = {None: topic}
     for row, (key, value) in enumerate(zip(values.get("key", nothing), values["value"], strict=True)):
         target = names.get(topics[row], "")
         if not target:
             target = names[topics[row]] = _topic(topics[row], first_row + row)
-        pairs = attributes[row]
         name = given_ids[row]
-        parts = (target, key, value, pairs, partitions[row], published[row], due[row])
+        more = _NO_MORE if bare else (attributes[row], partitions[row], published[row], due[row])
         if name:
             times = given.times(name)
             if times > 1:
-                name = f"{name}-{times}-{_told(16, parts)}"
+                name = f"{name}-{times}-{_told(16, target, key, value, more)}"
         elif prefix:
-            name = _id(prefix, first_row + row, seen, parts)
+            if seen is None:
+                name = f"{prefix}-{first_row + row}-{_told(8, target, key, value, more)}"
+            else:
+                told = _told(16, target, key, value, more)
+                seen[told] += 1
+                name = f"{prefix}-{seen[told]}-{told}"
         try:
-            message = OutboundMessage(
-                value,
-                key,
-                dict(pairs) if pairs else None,
-                id=name or None,
-                deliver_at=due[row],
-                partition=partitions[row],
-                publish_time=published[row],
-            )
+            if bare:
+                message = OutboundMessage(value, key, None, name or None)
+            else:
+                pairs, partition, publish_time, deliver_at = more
+                message = OutboundMessage(
+                    value,
+                    key,
+                    dict(pairs) if pairs else None,
+                    id=name or None,
+                    deliver_at=deliver_at,
+                    partition=partition,
+                    publish_time=publish_time,
+                )
         except InvalidMessage as error:
             raise InvalidMessage(f"Row {first_row + row} of this task: {error.message}", advice=error.advice) from error
         yield target, message
@@ -139,17 +152,15 @@ def _topic(name: str | None, row: int) -> str:
     return topic_name(name)
 
 
-def _id(prefix: str, row: int, seen: Counter[str] | None, parts: Sequence[Any]) -> str:
-    if seen is None:
-        return f"{prefix}-{row}-{_told(8, parts)}"
-    told = _told(16, parts)
-    seen[told] += 1
-    return f"{prefix}-{seen[told]}-{told}"
-
-
-def _told(size: int, parts: Sequence[Any]) -> str:
+def _told(size: int, topic: str, key: bytes | None, value: bytes | None, more: Sequence[Any]) -> str:
     """A hash of a row in so many bytes; all that makes it another message, or one at another time, makes another."""
-    bodies = [part if part is None or type(part) is bytes else str(part).encode() for part in parts]
+    target = topic.encode()
     # With the lengths no part can pass for the end of another, nor nothing for what is empty.
-    lengths = [None if body is None else len(body) for body in bodies]
-    return blake2b(b"".join([repr(lengths).encode(), *filter(None, bodies)]), digest_size=size).hexdigest()
+    lengths = b"[%d, %a, %a" % (len(target), None if key is None else len(key), None if value is None else len(value))
+    if more is _NO_MORE:
+        rest, bodies = _NO_LENGTHS, ()
+    else:
+        bodies = tuple(None if part is None else str(part).encode() for part in more)
+        rest = b"".join(b", %a" % (None if body is None else len(body)) for body in bodies)
+    parts = (lengths, rest, b"]", target, key or b"", value or b"", *filter(None, bodies))
+    return blake2b(b"".join(parts), digest_size=size).hexdigest()
