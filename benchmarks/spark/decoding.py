@@ -59,10 +59,7 @@ def measure_decoding(stage: SparkStage, scale: float, rounds: int) -> list[Secti
         "decode, dead letters": to_noop(decoded.dead),
         "from_json": to_noop(bare),
     }
-    if scale >= 1:
-        for work in works.values():
-            work.run(None)
-    series = in_turn(works, rounds, stage.roots)
+    series = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
     frame.unpersist()
     section.runs.update(series)
     for name in ("decode, rows", "decode, dead letters"):

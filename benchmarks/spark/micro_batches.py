@@ -48,9 +48,8 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         "Its time, against that of `rate-micro-batch` with one row in the same session: one task, the `noop` sink, the "
         "next batch at once, checkpoints as Spark has them by default. `the least in Python` is a source that asks "
         "nobody: what Spark itself takes to have a row from Python. While rows wait, our source asks the broker once a "
-        "second where a topic ends; of `rows one by one` none waits, and it is asked for each. One more round comes "
-        "before, which is not counted. The table has the milliseconds of each step, as Spark's progress names them, in "
-        "the median.",
+        "second where a topic ends; of `rows one by one` none waits, and it is asked for each. The table has the "
+        "milliseconds of each step, as Spark's progress names them, in the median.",
         "times as long",
     )
     batches = 3 if scale < 1 else 12
@@ -85,12 +84,10 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         "broker by connector": lambda: _Asked(by_connector(maxRows=1, columns=",".join(PLAIN))),
     }
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
-    # In the first round the JVM still compiles what all of them use, most for who comes first.
-    uncounted = 0 if scale < 1 else 1
-    for number in range(uncounted + rounds):
+    for number in range(stage.uncounted + rounds):
         for name in list(sources) if number % 2 == 0 else list(sources)[::-1]:
             steps[name].append(_medians(stage, sources[name](), batches))
-    steps = {name: found[uncounted:] for name, found in steps.items()}
+    steps = {name: found[stage.uncounted :] for name, found in steps.items()}
     rate_name, least, *ours_names = sources
     for name, base, bar in [
         *((name, rate_name, 1.2) for name in ours_names),
@@ -156,7 +153,9 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
             # The first too: what is received meanwhile is read by those that follow.
             return finished(writer.trigger(availableNow=True).start(), skip=0)
 
-        series = in_turn({"spool": Work(count, run, lambda: stage.place("spool"))}, rounds, stage.roots)["spool"]
+        series = in_turn(
+            {"spool": Work(count, run, lambda: stage.place("spool"))}, rounds, stage.roots, uncounted=stage.uncounted
+        )["spool"]
         side.drop(topic)
         section.runs[f"jetstream, {label}: spool"] = series
         rate = Spread.of([sample.rate / 1000 for sample in series.samples])

@@ -36,7 +36,7 @@ def measure_pipelines(stage: SparkStage, scale: float, rounds: int) -> list[Sect
             if size > 1000:
                 # Many seconds, and what 100 B tell already.
                 works.pop("row-wise")
-            series = in_turn(works, rounds, stage.roots)
+            series = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
             side.drop(topic)
             where = f"{side.name}, {label}"
             section.runs.update({f"{where}: {name}": runs for name, runs in series.items()})

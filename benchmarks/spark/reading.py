@@ -45,13 +45,13 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
         for label, size in sizes(scale):
             count = max(2000, int((200_000 if size < 1000 else 100_000) * scale * side.quick))
             topic = side.filled(count, size)
-            series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots)
+            series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots, uncounted=stage.uncounted)
             _tell(batch, f"{side.name}, {label}", series, side)
             works = _stream_works(stage, side, topic, count)
             if size > 1000:
                 # Many seconds, and what 100 B tell already.
                 works.pop("row-wise")
-            series = in_turn(works, rounds, stage.roots)
+            series = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
             _tell_streams(stream, f"{side.name}, {label}", series, side)
             side.drop(topic)
     return [batch, stream]

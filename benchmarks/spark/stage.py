@@ -171,6 +171,7 @@ class SparkStage:
     """A session of Spark and the brokers.
 
     :ivar started: seconds of the session's start, of its first job, and of the first read through Python.
+    :ivar uncounted: rounds in which the JVM still compiles what all of a comparison use, most for who comes first.
     """
 
     def __init__(self, jetstream: JetStreamSide, kafka: KafkaSide, directory: Path, *, quick: bool) -> None:
@@ -178,6 +179,7 @@ class SparkStage:
         self.kafka = kafka
         self.sides: tuple[Side, ...] = (jetstream, kafka)
         self.directory = directory
+        self.uncounted = 0 if quick else 1
         self._settings = QUICK if quick else {}
         began = time.perf_counter()
         self.spark = self._session("local[2]")

@@ -42,16 +42,19 @@ class Work:
     prepare: Callable[[], Any] = lambda: None
 
 
-def in_turn(works: Mapping[str, Work], rounds: int, roots: Callable[[], list[int]]) -> dict[str, Series]:
+def in_turn(
+    works: Mapping[str, Work], rounds: int, roots: Callable[[], list[int]], *, uncounted: int = 0
+) -> dict[str, Series]:
     """Run each work once per round.
 
     :param roots: the processes whose CPU, with that of all below them, is counted beside this one's.
+    :param uncounted: rounds before the others, of which nothing is told.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in works}
-    for number in range(rounds):
+    for number in range(uncounted + rounds):
         for name in list(works) if number % 2 == 0 else list(works)[::-1]:
             samples[name].append(_measure(works[name], roots))
-    return {name: Series(runs) for name, runs in samples.items()}
+    return {name: Series(runs[uncounted:]) for name, runs in samples.items()}
 
 
 def _measure(work: Work, roots: Callable[[], list[int]]) -> Sample:

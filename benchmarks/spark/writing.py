@@ -26,7 +26,7 @@ def measure_writing(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     for side in stage.sides:
         for label, size in sizes(scale):
             count = max(1000, int((100_000 if size < 1000 else 50_000) * scale))
-            series = in_turn(_works(stage, side, count, size), rounds, stage.roots)
+            series = in_turn(_works(stage, side, count, size), rounds, stage.roots, uncounted=stage.uncounted)
             where = f"{side.name}, {label}"
             section.runs.update({f"{where}: {name}": runs for name, runs in series.items()})
             for theirs in [name for name in series if name != "broker"]:
