@@ -23,6 +23,7 @@ import msgspec
 from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
+from broker_jetstream.header_columns import HeaderColumns, header_columns
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
@@ -263,16 +264,23 @@ def _text(value: bytes) -> str | None:
 
 def _attributes(block: bytes) -> Mapping[str, str]:
     found: dict[str, str] = {}
+    hostile: bytes | None = None
     for line in block.split(b"\r\n")[1:-2]:
+        # Most lines are of these.
+        if line[:10] == _OURS:
+            if hostile is None and line.startswith(_ATTRIBUTES[2:]):
+                hostile = line[len(_ATTRIBUTES) - 2 :]
+            continue
+        if line[:5].lower() == _SERVERS:
+            continue
         name, colon, value = line.partition(b":")
-        if not colon or not name or name[:10] == _OURS or name[:5].lower() == _SERVERS:
+        if not colon or not name:
             continue
         try:
             # The first of several values is shown, as other NATS clients do.
             found.setdefault(name.decode(), value.strip(b" \t").decode())
         except UnicodeDecodeError:
             continue
-    hostile = header(block, _ATTRIBUTES)
     if hostile is not None:
         for item in hostile.decode("utf-8", "replace").split("&"):
             name, _, value = item.partition("=")
@@ -341,6 +349,10 @@ class MessageView:
     def publish_times(self, raws: Sequence[Any], /) -> list[int | None]:
         """Those of many, in microseconds since 1970, for columns."""
         return [None if (time := header(raw.block, _TIME)) is None else microseconds(time) for raw in raws]
+
+    def header_columns(self, raws: Sequence[Any], /) -> HeaderColumns:
+        """What the headers of many tell, each read once."""
+        return header_columns(raws, self)
 
     def broker_time(self, raw: Any, /) -> datetime | None:
         return _EPOCH + timedelta(microseconds=_reply_field(raw.reply, 3) // 1000)

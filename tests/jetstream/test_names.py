@@ -78,6 +78,30 @@ def test_headers_carry_everything(attributes: dict[str, str], key: bytes | None,
         assert name.decode().isprintable()
 
 
+LINES = [
+    "anybroker-key: k", "anybroker-key: ", "anybroker-key:k", "Anybroker-Key: k", "anybroker-key-64: YWI=",
+    "anybroker-key-64: !", "Nats-Msg-Id: mine", "Nats-Msg-Id: ", "Nats-Msg-Id: anybroker-64:YWI=",
+    "Nats-Msg-Id: über", "anybroker-id: other", "nats-other: x", "anybroker-time: 1795812955566000",
+    "anybroker-time: 12.5", "anybroker-time: -1", "anybroker-null: 1", "anybroker-attributes: a%3A=b&c=%20d",
+    "anybroker-attributes: x=y", "type: created", "type: other", "type:created", "type:  x ", "empty: ", "empty:",
+    ": nameless", "no colon", "a:b: c", "schön: grüß", "broken: \udcff", "broken\udcff: x", "tab: \t", "",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=5), st.sampled_from(["NATS/1.0", "NATS/1.0 408 Timeout"]))
+def test_columns_of_headers_are_those_of_each_message(lines: list[str], first: str) -> None:
+    block = "".join(f"{line}\r\n" for line in [first, *lines, ""]).encode(errors="surrogateescape")
+    raws = [
+        NativeMessage(b"s", b"$JS.ACK.orders.billing.1.42.7.1795258770448526345.5", b"", each) for each in (block, b"")
+    ]
+    for view in (VIEW, LogView()):
+        found = view.header_columns(raws)
+        assert found.ids == [view.id(raw) for raw in raws]
+        assert found.keys == [view.key(raw) for raw in raws]
+        assert list(map(dict, found.attributes)) == [dict(view.attributes(raw)) for raw in raws]
+        assert found.publish_times == view.publish_times(raws)
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
