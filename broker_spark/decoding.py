@@ -18,6 +18,7 @@ from broker.errors import ConfigurationError
 from broker_spark.configured import is_exact
 from broker_spark.decoding_problems import is_whole, problem, unread
 from broker_spark.fields import Structure, same_but_for_case, structure_of
+from broker_spark.generated_code import apart, once
 from broker_spark.json_columns import completed, converted, read_type, texts_type
 from broker_spark.schema import unused
 
@@ -96,11 +97,11 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     one = StructType([*cast("StructType", read_type(structure)), StructField(name, LongType())])
     texts = StructField("t", texts_type(structure) or StringType())
     schema = StructType([StructField("v", ArrayType(one)), texts, StructField(_CORRUPT, StringType())])
-    read = frame.select("*", _once(F.from_json(wrapped, schema, _OPTIONS)).alias(_READ))
+    read = frame.select("*", once(F.from_json(wrapped, schema, _OPTIONS)).alias(_READ))
     values = F.col(f"{_READ}.v")
     value = F.get(values, F.lit(1))
     marked = [F.get(values, F.lit(place)).getField(name).eqNullSafe(F.xxhash64(text)) for place in (0, 2)]
-    read = read.select("*", _once(converted(structure, value, F.col(f"{_READ}.t"), text)).alias(_MADE))
+    read = read.select("*", once(converted(structure, value, F.col(f"{_READ}.t"), text)).alias(_MADE))
     made = F.col(_MADE)
     is_text = F.is_valid_utf8(text)
     is_read = F.col(f"{_READ}.{_CORRUPT}").isNull() & (F.size(values) == 3) & marked[0] & marked[1] & value.isNotNull()
@@ -113,7 +114,7 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     if wrong is not None:
         reasons.append(wrong)
     is_right = F.coalesce(is_text & is_read & is_whole(structure, value, made, True), F.lit(False))
-    reason = F.when(~is_right, _apart(F.coalesce(*reasons)))
+    reason = F.when(~is_right, apart(F.coalesce(*reasons)))
     return read.withColumn(REASON, reason), completed(structure, made)
 
 
@@ -137,19 +138,3 @@ def _check(frame: DataFrame, type: Any, structure: Structure, column: str) -> No
         raise ConfigurationError(
             f"There is no column {column!r} to decode", advice=f"There are {', '.join(frame.columns)}"
         )
-
-
-# Java compiles no method of more than 8000 bytes, and interprets it, which takes several times as long. Spark makes one
-# of all that follows each other, unless an expression comes that it cannot put there; then each is split as far as it
-# takes. `map_filter` and `zip_with` are such.
-
-
-def _once(column: Column) -> Column:
-    """Evaluated once, not once for each field that looks at it: Spark does not repeat what is not deterministic."""
-    guard = F.map_filter(F.create_map(F.lit(0), F.spark_partition_id()), lambda _, number: number >= 0)
-    return F.when(F.size(guard) >= 0, column)
-
-
-def _apart(column: Column) -> Column:
-    """Evaluated where it is asked for, with no code made of it."""
-    return F.get(F.zip_with(F.array(F.lit(0)), F.array(F.lit(0)), lambda _, __: column), 0)

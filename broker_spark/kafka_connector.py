@@ -22,6 +22,7 @@ from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
 from broker_spark.connections import bus_of
+from broker_spark.generated_code import apart
 from broker_spark.identities import Identities
 from broker_spark.java_security import java_properties
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
@@ -220,7 +221,7 @@ def _attributes(frame: DataFrame) -> Column:
     """Headers that are text, in their order; of several of one name the last."""
     headers = _headers(frame)
     packed = F.exists(headers, lambda header: header["key"] == _PACKED)
-    pairs = F.when(packed, F.flatten(F.transform(headers, _pairs))).otherwise(
+    pairs = F.when(packed, apart(F.flatten(F.transform(headers, _pairs)))).otherwise(
         F.transform(F.filter(headers, _is_shown), _pair)
     )
     # What a lambda names it computes for each element anew, but for its own arguments.
@@ -234,7 +235,7 @@ def _last_of_each(pairs: Column) -> Column:
         pairs,
         lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
     )
-    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(last)
+    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(apart(last))
 
 
 def _is_shown(header: Column) -> Column:

@@ -16,7 +16,7 @@ from broker_spark.log_reading import read_range
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 
-__all__ = ["copy", "copying", "log", "numbered", "publish", "read", "rows_of", "values"]
+__all__ = ["copy", "copying", "log", "numbered", "plan_of", "publish", "read", "rows_of", "values"]
 
 
 def read(spark: SparkSession, url: str, topic: str, **options: Any) -> DataFrame:
@@ -74,3 +74,10 @@ def log(bus: Bus, topic: str) -> list[tuple[str, bytes]]:
         for batch in bus.log.read(topic, partition)
         for record in batch
     ]
+
+
+def plan_of(frame: Any) -> list[str]:
+    """The steps of a frame, in a classic session; what begins with a star and a number is one method with the others
+    of that number."""
+    plan: str = frame._jdf.queryExecution().executedPlan().toString()
+    return [line.lstrip(" +-:") for line in plan.splitlines()]

@@ -23,7 +23,7 @@ from broker_spark.kafka_connector import _settings
 from broker_spark.options import SourceOptions
 from tests.servers import kafka, nats
 from tests.servers.kafka_client import RawAdmin
-from tests.spark.support import numbered, publish
+from tests.spark.support import numbered, plan_of, publish
 
 SOURCES = ("always", "never")
 
@@ -198,6 +198,11 @@ def test_headers_are_read_for_the_columns_that_need_them(spark: SparkSession, ur
     for name in ("id", "attributes", "publish_time"):
         assert included(columns=f"key,{name}") == "true"
     assert included() == "true"
+
+
+def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, url: str, topic: str) -> None:
+    steps = plan_of(read(spark, url=url, topic=topic, connector="always"))
+    assert [step.split(" ")[0] for step in steps if "anybroker-id" in step] == ["Project"]
 
 
 def test_security_reaches_java() -> None:
