@@ -81,6 +81,22 @@ class SecuritySettings(BackendSettings):
     )
 
     @model_validator(mode="after")
+    def _check_certificate(self) -> Self:
+        certificate = self.ssl_certificate_location or self.ssl_certificate_pem
+        key = self.ssl_key_location or self.ssl_key_pem
+        if certificate and not key:
+            # The broker would be shown a certificate that nobody can prove to be theirs, and says no more than "bad".
+            raise ValueError(
+                "a client certificate is given without its key, as ssl_key_location or ssl_key_pem; one file may hold "
+                "both"
+            )
+        if key and not certificate:
+            raise ValueError(
+                "a client key is given without its certificate, as ssl_certificate_location or ssl_certificate_pem"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_login(self) -> Self:
         if self.sasl_password is not None and self.sasl_username is None:
             raise ValueError("sasl_password is given without sasl_username")

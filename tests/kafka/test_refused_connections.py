@@ -70,11 +70,14 @@ async def test_a_listener_that_hangs_up_is_told_with_the_protocol(
     assert f"security_protocol={protocol}: one that wants {wants} hangs up" in error.advice
 
 
-async def test_a_key_without_its_certificate_is_a_setting(secure: SecureBroker) -> None:
+async def test_half_of_a_client_certificate_is_a_setting(secure: SecureBroker) -> None:
     known = secure.certificates
     error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_key_location=known.client_key)
     assert isinstance(error, InvalidSetting)
-    assert "no certificate assigned" in str(error)
+    assert "a client key is given without its certificate" in str(error)
+    error = await refused(secure, "MUTUAL", ssl_ca_location=known.authority, ssl_certificate_location=known.client)
+    assert isinstance(error, InvalidSetting)
+    assert "a client certificate is given without its key" in str(error)
 
 
 @pytest.mark.parametrize("way", ["location", "pem"])

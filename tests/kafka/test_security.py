@@ -171,7 +171,7 @@ async def test_keys_under_a_password(secure: SecureBroker, topic: str, tmp_path:
         {**files, "ssl_key_location": tmp_path / "nothing.pem"},
         {"ssl_ca_location": tmp_path / "nothing.pem"},
         {"ssl_ca_pem": "garbage"},
-        {"ssl_ca_location": secure.certificates.authority, "ssl_certificate_pem": "garbage"},
+        {**over_tls(secure, ssl_certificate_pem="garbage"), "ssl_key_pem": known.client_key.read_text()},
     ):
         error = await refused(at(secure, "MUTUAL", **malformed))
         assert isinstance(error, InvalidSetting), malformed

@@ -122,7 +122,7 @@ class TestUrl:
 
     def test_no_secret_is_shown(self) -> None:
         settings = KafkaSettings.from_url(
-            "kafka://u:hunter2@h?ssl.key.pem=hunter3&ssl.engine.password=hunter4&sasl.mechanism=PLAIN"
+            "kafka://u:hunter2@h?ssl.certificate.pem=c&ssl.key.pem=hunter3&ssl.engine.password=hunter4&sasl.mechanism=PLAIN"
         )
         shown = f"{settings.url} {settings!r} {settings.explain()}"
         assert "hunter" not in shown
@@ -135,14 +135,37 @@ class TestSecurity:
         assert KafkaSettings(ssl_ca_location=Path("ca.pem")).protocol == "SSL"
         assert KafkaSettings().protocol == "PLAINTEXT"
 
-    @pytest.mark.parametrize("name", ["ca_pem", "certificate_pem", "key_location", "key_pem", "keystore_location"])
-    def test_no_part_of_a_certificate_is_left_out_of_a_plain_connection(self, name: str) -> None:
-        assert KafkaSettings.from_url(f"kafka://h?ssl_{name}=x").protocol == "SSL"
-        told = refused(f"kafka://h?ssl_{name}=x&security_protocol=PLAINTEXT")
-        assert f"Setting 'ssl_{name}' (from url) is given, and security_protocol=PLAINTEXT" in told
-        assert f"Say security_protocol=SSL, or leave ssl_{name} out" in told
-        told = refused(f"kafka://u:p@h?ssl_{name}=x&security_protocol=SASL_PLAINTEXT")
+    @pytest.mark.parametrize(
+        ("name", "more"),
+        [
+            ("ca_pem", ""),
+            ("certificate_pem", "&ssl_key_pem=k"),
+            ("key_location", "&ssl_certificate_pem=c"),
+            ("key_pem", "&ssl_certificate_location=c"),
+            ("keystore_location", ""),
+        ],
+    )
+    def test_no_part_of_a_certificate_is_left_out_of_a_plain_connection(self, name: str, more: str) -> None:
+        given = f"ssl_{name}=x{more}"
+        assert KafkaSettings.from_url(f"kafka://h?{given}").protocol == "SSL"
+        told = refused(f"kafka://h?{given}&security_protocol=PLAINTEXT")
+        assert "(from url) is given, and security_protocol=PLAINTEXT" in told
+        assert "Say security_protocol=SSL, or leave ssl_" in told
+        told = refused(f"kafka://u:p@h?{given}&security_protocol=SASL_PLAINTEXT")
         assert "Say security_protocol=SASL_SSL" in told
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ("ssl_certificate_location=c", "a client certificate is given without its key"),
+            ("ssl.certificate.pem=c", "a client certificate is given without its key"),
+            ("ssl_key_pem=k", "a client key is given without its certificate"),
+            ("ssl_key_location=k&ssl_keystore_location=s", "a client key is given without its certificate"),
+        ],
+    )
+    def test_half_of_a_client_certificate_is_refused(self, given: str, told: str) -> None:
+        assert told in refused(f"kafka://h?{given}")
+        KafkaSettings.from_url("kafka://h?ssl_certificate_location=both.pem&ssl_key_location=both.pem")
 
     @pytest.mark.parametrize(
         ("name", "value"),
