@@ -31,7 +31,7 @@ __all__ = ["PubSubMessageSource"]
 logger = logging.getLogger("broker")
 VIEW: Final = PubSubView()
 PARK_SECONDS: Final = 0.1
-CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 3.0
 
 
 class PubSubMessageSource:

@@ -39,8 +39,8 @@ _LASTING: Final = 5.0
 """Seconds after which the end of a stream is no failure to open it."""
 _WAITED: Final = 0.02
 """A read that took longer, in seconds, had to wait for the server."""
-_LAST_SECONDS: Final = 0.5
-"""How long a stream that we end is read on, for what was on its way."""
+_LAST_SECONDS: Final = 1.0
+"""How long at most a stream that we end is read on, for what was on its way; the server ends it at once, if it can."""
 
 
 class Arrived(Protocol):
