@@ -67,9 +67,15 @@ def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:
 def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
     """The columns of a table that there is, in its order.
 
-    :raises ConfigurationError: the rows have others.
+    :raises ConfigurationError: the rows have others, or it is not partitioned as a pipeline does it.
     """
-    columns = [name for name in rows.sparkSession.table(sink.table).columns if name != BATCH]
+    found = rows.sparkSession.catalog.listColumns(sink.table)
+    if not any(each.name == BATCH and each.isPartition for each in found):
+        raise ConfigurationError(
+            f"Table {sink.table!r} is not partitioned by {BATCH!r}, by which a batch that is run again is known",
+            advice=f"Let the pipeline make the table, or make it with PARTITIONED BY ({BATCH} BIGINT)",
+        )
+    columns = [each.name for each in found if each.name != BATCH]
     if sorted(columns) != sorted(rows.columns):
         raise ConfigurationError(
             f"Table {sink.table!r} has the columns {', '.join(columns)}, and the rows have {', '.join(rows.columns)}",

@@ -131,6 +131,17 @@ def test_a_condition_by_which_rows_cannot_be_counted_is_told(spark: SparkSession
         check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
 
 
+@pytest.mark.parametrize("columns", ["id BIGINT", "id BIGINT, batch BIGINT"])
+def test_a_table_without_a_partition_for_each_batch_is_refused(spark: SparkSession, make: Make, columns: str) -> None:
+    table = f"plain_{uuid.uuid4().hex[:8]}"
+    spark.sql(f"CREATE TABLE {table} ({columns}) USING parquet")
+    try:
+        with pytest.raises(ConfigurationError, match=rf"^sinks\.out: Table '{table}' is not partitioned .* BY \(batch"):
+            check_rows(make(sinks={"out": TableSink(table)}), Frames(spark.range(1), None))
+    finally:
+        spark.sql(f"DROP TABLE {table}")
+
+
 def test_a_table_that_can_be_none_is_told_by_its_name(spark: SparkSession, make: Make) -> None:
     with pytest.raises(ConfigurationError, match=r"^sinks\.out: table is 'a b': \[PARSE_SYNTAX_ERROR\]"):
         check_rows(make(sinks={"out": TableSink("a b")}), Frames(spark.range(1), None))
