@@ -101,23 +101,36 @@ class Identities:
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
 
     def check_positions(self) -> None:
-        """Make sure that the positions of the last batch are whole: Spark goes on from them, and tells it by a stack.
+        """Make sure that the query's id and the positions of the last batch are whole: Spark goes on from them, and
+        tells it by a stack.
 
         :raises ConfigurationError: they are not, or cannot be read.
         """
+        identity = self._told("metadata")
+        if identity is not None:
+            object_of(identity[1], identity[0], _OF_POSITIONS)
         last = max(self._batches("offsets"), default=None)
-        if last is None:
+        positions = None if last is None else self._told(f"offsets/{last}")
+        if positions is None:
             return
-        file = f"{self._checkpoint}/offsets/{last}"
-        what = f"{mask_within(file)} of the checkpoint"
-        try:
-            text = _bytes(*find_place(self._spark, file))
-        except Py4JJavaError as error:
-            raise ConfigurationError(f"{what} cannot be read: {said(error)}", advice=_OF_POSITIONS) from error
+        what, text = positions
         # A version, Spark's own, and a line for each source; some sources have a number there, or nothing yet.
         for number, line in enumerate(text.decode(errors="replace").splitlines()[2:], 3):
             if line.startswith("{"):
                 object_of(line, f"Line {number} of {what}", _OF_POSITIONS)
+
+    def _told(self, name: str) -> tuple[str, bytes] | None:
+        """What errors call a file of the checkpoint, and what is in it; None if there is none.
+
+        :raises ConfigurationError: it cannot be read.
+        """
+        file = f"{self._checkpoint}/{name}"
+        what = f"{mask_within(file)} of the checkpoint"
+        try:
+            path, files = find_place(self._spark, file)
+            return (what, _bytes(path, files)) if files.exists(path) else None
+        except Py4JJavaError as error:
+            raise ConfigurationError(f"{what} cannot be read: {said(error)}", advice=_OF_POSITIONS) from error
 
     def tasks(self, now: int) -> int:
         """How many tasks a batch has behind its reads.

@@ -149,4 +149,12 @@ def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession
     ):
         run(pipeline, spark=spark)
     file.write_text(text)
+    # So is the query's id.
+    identity = tmp_path / "checkpoint" / "metadata"
+    whole = identity.read_text()
+    identity.write_text(whole[:-10])
+    (identity.parent / ".metadata.crc").unlink()
+    with pytest.raises(ConfigurationError, match="checkpoint/metadata of the checkpoint is not whole: it ends after"):
+        run(pipeline, spark=spark)
+    identity.write_text(whole)
     assert run(pipeline, spark=spark) == 0
