@@ -147,7 +147,8 @@ def _run(
         )
         results["spark"] = job.spark(frame)
 
-    found = in_turn({"plain": Work(stop - start, plain), "spark": Work(stop - start, spark)}, rounds, stage.roots)
+    works = {"plain": Work(stop - start, plain), "spark": Work(stop - start, spark)}
+    found = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
     if results["plain"] != results["spark"]:
         raise RuntimeError(f"{job.name}: {results['plain']} by the plain consumer, {results['spark']} by Spark")
     return found
