@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from broker.envelopes import NO_ATTRIBUTES
+from broker_jetstream.header_values import ENCODED_ID
 from broker_jetstream.times import microseconds
 
 __all__ = ["HeaderColumns", "header_columns"]
@@ -19,7 +20,6 @@ _ID: Final = b"Nats-Msg-Id"
 _TIME: Final = b"anybroker-time"
 _OURS: Final = b"anybroker-"
 _SERVERS: Final = b"nats-"
-_ENCODED: Final = b"anybroker-64:"
 
 
 class HeaderColumns(NamedTuple):
@@ -76,11 +76,11 @@ def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None
         name, colon, value = line.partition(b": ")
         if name == _KEY and key is None:
             key = value
-        elif name == _ID and identity is None and value and value[:13] != _ENCODED:
+        elif name == _ID and identity is None and value and not value.startswith(ENCODED_ID):
             identity = value.decode("utf-8", "replace")
         elif name == _TIME and time is None:
             time = value
-        elif name[:10] == _OURS or name[:5].lower() == _SERVERS or not _is_plain(name, colon, value):
+        elif name[:10] == _OURS or name[:5].lower() == _SERVERS or not _is_attribute(name, colon, value):
             return None
         else:
             if attributes is None:
@@ -93,6 +93,6 @@ def _read(block: bytes) -> tuple[str | None, bytes | None, dict[str, str] | None
     return identity, key, attributes, time
 
 
-def _is_plain(name: bytes, colon: bytes, value: bytes) -> bool:
+def _is_attribute(name: bytes, colon: bytes, value: bytes) -> bool:
     """Whether a line is an attribute to the letter."""
     return bool(colon and name) and b":" not in name and value == value.strip(b" \t")

@@ -10,7 +10,7 @@ client wrote can be read: what is no value of ours is shown as if it were not th
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -24,6 +24,7 @@ from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
 from broker.errors import MessageTooLarge
 from broker.outbound import OutboundMessage
 from broker_jetstream.header_columns import HeaderColumns, header_columns
+from broker_jetstream.header_values import decode_id, from_base64, is_plain
 from broker_jetstream.times import microseconds, microseconds_at, parse_time
 
 __all__ = [
@@ -43,7 +44,6 @@ __all__ = [
     "NativeMessage",
     "deliveries_of",
     "encode_headers",
-    "encode_id",
     "header",
     "header_lines",
     "key_of",
@@ -66,7 +66,6 @@ _KEY_64: Final = b"\r\nanybroker-key-64: "
 _TIME: Final = b"\r\nanybroker-time: "
 _ID: Final = b"\r\nanybroker-id: "
 _MSG_ID: Final = b"\r\nNats-Msg-Id: "
-_ID_64: Final = b"anybroker-64:"
 _ATTRIBUTES: Final = b"\r\nanybroker-attributes: "
 NULL: Final = b"\r\nanybroker-null: "
 STREAM: Final = b"\r\nNats-Stream: "
@@ -188,33 +187,10 @@ def room_to_leave(message: OutboundMessage) -> int:
     return 0 if is_letter(message.attributes) else LETTER_ROOM
 
 
-def encode_id(message_id: str) -> bytes:
-    """An id as a header's value; base64 under a prefix where a header cannot carry it."""
-    if _is_plain(message_id) and not message_id.startswith("anybroker-64:"):
-        return message_id.encode()
-    return _ID_64 + b64encode(message_id.encode())
-
-
-def _decode_id(value: bytes) -> str:
-    decoded = _from_base64(value[len(_ID_64) :]) if value.startswith(_ID_64) else None
-    return (decoded or value).decode("utf-8", "replace")
-
-
-def _from_base64(value: bytes) -> bytes | None:
-    try:
-        return b64decode(value, validate=True)
-    except ValueError:
-        return None
-
-
 def _key_line(key: bytes) -> bytes:
-    if key.isascii() and _is_plain(key.decode()):
+    if key.isascii() and is_plain(key.decode()):
         return b"NATS/1.0\r\nanybroker-key: %b\r\n" % key
     return b"NATS/1.0\r\nanybroker-key-64: %b\r\n" % b64encode(key)
-
-
-def _is_plain(value: str) -> bool:
-    return not value or (value.isprintable() and value[0] != " " and value[-1] != " ")
 
 
 @lru_cache(4096)
@@ -230,7 +206,7 @@ def _attribute_lines(attributes: Mapping[str, str]) -> bytes:
     hostile: list[str] = []
     for name, value in attributes.items():
         start = _plain_name(name)
-        if start is not None and _is_plain(value):
+        if start is not None and is_plain(value):
             lines.append(b"%b%b\r\n" % (start, value.encode()))
         else:
             hostile.append(f"{quote(name, safe='')}={quote(value, safe='')}")
@@ -295,7 +271,7 @@ def key_of(block: bytes) -> bytes | None:
     key = header(block, _KEY)
     if key is None:
         encoded = header(block, _KEY_64)
-        return None if encoded is None else _from_base64(encoded)
+        return None if encoded is None else from_base64(encoded)
     return key
 
 
@@ -325,7 +301,7 @@ class MessageView:
         block: bytes = raw.block
         found = header(block, _MSG_ID) or header(block, _ID)
         if found:
-            return _decode_id(found)
+            return decode_id(found)
         fields = raw.reply.split(b".")
         stream = fields[2 if len(fields) == 9 else 4]
         return f"{stream.decode()}:{_reply_field(raw.reply, 1)}"
@@ -389,7 +365,7 @@ class LogView(MessageView):
         block: bytes = raw.block
         found = header(block, _MSG_ID) or header(block, _ID)
         if found:
-            return _decode_id(found)
+            return decode_id(found)
         stream = server_header(block, STREAM) or b""
         sequence = server_header(block, SEQUENCE) or b""
         return f"{stream.decode()}:{sequence.decode()}"

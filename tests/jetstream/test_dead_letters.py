@@ -12,7 +12,8 @@ from broker.consuming.retry import Retry
 from broker.errors import MessageTooLarge
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker_jetstream.headers import encode_headers, encode_id
+from broker_jetstream.header_values import encode_id
+from broker_jetstream.headers import encode_headers
 from tests.servers.nats import NatsServer
 
 
