@@ -12,6 +12,7 @@ from typing import Final
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
+from broker_spark.workers import collect_seldom
 
 __all__ = ["bus_of", "check_reachable"]
 
@@ -32,6 +33,7 @@ def bus_of(url: str) -> Bus:
             found = check_reachable(url)
             found.open()
             _open[place] = found
+            collect_seldom()
         return found
 
 

@@ -5,10 +5,26 @@ from __future__ import annotations
 import gc
 import sys
 from functools import cache
+from typing import Final
 
 from pyspark import TaskContext
 
-__all__ = ["keep_what_is_loaded"]
+__all__ = ["collect_seldom", "keep_what_is_loaded"]
+
+_YOUNG: Final = 100_000
+"""New objects with which the collector begins: some Arrow batches of messages, all of which are soon freed without it."""
+
+
+def collect_seldom() -> None:
+    """Have garbage collected more seldom while tasks run, only in Spark's own processes.
+
+    Python begins with every 700 new objects, and so looks at each message that is read up to three times. Spark's
+    workers collect after every task in any case.
+    """
+    if _is_sparks():
+        first, *others = gc.get_threshold()
+        # Zero is a collector that somebody turned off.
+        gc.set_threshold(max(first, _YOUNG) if first else 0, *others)
 
 
 @cache
@@ -19,9 +35,14 @@ def keep_what_is_loaded() -> None:
     tens of milliseconds for the modules alone. What is kept is still freed when nothing refers to it any more. Call it
     when everything is imported and connected.
     """
-    if TaskContext.get() is not None or _forked_by_spark():
+    if _is_sparks():
         gc.collect()
         gc.freeze()
+
+
+def _is_sparks() -> bool:
+    """Whether this is a process of Spark's: a worker, or one in which the driver has something planned."""
+    return TaskContext.get() is not None or _forked_by_spark()
 
 
 def _forked_by_spark() -> bool:

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from pyspark import TaskContext
 
-from broker_spark.workers import keep_what_is_loaded
+from broker_spark.workers import collect_seldom, keep_what_is_loaded
 
 
 def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,22 @@ def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyP
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_threshold()
+    try:
+        collect_seldom()
+        assert gc.get_threshold() == before
+        monkeypatch.setattr(TaskContext, "get", object)
+        gc.set_threshold(0, 10, 10)
+        collect_seldom()
+        assert gc.get_threshold() == (0, 10, 10), "who turned it off wants none"
+        gc.set_threshold(1_000_000, 10, 10)
+        collect_seldom()
+        assert gc.get_threshold() == (1_000_000, 10, 10)
+        gc.set_threshold(*before)
+        collect_seldom()
+        assert gc.get_threshold() == (100_000, *before[1:])
+    finally:
+        gc.set_threshold(*before)
