@@ -26,7 +26,7 @@ from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import Segment
 from broker_spark.spool.spool import Spool
-from broker_spark.workers import keep_what_is_loaded
+from broker_spark.workers import collect_seldom, keep_what_is_loaded
 
 __all__ = ["SpoolPart", "SpoolStreamReader"]
 
@@ -172,6 +172,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"Option spool is {shown!r}, which cannot be used: {why(error, options.spool)}",
                     advice="It takes a directory, or a URI such as s3://bucket/spools/orders, that can be written to",
                 ) from error
+            collect_seldom()
             receiver = Receiver(options, spool)
             if self._draining:
                 receiver.drain()
