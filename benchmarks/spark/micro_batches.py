@@ -25,6 +25,9 @@ __all__ = ["measure_micro_batches"]
 _STEPS = ("latestOffset", "queryPlanning", "getBatch", "walCommit", "addBatch", "commitOffsets", "triggerExecution")
 _SKIPPED = 4
 _SECONDS = 300.0
+_LOOK = 0.5
+_GLANCE = 0.1
+"""Seconds between looks at the progress, which take a little of what is measured."""
 
 
 class _Asked(NamedTuple):
@@ -52,7 +55,7 @@ def _fixed(stage: SparkStage, scale: float, rounds: int) -> Section:
         "milliseconds of each step, as Spark's progress names them, in the median.",
         "times as long",
     )
-    batches = 3 if scale < 1 else 12
+    batches = 3 if scale < 1 else 24
     spark = stage.spark
     topics = {side.name: side.filled(_SKIPPED + batches + 20, 100) for side in stage.sides}
 
@@ -121,7 +124,7 @@ def _medians(stage: SparkStage, asked: _Asked, batches: int) -> dict[str, float]
             published += 1
         if not query.isActive or time.monotonic() > until:
             raise RuntimeError(f"Only {len(done)} batches ran: {query.exception()}")
-        time.sleep(0.1)
+        time.sleep(_GLANCE if asked.publish is not None else _LOOK)
         done = [each for each in query.recentProgress if each["numInputRows"]]
     query.stop()
     counted = done[_SKIPPED : _SKIPPED + batches]
@@ -132,13 +135,14 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
     section = Section(
         "A queue through the spool",
         "Rows per second of a subscription on JetStream: received, written and synced, acked, read by Spark into the "
-        "`noop` sink; all micro-batches, without the start of the query. Five columns and all, as of a batch read.",
+        "`noop` sink; all micro-batches, without the start of the query. Five columns and all, as of a batch read; the "
+        "bar was set by a prototype that kept five.",
         "k rows/s",
     )
     side = stage.jetstream
     columns = {"five": {"columns": ",".join(PLAIN)}, "all": dict[str, str]()}
     for label, size in sizes(scale):
-        count = max(2000, int((300_000 if size < 1000 else 100_000) * scale))
+        count = max(2000, int((600_000 if size < 1000 else 200_000) * scale))
         topic = side.filled(count, size)
 
         def work(chosen: Mapping[str, str], topic: str = topic, count: int = count) -> Work:
@@ -148,7 +152,6 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
                     "topic": topic,
                     "subscription": place.rpartition("/")[2],
                     "spool": place,
-                    "maxRows": count // 4,
                     **chosen,
                 }
                 frame = stage.spark.readStream.format("broker").options(**options).load()
@@ -163,6 +166,7 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
             what = f"jetstream, {label}: spool, {name}"
             section.runs[what] = series
             rate = Spread.of([sample.rate / 1000 for sample in series.samples])
-            section.findings.append(Finding(what, rate, "k rows/s", at_least=50.0 if size < 1000 else None))
+            judged = size < 1000 and name == "five"
+            section.findings.append(Finding(what, rate, "k rows/s", at_least=50.0 if judged else None))
         side.drop(topic)
     return section
