@@ -7,6 +7,7 @@ for. One server of each broker on the loopback, one JVM of Spark.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ import broker
 import broker.blocking
 import broker_spark
 from benchmarks.kafka_stage import KEYS, KafkaStage
+from benchmarks.measure import COLLECTED_AFTER
 from broker.blocking.portal import Portal
 from broker.outbound import OutboundMessage
 from broker_jetstream.server import EmbeddedServer
@@ -247,6 +249,10 @@ def open_stage(*, quick: bool) -> Generator[SparkStage]:
     # Python's workers import the row-wise sources from here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
+        usual = gc.get_threshold()
+        stack.callback(gc.set_threshold, *usual)
+        # What is without Spark is collected as seldom as Spark's workers are where they read.
+        gc.set_threshold(COLLECTED_AFTER, *usual[1:])
         directory = Path(tempfile.mkdtemp(prefix="anybroker-bench-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         jetstream, kafka = JetStreamSide(), KafkaSide()
@@ -254,4 +260,7 @@ def open_stage(*, quick: bool) -> Generator[SparkStage]:
         stack.callback(kafka.close)
         stage = SparkStage(jetstream, kafka, directory, quick=quick)
         stack.callback(lambda: stage.spark.stop())
+        stack.callback(gc.unfreeze)
+        gc.collect()
+        gc.freeze()
         yield stage
