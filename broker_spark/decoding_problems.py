@@ -10,13 +10,19 @@ from typing import Final, cast
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
-from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure
 from broker_spark.json_columns import changes, is_variant
+from broker_spark.nodes import Leaf, Listed, Mapped, Node, Structure
 
 __all__ = ["is_whole", "problem", "unread"]
 
 _SHOWN: Final = 60
 """Characters of a wrong value that a reason shows."""
+
+
+_NO_JSON: Final = "The value is not JSON"
+_ODD: Final = "The value has a name twice, or is not JSON"
+"""Spark takes single quotes for JSON where it tells the one from the other."""
+_OTHER: Final = "The value is another JSON than the class has"
 
 
 def is_whole(node: Node, raw: Column, made: Column, required: bool) -> Column:
@@ -107,8 +113,11 @@ def unread(structure: Structure, text: Column, value: Column) -> Column:
         F.when(value.isNotNull() & found.isNotNull() & raw.isNull(), _told(path, found, kind))
         for path, raw, found, kind in _causes(structure, text, value, (), "")
     ]
-    return F.when(F.try_parse_json(text).isNull(), F.lit("The value is not JSON")).otherwise(
-        F.coalesce(*causes, F.lit("The value is another JSON than the class has"))
+    is_json = F.get_json_object(text, "$").isNotNull()
+    return (
+        F.when(F.try_parse_json(text).isNotNull(), F.coalesce(*causes, F.lit(_OTHER)))
+        .when(is_json, F.lit(_ODD))
+        .otherwise(F.lit(_NO_JSON))
     )
 
 
@@ -122,6 +131,8 @@ def _causes(
         if isinstance(each.node, Structure):
             found += _causes(each.node, text, raw, names, f"{path}{each.encoded}.")
         if not is_variant(each.node) and not any("'" in name for name in names):
-            there = F.get_json_object(text, "$" + "".join(f"['{name}']" for name in names))
+            # As a variant it keeps the quotes of a text.
+            place = "$" + "".join(f"['{name}']" for name in names)
+            there = F.to_json(F.try_variant_get(F.try_parse_json(text), place, "variant"))
             found.append((f"{path}{each.encoded}", raw, there, each.node.type.simpleString()))
     return found

@@ -10,7 +10,6 @@ import time
 import types
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -22,7 +21,6 @@ import msgspec
 import pyarrow
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
-    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -32,17 +30,15 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
-    MapType,
     ShortType,
     StringType,
-    StructField,
-    StructType,
     TimestampType,
 )
 
 from broker.errors import ConfigurationError
+from broker_spark.nodes import Field, Leaf, Listed, Mapped, Node, Structure
 
-__all__ = ["Field", "Leaf", "Listed", "Mapped", "Node", "Structure", "same_but_for_case", "structure_of"]
+__all__ = ["same_but_for_case", "structure_of"]
 
 _TAKES: Final = (
     "str, int, float, bool, bytes, datetime, date, Decimal, UUID, enums and literals of str or int, lists, dicts "
@@ -69,80 +65,10 @@ _LISTS: Final = (list, set, frozenset, Sequence, AbstractSet)
 _SAME: Final[tuple[Any, ...]] = (list, dict, set, frozenset, tuple)
 """Factories of defaults that need no look at the clock."""
 
-_Found = tuple[str, str, Any, Any]
-"""Of a field: its name, its name in JSON, its default and the factory of that."""
+_Found = tuple[str, tuple[str, ...], Any, Any]
+"""Of a field: its name, its names in JSON, its default and the factory of that."""
 _NOTHING: Final = object()
 """The default of a field that has none; None is one, whatever the field's type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A value without parts.
-
-    :ivar allowed: all the values there are, of an enum or a literal.
-    :ivar uuid: it is the text of a UUID.
-    """
-
-    type: DataType
-    allowed: tuple[str | int, ...] = ()
-    uuid: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Elements of one kind."""
-
-    element: Node
-    nullable: bool
-
-    @property
-    def type(self) -> DataType:
-        return ArrayType(self.element.type, self.nullable)
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """Values of one kind by text."""
-
-    value: Node
-    nullable: bool
-
-    @property
-    def type(self) -> DataType:
-        return MapType(StringType(), self.value.type, self.nullable)
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a structure.
-
-    :ivar name: in Python, and of the column.
-    :ivar encoded: in JSON.
-    :ivar required: it can be neither missing nor null.
-    :ivar default: what stands for it where it is missing or null, a builtin; None is null.
-    """
-
-    name: str
-    encoded: str
-    node: Node
-    required: bool
-    default: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """Fields by name."""
-
-    fields: tuple[Field, ...]
-
-    @property
-    def type(self) -> StructType:
-        return StructType(
-            [StructField(each.name, each.node.type, not each.required and each.default is None) for each in self.fields]
-        )
-
-
-Node = Leaf | Listed | Mapped | Structure
 
 
 def structure_of(type: Any) -> Structure:
@@ -162,7 +88,7 @@ def same_but_for_case(node: Node) -> tuple[str, str] | None:
     """Two fields of one structure, at any depth, whose names differ in nothing else; None if there are none."""
     match node:
         case Structure(fields):
-            for names in ([each.name for each in fields], [each.encoded for each in fields]):
+            for names in ([each.name for each in fields], [name for each in fields for name in each.names]):
                 known: dict[str, str] = {}
                 for name in names:
                     if known.setdefault(name.lower(), name) != name:
@@ -205,7 +131,7 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
         found = _of_model(type, where)
     else:
         found = [
-            (each.name, each.name, *_given(each.default, each.default_factory, dataclasses.MISSING))
+            (each.name, (each.name,), *_given(each.default, each.default_factory, dataclasses.MISSING))
             for each in dataclasses.fields(type)
             if each.init
         ]
@@ -213,8 +139,12 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
         _refuse(where, type, "has no field")
     fields: list[Field] = []
     models: Mapping[str, Any] = getattr(type, "model_fields", {})
-    for name, encoded, value, factory in found:
+    taken: dict[str, str] = {}
+    for name, (encoded, *others), value, factory in found:
         place = f"{where}.{name}"
+        for known in (encoded, *others):
+            if taken.setdefault(known, name) != name:
+                _refuse(place, hints[name], f"is {known!r} in JSON, and so is field {taken[known]!r}")
         # What `= Field(max_digits=...)` says is not in the hint.
         notes = models[name].metadata if name in models else ()
         hint: Any = Annotated[(hints[name], *notes)] if notes else hints[name]
@@ -224,7 +154,7 @@ def _structure(type: Any, where: str, above: tuple[Any, ...]) -> Structure:
             column = f"a column of {node.type.simpleString()}"
             _refuse(place, hints[name], f"has the default {default!r}, which {column} cannot hold")
         required = not nullable and value is _NOTHING and factory is None
-        fields.append(Field(name, encoded, node, required, default))
+        fields.append(Field(name, encoded, node, required, default, *others))
     return Structure(tuple(fields))
 
 
@@ -238,7 +168,7 @@ def _of_struct(type: Any, where: str) -> list[_Found]:
         if option:
             _refuse(where, type, reason)
     return [
-        (each.name, each.encode_name, *_given(each.default, each.default_factory, msgspec.NODEFAULT))
+        (each.name, (each.encode_name,), *_given(each.default, each.default_factory, msgspec.NODEFAULT))
         for each in msgspec.structs.fields(type)
     ]
 
@@ -248,13 +178,19 @@ def _of_model(type: Any, where: str) -> list[_Found]:
 
     if type.model_config.get("extra") == "forbid":
         _refuse(where, type, "forbids unknown fields, and Spark does not see them")
+    config = type.model_config
+    by_name = bool(config.get("populate_by_name") or config.get("validate_by_name"))
+    by_alias = config.get("validate_by_alias") is not False
     found: list[_Found] = []
     for name, info in type.model_fields.items():
         alias = info.validation_alias if info.validation_alias is not None else info.alias
         if alias is not None and not isinstance(alias, str):
             _refuse(f"{where}.{name}", alias, "is an alias with a path or choices")
         factory = info.default_factory if info.default_factory is not None else PydanticUndefined
-        found.append((name, alias or name, *_given(info.default, factory, PydanticUndefined)))
+        names = [alias] if alias is not None and by_alias else []
+        if name not in names and (by_name or not names):
+            names.append(name)
+        found.append((name, tuple(names), *_given(info.default, factory, PydanticUndefined)))
     return found
 
 
@@ -302,7 +238,8 @@ def _holds(node: Node, value: Any) -> bool:
     try:
         match node:
             case Structure(fields):
-                parts = [(each.node, value.get(each.encoded)) for each in fields]
+                # What a struct leaves out is its own field's default.
+                parts = [(each.node, value.get(each.encoded, each.default)) for each in fields]
             case Listed(element):
                 parts = [(element, each) for each in value]
                 if isinstance(value, str):
@@ -310,9 +247,9 @@ def _holds(node: Node, value: Any) -> bool:
             case Mapped(every):
                 parts = [(every, each) for each in value.values()]
             case Leaf(type):
-                pyarrow.scalar(value, to_arrow_type(type))
+                pyarrow.scalar(value, to_arrow_type(type, timezone="UTC"))
                 parts = []
-    except (pyarrow.ArrowException, OverflowError, TypeError, AttributeError):
+    except (pyarrow.ArrowException, OverflowError, ValueError, TypeError, AttributeError):
         return False
     return all(each is None or _holds(inner, each) for inner, each in parts)
 
@@ -364,10 +301,26 @@ def _narrowed(node: Node, hint: Any, notes: Sequence[Any], where: str) -> Node:
             if not isinstance(note, _NARROWER.get(hint, ())):
                 _refuse(where, hint, f"is annotated with {note.simpleString()}, which is not its type")
             wanted = note
-        digits = getattr(note, "max_digits", None)
-        if isinstance(wanted, DecimalType) and digits is not None:
-            wanted = DecimalType(digits, getattr(note, "decimal_places", None) or 0)
+        digits, places = getattr(note, "max_digits", None), getattr(note, "decimal_places", None)
+        if isinstance(wanted, DecimalType) and (digits, places) != (None, None):
+            wanted = _decimal_of(digits, places, hint, where)
     return Leaf(wanted, node.allowed, node.uuid)
+
+
+def _decimal_of(digits: int | None, places: int | None, hint: Any, where: str) -> DecimalType:
+    """The column of pydantic's digits; what one leaves open has room for every number that it lets through."""
+    most, usual = DecimalType(38, 18).precision, DecimalType(38, 18).scale
+    if max(digits or 0, places or 0) > (most if digits is None else min(digits, most)):
+        _refuse(
+            where,
+            hint,
+            f"has max_digits={digits} and decimal_places={places}, and a column at most {most} digits in all",
+        )
+    if places is not None:
+        return DecimalType(most if digits is None else digits, places)
+    assert digits is not None  # one of them is given
+    # They may be on either side of the point.
+    return DecimalType(min(2 * digits, most), min(digits, usual))
 
 
 def _refuse(where: str, type: Any, reason: str) -> NoReturn:

@@ -7,6 +7,7 @@ costs several times as much as to read it again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -28,34 +29,51 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from broker_spark.fields import Leaf, Listed, Mapped, Node, Structure
+from broker_spark.nodes import Field, Leaf, Listed, Mapped, Node, Structure
 
-__all__ = ["changes", "completed", "converted", "is_variant", "read_type", "texts_type"]
+__all__ = [
+    "changes",
+    "completed",
+    "converted",
+    "has_two_names",
+    "is_variant",
+    "read_type",
+    "texts_type",
+    "under_one_name",
+    "under_one_name_too",
+]
 
 _PATTERNS: Final[dict[type[DataType], str]] = {
     # Spark's own would take "2026" for both, and Python has no year 0.
-    TimestampType: r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}",
-    DateType: r"^(?!0000)\d{4}-\d{2}-\d{2}$",
+    TimestampType: r"^(?!0000)\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?:.*\S)?\z",
+    DateType: r"^(?!0000)\d{4}-\d{2}-\d{2}\z",
+    # Spark's own would skip what is none of it.
+    BinaryType: r"^(?:[A-Za-z0-9+/]*|[A-Za-z0-9+/]*[AQgw]==|[A-Za-z0-9+/]*[AEIMQUYcgkosw048]=)\z",
 }
 _TIMES: Final = ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")
 """The first and the last that Python has; a zone may put others beyond them."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FLOATS: Final = (DoubleType, FloatType)
 _EXPONENT: Final = r"^-?\d+(\.\d+)?[eE][+-]?\d{1,4}$"
-_LONG_NUMBER: Final = r"(?:\d{16,}|(?=[\d.]{17,})\d+\.\d+)[eE]|[\d.]{39,}"
-"""Of all that could be a number with more digits than a double has, which is what Spark makes of it: those with an
-exponent, and those with more digits than a decimal has."""
-_TINY_NUMBER: Final = r"[1-9][\d.]*[eE]-\d{3}"
-"""Of all that could be a number, though Spark's double of it is 0: those that are smaller than every double."""
+_BEFORE_NUMBER: Final = r"[:\[,]\s*-?"
+"""What is not in a text, or hardly."""
+_LONG_NUMBER: Final = (
+    _BEFORE_NUMBER + r"(?:(?:\d{16,}|(?=[\d.]{17,})\d+\.\d+)[eE][+-]?\d+|(?=[\d.]{39,})\d+(?:\.\d+)?)\s*[,\]}]"
+)
+"""Numbers with more digits than a double has, which is what Spark makes of them: those with an exponent, and those with
+more digits than a decimal has."""
+_TINY_NUMBER: Final = _BEFORE_NUMBER + r"(?=[0.]*[1-9])[\d.]+[eE]-\d{3}"
+"""Numbers that are smaller than every double, of which Spark makes 0."""
 _DOUBLE_DIGITS: Final = 15
 """As many digits of a number as a double keeps, whatever they are."""
-_UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
 
 
 def read_type(node: Node) -> DataType:
     """What `from_json` is told: by the names of JSON, and as a variant what has to be looked at."""
     match node:
         case Structure(fields):
-            return StructType([StructField(each.encoded, read_type(each.node)) for each in fields])
+            return StructType([StructField(name, read_type(each.node)) for each in fields for name in each.names])
         case Listed(element):
             return ArrayType(read_type(element))
         case Mapped(value):
@@ -82,12 +100,64 @@ def texts_type(structure: Structure) -> StructType | None:
         else:
             inner = StringType() if _is_text(each.node) else None
         if inner is not None:
-            found.append(StructField(each.encoded, inner))
+            found += [StructField(name, inner) for name in each.names]
     return StructType(found) if found else None
 
 
 def _is_text(node: Node) -> bool:
     return is_variant(node) and not isinstance(node.type, DecimalType)
+
+
+def has_two_names(node: Node) -> bool:
+    """Whether a field in it has two names in JSON."""
+    match node:
+        case Structure(fields):
+            return any(each.other is not None or has_two_names(each.node) for each in fields)
+        case Listed(part) | Mapped(part):
+            return has_two_names(part)
+        case Leaf():
+            return False
+
+
+def under_one_name(node: Node, raw: Column) -> Column:
+    """What `from_json` read, each field under its first name, whichever it had."""
+    if not has_two_names(node):
+        return raw
+    match node:
+        case Structure(fields):
+            parts = [under_one_name(each.node, _either(each, raw)).alias(each.encoded) for each in fields]
+            return F.when(raw.isNotNull(), F.struct(*parts))
+        case Listed(element):
+            return F.transform(raw, lambda each: under_one_name(element, each))
+        case Mapped(value):
+            return F.transform_values(raw, lambda _, each: under_one_name(value, each))
+        case Leaf():
+            return raw
+
+
+def under_one_name_too(structure: Structure, texts: Column, raw: Column) -> Column:
+    """The same of the texts beside it.
+
+    :param raw: as it was read.
+    """
+    parts: list[Column] = []
+    for each in structure.fields:
+        inner = texts_type(each.node) if isinstance(each.node, Structure) else None
+        if inner is None and not _is_text(each.node):
+            continue
+        text = texts.getField(each.encoded)
+        if each.other is not None:
+            # A text is null for another reason too.
+            text = F.when(raw.getField(each.encoded).isNotNull(), text).otherwise(texts.getField(each.other))
+        if isinstance(each.node, Structure):
+            text = under_one_name_too(each.node, text, _either(each, raw))
+        parts.append(text.alias(each.encoded))
+    return F.struct(*parts)
+
+
+def _either(field: Field, raw: Column) -> Column:
+    first = raw.getField(field.encoded)
+    return first if field.other is None else F.coalesce(first, raw.getField(field.other))
 
 
 def converted(node: Node, raw: Column, texts: Column | None, whole: Column) -> Column:
@@ -168,7 +238,7 @@ def _leaf(node: Leaf, raw: Column, text: Column | None, whole: Column) -> Column
         if isinstance(node.type, StringType):
             found = text
         elif isinstance(node.type, BinaryType):
-            found = F.try_to_binary(text, F.lit("base64"))
+            found = F.try_to_binary(F.when(F.length(text) % 4 == 0, text), F.lit("base64"))
         else:
             found = text.try_cast(node.type)
         if isinstance(node.type, TimestampType):
@@ -202,13 +272,20 @@ def _decimal(type: DecimalType, raw: Column, whole: Column, text: Column) -> Col
 
 def _constant(node: Node, value: Any) -> Column:
     """A default as a column."""
+    if value is None:
+        return F.lit(None).cast(node.type)
     match node:
         case Structure(fields):
-            return F.struct(*(_constant(each.node, value.get(each.encoded)).alias(each.name) for each in fields))
+            # What a struct leaves out is its own field's default.
+            parts = [(each, value.get(each.encoded, each.default)) for each in fields]
+            return F.struct(*(_constant(each.node, part).alias(each.name) for each, part in parts))
         case Listed(element):
             return F.array(*(_constant(element, each) for each in value)).cast(node.type)
         case Mapped(part):
             pairs = [column for key, each in value.items() for column in (F.lit(key), _constant(part, each))]
             return F.create_map(*pairs).cast(node.type)
         case Leaf():
+            if isinstance(value, datetime) and value.tzinfo is None:
+                # As text it has the session's zone, as those that are read; and what is behind it, it never is.
+                return F.coalesce(F.lit(value.isoformat()).cast(node.type), F.lit(_EPOCH))
             return F.lit(value).cast(node.type)

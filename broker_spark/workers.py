@@ -12,7 +12,7 @@ from pyspark import TaskContext
 __all__ = ["collect_seldom", "keep_what_is_loaded"]
 
 _YOUNG: Final = 100_000
-"""New objects with which the collector begins: some Arrow batches of messages, all of which are soon freed without it."""
+"""New objects with which the collector begins: some Arrow batches of messages, which are soon freed without it."""
 
 
 def collect_seldom() -> None:

@@ -146,19 +146,19 @@ BAD: list[tuple[Any, str]] = [
     ({"text": 5}, "text is 5, and string is due"),
     ({"text": None}, "text is missing or null"),
     ({"number": None}, "number is missing or null"),
-    ({"number": "5"}, "number is 5, and bigint is due"),
+    ({"number": "5"}, 'number is "5", and bigint is due'),
     ({"number": 1.5}, "number is 1.5, and bigint is due"),
     ({"number": 10**20}, "number is 100000000000000000000, and bigint is due"),
     ({"small": 2**40}, "small is 1099511627776, and int is due"),
     ({"colour": "green"}, 'colour is "green", and one of "red", "blue" is due'),
     ({"size": 3}, "size is 3, and one of 1, 2 is due"),
-    ({"share": "NaN"}, "share is NaN, and double is due"),
+    ({"share": "NaN"}, 'share is "NaN", and double is due'),
     (b'{"text": "x", "number": 1, "colour": "red", "share": -1e400}', "share is -Infinity, and double is due"),
     (b'{"text": "x", "number": 1, "colour": "red", "shares": [1, 1e39]}', "shares[] is Infinity, and float is due"),
     ({"part": {"name": 7}}, "part.name is 7, and string is due"),
     ({"part": {}}, "part.name is missing or null"),
     ({"part": 5}, "part is 5, and struct<name:string,count:bigint> is due"),
-    ({"part": {"name": "x", "count": "y"}}, "part.count is y, and bigint is due"),
+    ({"part": {"name": "x", "count": "y"}}, 'part.count is "y", and bigint is due'),
     ({"names": [1]}, "names[] is 1, and string is due"),
     ({"names": [None]}, "names[] is missing or null"),
     ({"numbers": [1, "x"]}, 'numbers is [1,"x"], and array<bigint> is due'),
@@ -177,11 +177,18 @@ BAD: list[tuple[Any, str]] = [
     ({"moment": "9999-12-31T23:00:00-02:00"}, 'moment is "9999-12-31T23:00:00-02:00", and timestamp is due'),
     ({"uuid": "zz"}, 'uuid is "zz", and uuid is due'),
     ({"body": "!!"}, 'body is "!!", and binary is due'),
+    ({"body": "aGk"}, 'body is "aGk", and binary is due'),
+    ({"body": "a\nb="}, 'body is "a\\nb=", and binary is due'),
+    ({"body": "aGl="}, 'body is "aGl=", and binary is due'),
+    ({"day": "2026-02-03\n"}, 'day is "2026-02-03\\n", and date is due'),
+    ({"moment": "2026-02-03T04:05:06Z\n"}, 'moment is "2026-02-03T04:05:06Z\\n", and timestamp is due'),
+    ({"uuid": f"{UUID(int=1)}\n"}, f'uuid is "{UUID(int=1)}\\n", and uuid is due'),
     ({"uuid": "z" * 100}, f'uuid is "{"z" * 59}…, and uuid is due'),
     (None, "The value is null"),
     (b"", "The value is not JSON"),
     (b" ", "The value is not JSON"),
     (b"{", "The value is not JSON"),
+    (b'{"number": 1, "number": "x"}', "The value has a name twice, or is not JSON"),
     (b"null", "The value is another JSON than the class has"),
     (b"[]", "The value is another JSON than the class has"),
     (b"5", "The value is another JSON than the class has"),
@@ -253,7 +260,7 @@ def test_a_default_may_be_none_whatever_the_type_says(spark: SparkSession, type:
         spark.createDataFrame([("{}",), ('{"number": null}',), ('{"number": "x"}',)], "value string"), type
     )
     assert [row.payload.number for row in decoded.rows.collect()] == [None, None]
-    assert [row.reason for row in decoded.dead.collect()] == ["number is x, and bigint is due"]
+    assert [row.reason for row in decoded.dead.collect()] == ['number is "x", and bigint is due']
 
 
 @dataclass
