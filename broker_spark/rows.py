@@ -21,9 +21,10 @@ import pyarrow
 
 from broker.errors import ConfigurationError, InvalidMessage
 from broker.outbound import OutboundMessage
+from broker_spark.given_ids import GivenIds
 from broker_spark.options import topic_name
 
-__all__ = ["GivenIds", "Outbound", "messages_of"]
+__all__ = ["Outbound", "messages_of"]
 
 _BODIES: Final = ("key", "value")
 _MORE: Final = frozenset({"attributes", "partition", "publish_time", "deliver_at"})
@@ -33,24 +34,6 @@ _NO_LENGTHS: Final = b", None" * len(_MORE)
 
 Outbound = tuple[str, OutboundMessage]
 """A topic and what goes there."""
-
-_REMEMBERED: Final = 500_000
-
-
-class GivenIds:
-    """How often the ids that rows of a task bring came, for the last half million of them at least."""
-
-    def __init__(self) -> None:
-        self._now: dict[str, int] = {}
-        self._before: dict[str, int] = {}
-
-    def times(self, id: str) -> int:
-        """Count one in; how often it came."""
-        if len(self._now) >= _REMEMBERED:
-            # Else a task without end would hold them all.
-            self._now, self._before = {}, self._now
-        times = self._now[id] = self._now.get(id, self._before.get(id, 0)) + 1
-        return times
 
 
 def messages_of(
@@ -80,6 +63,7 @@ def messages_of(
     topics = values.get("topic", nothing)
     attributes = values.get("attributes", nothing)
     given_ids = values.get("id", nothing)
+    given.expect(given_ids)
     partitions = values.get("partition", nothing)
     published = values.get("publish_time", nothing)
     due = values.get("deliver_at", nothing)

@@ -26,8 +26,9 @@ from broker.errors import BackendError, ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.outbound import OutboundMessage
 from broker_spark.connections import bus_of, check_reachable
+from broker_spark.given_ids import GivenIds
 from broker_spark.options import canonical, choice, find_url, topic_name, wrong
-from broker_spark.rows import GivenIds, Outbound, messages_of
+from broker_spark.rows import Outbound, messages_of
 from broker_spark.schema import nearest
 from broker_spark.workers import keep_what_is_loaded
 

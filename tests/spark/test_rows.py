@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import pyarrow
 import pytest
 
 from broker.errors import InvalidMessage
-from broker_spark import rows
-from broker_spark.rows import GivenIds, messages_of
+from broker_spark import given_ids
+from broker_spark.given_ids import GivenIds
+from broker_spark.rows import messages_of
 
 
 def ids(given: GivenIds, batch: dict[str, list[str | None]], prefix: str | None = "query-7-0") -> list[str | None]:
@@ -40,10 +42,36 @@ def test_ids_that_rows_bring_stay_apart_where_none_are_made() -> None:
     assert found[2] is None
 
 
-def test_not_every_id_of_a_long_task_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_REMEMBERED", 3)
+def test_no_id_of_a_long_task_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_ids, "_EXACT", 3)
+    places = Random(7)
+    task = [[f"{places.randrange(150)}" for _ in range(4)] for _ in range(300)]
+
+    def times() -> list[int]:
+        given = GivenIds()
+        found: list[int] = []
+        for batch in task:
+            given.expect([*batch, None, ""])
+            found += map(given.times, batch)
+        assert len(given._blocks) > 1
+        assert len(given._exact) < 3 + 4
+        return found
+
+    seen = Counter[str]()
+    assert times() == [seen.update([each]) or seen[each] for batch in task for each in batch]
+    assert times() == times()
+
+
+def test_a_row_is_no_copy_of_one_that_lies_far_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_ids, "_EXACT", 3)
     given = GivenIds()
-    assert [given.times(each) for each in "aabcadefghia"] == [1, 2, 1, 1, 3, *[1] * 7]
+    batches = (["mine", "mine", "other"], ["a", "b", "c"], ["mine", None, ""], ["d", "e", "f"], ["mine", "other"])
+    found = [ids(given, {"value": ["same"] * len(batch), "id": [*batch]}) for batch in batches]
+    told = "dd4d7e46f54cef7e46ef3eafc3c25f28"
+    assert found[0] == ["mine", f"mine-2-{told}", "other"]
+    assert found[2][0] == f"mine-3-{told}"
+    assert found[4] == [f"mine-4-{told}", f"other-2-{told}"]
+    assert len({name for batch in found for name in batch}) == 14
 
 
 def test_a_time_that_python_cannot_tell_is_told_by_its_row() -> None:
