@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from broker.errors import ConfigurationError
+from broker.errors import BrokerError, ConfigurationError
+from broker.hooks import logger
 from broker_spark.files import Files
 
 __all__ = ["BEAT", "SILENCE", "Lease", "Owner"]
@@ -78,11 +79,12 @@ class Lease:
     :ivar before: the last owner that knew what it had; None if there was none.
     """
 
-    def __init__(self, files: Files, mine: Owner, before: Owner | None) -> None:
+    def __init__(self, files: Files, place: str, mine: Owner) -> None:
         self._files = files
+        self._place = place
         self._mine = mine
         self._there = False
-        self.before = before
+        self.before: Owner | None = None
 
     @classmethod
     def claim(cls, files: Files, place: str) -> Lease:
@@ -107,7 +109,7 @@ class Lease:
             datetime.now(UTC).isoformat(timespec="seconds"),
         )
         _mine.add(mine.token)
-        lease = cls(files, mine, None)
+        lease = cls(files, place, mine)
         lease._write()
         lease.check()
         # One that came between counts too; one that never knew what it had wrote nothing.
@@ -166,11 +168,19 @@ class Lease:
             advice="One query owns a spool; stop one of them, or give it a spool and a subscription of its own",
         )
 
-    def release(self) -> None:
-        """Let the next one have it at once."""
-        _mine.discard(self._mine.token)
-        self._mine = replace(self._mine, released=True)
-        self._write()
+    def release(self, *, acked: int | None = None) -> None:
+        """Let the next one have it at once, with what is new.
+
+        Never raises. Where it cannot be written that is warned of, and the next one in this process has it even so.
+        """
+        mine = self._mine
+        _mine.discard(mine.token)
+        self._mine = replace(mine, acked=mine.acked if acked is None else acked, released=True)
+        try:
+            self._write()
+        except (BrokerError, OSError) as error:
+            told = "The spool %s has no word of its query's end, and belongs to this process until that ends: %s"
+            logger.warning(told, self._place, error)
 
     def _write(self) -> None:
         text = json.dumps(asdict(self._mine)).encode()

@@ -79,8 +79,9 @@ class Spool:
         """Own the spool and find out what is in it.
 
         :param what: which messages it is for; the same each time.
-        :raises ConfigurationError: it is of other messages, or another query owns it.
-        :raises OffsetOutOfRange: a segment is missing.
+        :raises ConfigurationError: it is of other messages, another query owns it, or a file beside the segments is not
+            whole.
+        :raises OffsetOutOfRange: a segment is missing, or not whole.
         """
         check_what(files, place, what)
         lease = Lease.claim(files, place)
@@ -103,7 +104,7 @@ class Spool:
             _check_whole(found, place, acked)
             following = max(found[-1].number + 1 if found else 0, acked)
             doubtful = [each for each in found if each.number >= acked]
-            doubts = _remembered(files)
+            doubts = _remembered(files, place)
             again = [identity for each in doubtful for identity in segments.identities_of(files, each)]
             if again:
                 _remember(files, f"{lease.token}-0", again)
@@ -304,10 +305,9 @@ class Spool:
                 self._files.delete(each.name)
 
     def release(self) -> None:
-        """Let the next owner have it at once."""
+        """Let the next owner have it at once; as `Lease.release`."""
         with self._saying:
-            self._lease.beat(acked=self._acked)
-            self._lease.release()
+            self._lease.release(acked=self._acked)
 
 
 def _nothing() -> None:
@@ -359,13 +359,20 @@ def _remember(files: Files, name: str, identities: Sequence[str]) -> None:
     files.write(f"{_DOUBTS}/{name}.arrow", fill)
 
 
-def _remembered(files: Files) -> set[str]:
+def _remembered(files: Files, place: str) -> set[str]:
     found: set[str] = set()
     for name in files.names(_DOUBTS):
         path = f"{_DOUBTS}/{name}"
         if files.age(path) > KEPT:
             files.delete(path)
             continue
-        with files.open(path) as file:
-            found.update(cast("Any", pyarrow).ipc.open_file(file).read_all().column(IDENTITY).to_pylist())
+        try:
+            with files.open(path) as file:
+                found.update(cast("Any", pyarrow).ipc.open_file(file).read_all().column(IDENTITY).to_pylist())
+        except pyarrow.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"{path} of the spool {place} is not whole: {error}",
+                native=error,
+                advice="Bring it back from a copy; or remove it, and messages in it that come again are there twice",
+            ) from error
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from broker.errors import ConfigurationError
 from broker.messages import Message, MessageBatch
 from broker.reading.record_views import FIRST
-from broker_spark.files import LocalFiles
+from broker_spark.files import Fill, LocalFiles
 from broker_spark.options import SourceOptions
 from broker_spark.spool.receiver import Receiver, _first_places
 from broker_spark.spool.segments import IDENTITY
@@ -55,6 +56,43 @@ def test_what_earlier_queries_wrote_is_known_by_its_place(tmp_path: Path) -> Non
     assert again.inherit() == {"orders": 7, "refunds": 3}
     assert again.inherit() == {}
     assert again.known(pyarrow.array(["orders:2:9", "orders:8:9"]), late=True) == {"orders:2:9"}
+    again.release()
+
+
+@pytest.mark.parametrize("kept", [0, 4, 300])
+def test_what_is_in_doubt_is_told_by_its_file_if_it_is_not_whole(tmp_path: Path, kept: int) -> None:
+    spool = opened(tmp_path)
+    spool.acked(spool.add(rows("orders:1:9"), 10), ["orders:1:9"])
+    spool.release()
+    (file,) = (tmp_path / "doubts").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:kept])
+    told = rf"^doubts/{file.name} of the spool {tmp_path} is not whole: .*\. Bring it back from a copy; or remove it"
+    with pytest.raises(ConfigurationError, match=told):
+        opened(tmp_path)
+    file.write_bytes(whole)
+    again = opened(tmp_path)
+    assert again.doubtful
+    again.release()
+
+
+def test_a_query_whose_end_cannot_be_written_gives_its_spool_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(files: LocalFiles, name: str, fill: Fill) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    spool = opened(tmp_path)
+    spool.acked(spool.add(rows("orders:1:9"), 10), [])
+    with monkeypatch.context() as full:
+        full.setattr(LocalFiles, "write", no_room)
+        spool.release()
+    assert f"The spool {tmp_path} has no word of its query's end, and belongs to this process" in caplog.text
+    assert "No space left on device: 'owners/" in caplog.text
+    again = opened(tmp_path)
+    assert (again.first, again.next) == (0, 1)
+    # That it is acked is not on record.
+    assert again.known(pyarrow.array(["orders:1:9"]), late=False) == {"orders:1:9"}
     again.release()
 
 
