@@ -214,7 +214,9 @@ def _own(frame: DataFrame, name: str) -> Column:
 
 
 def _id(frame: DataFrame) -> Column:
-    return F.coalesce(_own(frame, "id"), F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
+    # What is no UTF-8 is replaced as Python does it.
+    given = F.make_valid_utf8(_own(frame, "id"))
+    return F.coalesce(given, F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
 
 
 def _attributes(frame: DataFrame) -> Column:

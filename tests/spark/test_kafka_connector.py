@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
@@ -78,13 +79,17 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     ]
     for headers in written:
         foreign.produce(topic, b"foreign", headers=headers)
+    for torn in (b"\xed\xa0\x80", b"a\xffb", b"\xc3", b"\xe2\x82", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf0\x9f\x98"):
+        foreign.produce(topic, b"foreign", headers=[("anybroker-id", torn)])
     assert foreign.flush(10) == 0
     theirs, ours = (read(spark, connector=how, url=url, topic=topic) for how in SOURCES)
     assert theirs.dtypes == ours.dtypes
     assert ours.schema == spark_schema()
     rows = sorted_rows(theirs)
-    assert len(rows) == 63
+    assert len(rows) == 70
     assert rows == sorted_rows(ours)
+    # What is no UTF-8 looks alike as Python's text.
+    assert sorted_rows(theirs.withColumn("id", F.hex("id"))) == sorted_rows(ours.withColumn("id", F.hex("id")))
 
 
 def test_aborted_transactions_are_not_seen(spark: SparkSession, bus: Bus, url: str, topic: str) -> None:
