@@ -13,7 +13,6 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
 
@@ -30,6 +29,7 @@ from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
 from broker_spark.pipeline.checking import check_rows, check_topics
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
+from broker_spark.pipeline.ending import LOOK_SECONDS, check_ended, end
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
@@ -43,7 +43,6 @@ from broker_spark.spark_errors import ours, planned
 
 __all__ = ["BatchReport", "Run", "run", "stream"]
 
-_LOOK_SECONDS: Final = 0.2
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
 _OTHER_SOURCES: Final = re.compile(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]")
@@ -127,7 +126,7 @@ class Run:
         """Run until it is stopped, or until there is no more where the trigger says so; how many batches it was.
 
         :param spark: None is the active session, or a new one.
-        :raises ConfigurationError, Unsupported: a part cannot be used as it is.
+        :raises ConfigurationError, Unsupported: a part cannot be used as it is, or something else stopped the query.
         :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
         """
         return self.carry_out(_session_of(self._pipeline, spark))
@@ -169,18 +168,20 @@ class Run:
         self._named.set()
         try:
             self._watch(query)
+            if not self._stop.is_set():
+                check_ended(self._pipeline, query)
         except StreamingQueryException as error:
             if last_start or self._began or self._stop.is_set() or _NOT_UP not in str(error):
                 raise
             logger.warning("%s: a source did not come up in Spark's ten seconds; started again", self._pipeline.name)
             return False
         finally:
-            _end(spark, query)
+            end(spark, query)
         return True
 
     def _watch(self, query: StreamingQuery) -> None:
         try:
-            while not query.awaitTermination(_LOOK_SECONDS):  # pyright: ignore[reportArgumentType]
+            while not query.awaitTermination(LOOK_SECONDS):  # pyright: ignore[reportArgumentType]
                 self._report(query)
                 if self._abort.is_set() or (self._stop.is_set() and self._may_end(query)):
                     break
@@ -326,7 +327,7 @@ def run(
 
     :param spark: None is the active session, or a new one.
     :param on_batch: called with each committed batch, for metrics; what it raises is logged.
-    :raises ConfigurationError, Unsupported: a part cannot be used as it is.
+    :raises ConfigurationError, Unsupported: a part cannot be used as it is, or something else stopped the query.
     :raises BrokerError, StreamingQueryException: a batch failed; what was committed stays.
     """
     under_way = Run(pipeline, on_batch)
@@ -358,15 +359,6 @@ def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | Non
     frames = counted_frames_of(pipeline, sources, tasks if identities is None else identities.tasks(tasks))
     check_rows(pipeline, frames)
     return joined(frames)
-
-
-def _end(spark: SparkSession, query: StreamingQuery) -> None:
-    """Stop a query. Spark cancels the jobs of its batch once and waits; what the batch begins then is cancelled too."""
-    with ThreadPoolExecutor(1, "broker-pipeline-stop") as pool:
-        stopping = pool.submit(query.stop)
-        while wait((stopping,), _LOOK_SECONDS).not_done:
-            spark.sparkContext.cancelJobGroup(str(query.runId))
-        stopping.result()
 
 
 def _session_of(pipeline: Pipeline, spark: SparkSession | None) -> SparkSession:

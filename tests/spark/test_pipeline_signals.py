@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from broker.blocking import Bus, connect
-from broker_spark.pipeline import CallSink, Pipeline, Source, run
+from broker.errors import ConfigurationError
+from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
 from broker_spark.pipeline.inspecting import status
 from tests.servers import nats
 from tests.spark.conftest import SETTINGS, MakeTopic
@@ -70,3 +72,36 @@ def test_a_function_that_ends_the_program_ends_the_run(
     with pytest.raises(type(ends)):
         run(pipeline, spark=spark)
     assert status(pipeline).committed is None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+@pytest.mark.parametrize("another_run", [True, False])
+def test_an_end_that_the_run_did_not_ask_for_is_an_error(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, another_run: bool
+) -> None:
+    topic = make_topic(1)
+    publish(bus, topic, numbered(6))
+    whole = Pipeline(
+        name="whole",
+        url=url,
+        sources={"numbers": Source(topic, options={"maxRows": 1})},
+        sinks={"rows": CallSink(lambda frame, batch: None)},
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+
+    def disturb(report: BatchReport) -> None:
+        if another_run:
+            run(whole, spark=spark)
+        else:
+            [query] = [each for each in spark.streams.active if each.name == "disturbed"]
+            query.stop()
+
+    disturbed = replace(whole, name="disturbed", trigger="" if another_run else "available-now", on_batch=disturb)
+    with pytest.raises(ConfigurationError, match=r"^The query was stopped from outside, or by another run"):
+        run(disturbed, spark=spark)
+    if not another_run:
+        # An end of its own is none of these.
+        assert run(whole, spark=spark) > 0
+    assert status(whole).lag == 0
