@@ -45,7 +45,8 @@ __all__ = ["BatchReport", "Run", "run", "stream"]
 
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3
-_OTHER_SOURCES: Final = re.compile(r"There are \[(\d+)\] sources in the checkpoint offsets and now there are \[(\d+)\]")
+_OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
+"""What Spark counts there are branches of its plan: a source with `decode` may be two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"
 _INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
@@ -191,11 +192,11 @@ class Run:
             with contextlib.suppress(Exception):
                 # A failure is no reason not to tell of the batches before it.
                 self._report(query)
-            if (told := _OTHER_SOURCES.search(str(error))) is not None:
+            if _OTHER_SOURCES.search(str(error)):
                 raise ConfigurationError(
-                    f"checkpoint is of a pipeline with {told[1]} sources, and this one has {told[2]}",
-                    advice="Begin a new checkpoint, and with it new files and tables, or bring back the sources and "
-                    "the transform that it was made with",
+                    "checkpoint was made with other sources, another decode or another transform",
+                    advice="Begin a new checkpoint, and with it new files and tables, or bring back what it was "
+                    "made with",
                 ) from error
             failure = self._failure or error
             if (known := ours(failure)) is not None:
