@@ -6,11 +6,9 @@ Everything is checked when a `Pipeline` is made, without I/O: an error names the
 from __future__ import annotations
 
 import inspect
-import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from pyspark.sql import DataFrame
@@ -19,6 +17,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from broker.errors import ConfigurationError
 from broker_spark.decoding import payload_schema
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice, find_url, is_sparks, topic_name
+from broker_spark.pipeline.places import absolute, same_path, same_table
+from broker_spark.schema import nearest
 from broker_spark.sink import SinkOptions
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "TableSink",
     "TopicSink",
     "Transform",
-    "is_whole",
     "part_of",
 ]
 
@@ -47,6 +46,10 @@ Transform = Callable[..., DataFrame]
 
 _INTERVAL: Final = re.compile(r"[0-9]{1,9} *(milliseconds?|seconds?|minutes?|hours?)")
 _MESSAGES: Final = StructType([StructField("value", BinaryType())])
+_OWN_OPTIONS: Final = ("ids", "writeId")
+"""Options of a sink of messages that the pipeline gives, or refuses."""
+_TOPIC_SINK: Final = ("topic", "key", "where", "url", "keepPartition")
+"""What may be said of a `TopicSink`: its fields, and other options."""
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _LABEL: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
@@ -99,7 +102,7 @@ class FileSink:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _absolute(self.path))
+        object.__setattr__(self, "path", absolute(self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Pipeline:
     config: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "checkpoint", _absolute(self.checkpoint))
+        object.__setattr__(self, "checkpoint", absolute(self.checkpoint))
         self._check_kinds()
         self._check_names()
         if not self.sources or not self.sinks:
@@ -278,6 +281,7 @@ class Pipeline:
             case TopicSink():
                 topic_name(sink.topic)
                 _check_options(sink.options)
+                _check_sink_options(sink.options)
                 found = SinkOptions.parse(self.sink_options(sink), _MESSAGES)
                 if found.write_id is not None or not found.ids:
                     name = "writeId" if found.ids else "ids"
@@ -304,9 +308,9 @@ class Pipeline:
         seen: list[tuple[str, str]] = []
         for name, sink in self.all_sinks().items():
             if isinstance(sink, FileSink):
-                what, mine = "path", _same_path(sink.path)
+                what, mine = "path", same_path(sink.path)
             elif isinstance(sink, TableSink):
-                what, mine = "table", _same_table(sink.table)
+                what, mine = "table", same_table(sink.table)
             else:
                 continue
             for other, theirs in seen:
@@ -365,30 +369,12 @@ def _check_options(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"Option {name} is the pipeline's", advice="Leave it out")
 
 
-def is_whole(path: str) -> bool:
-    """Whether no directory makes more of it: an absolute path, a URI, also one such as `file:/data`, or nothing."""
-    return not path or path.startswith("/") or ":" in path.partition("/")[0]
-
-
-def _absolute(path: Any) -> Any:
-    """A directory as Spark's JVM finds it too, which may have been started elsewhere."""
-    path = str(path) if isinstance(path, Path) else path
-    return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
-
-
-def _same_path(path: str) -> str:
-    """Equal for equal directories, and the beginning of those within."""
-    scheme, colon, rest = path.rpartition("://")
-    if not colon:
-        scheme, rest = "", path.removeprefix("file:")
-    scheme = {"file": "", "s3a": "s3", "s3n": "s3"}.get(scheme.lower(), scheme.lower())
-    return f"path {scheme}:{posixpath.normpath(f'/{rest}').lstrip('/')}/"
-
-
-def _same_table(table: str) -> str:
-    """Equal for equal tables, as a session has them that names no other database."""
-    name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
-    return f"table {name} "
+def _check_sink_options(options: Mapping[str, Any]) -> None:
+    known = {each.lower() for each in (*_TOPIC_SINK, *_OWN_OPTIONS)} - {"key", "where"}
+    for name in options:
+        if name.lower().replace("_", "") not in known:
+            advice = "It is a field of TopicSink" if name in _TOPIC_SINK else nearest(name, _TOPIC_SINK)
+            raise ConfigurationError(f"The sink has no option {name!r}", advice=advice)
 
 
 def _wrong(name: str, value: object, takes: str) -> None:

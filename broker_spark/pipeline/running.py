@@ -29,10 +29,10 @@ from broker_spark.identities import Identities
 from broker_spark.kafka_connector import read_stream
 from broker_spark.pipeline.checking import check_rows, check_topics
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
-from broker_spark.pipeline.ending import LOOK_SECONDS, check_ended, end
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
 from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.querying import LOOK_SECONDS, check_ended, check_name, end
 from broker_spark.pipeline.signals import stopped_by_signals
 from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
@@ -135,6 +135,7 @@ class Run:
     def carry_out(self, spark: SparkSession) -> int:
         """The same in a session that has `format("broker")`."""
         pipeline = self._pipeline
+        check_name(spark, pipeline.name)
         identities = Identities(spark, pipeline.checkpoint)
         frame = stream(pipeline, spark, identities)
         writer = frame.writeStream.foreachBatch(self._batch).queryName(pipeline.name)

@@ -41,8 +41,8 @@ from broker_spark.pipeline.definition import (
     Source,
     TableSink,
     TopicSink,
-    is_whole,
 )
+from broker_spark.pipeline.places import is_whole
 from broker_spark.schema import nearest
 
 __all__ = ["read_pipeline"]

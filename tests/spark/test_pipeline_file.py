@@ -186,7 +186,13 @@ def test_directories_are_relative_to_the_file(file: Path) -> None:
         ("partition_by", "partition", "There is no key sinks.archive.partition. Did you mean 'partition_by'"),
         ('["colour"]', "[5]", "sinks.archive.partition_by[0] is 5. It takes text"),
         ('key = "number"', "key = 5", "sinks.large.key is 5. It takes text"),
-        ('key = "number"', 'kee = "number"', "sinks.large: The sink has no option 'kee'"),
+        ('key = "number"', 'kee = "number"', "sinks.large: The sink has no option 'kee'. Did you mean 'key'"),
+        (
+            'key = "number"',
+            "partitions = 3",
+            "The sink has no option 'partitions'. Did you mean 'keepPartition'",
+        ),
+        ('key = "number"', "zzz = 3", "The sink has no option 'zzz'. There are topic, key, where, url, keepPartition"),
         ('key = "number"', 'writeId = "a"', "sinks.large: Option writeId is the pipeline's. Leave it out"),
         ('"large-orders"', '"a b"', "sinks.large: topic name 'a b' is not portable"),
         ('[dead_letters]\ntopic = "orders.dead"', "", "sources.orders: It has decode, and the pipeline has no"),
@@ -216,6 +222,7 @@ class Undecoded:
     [
         ({"sinks": {}}, "sinks is {}. It takes one or more"),
         ({"sinks": {"a": 5}}, "sinks.a: It is 5. It takes a TopicSink"),
+        ({"sinks": {"a": TopicSink("copies", options={"key": "id"})}}, "no option 'key'. It is a field of TopicSink"),
         ({"output_mode": "complete"}, "output_mode is 'complete'"),
         ({"name": 5}, "name is 5. It takes text"),
         ({"sources": ["orders"]}, "sources is ['orders']. It takes Sources by name"),

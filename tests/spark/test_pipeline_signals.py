@@ -92,6 +92,8 @@ def test_an_end_that_the_run_did_not_ask_for_is_an_error(
     )
 
     def disturb(report: BatchReport) -> None:
+        with pytest.raises(ConfigurationError, match="name is 'disturbed', and a query of this name runs in this sess"):
+            run(disturbed, spark=spark)
         if another_run:
             run(whole, spark=spark)
         else:

@@ -1,4 +1,4 @@
-"""How the query of a pipeline ends: stopped by its run, at the end of what there is, or by somebody else."""
+"""The query of a pipeline beside others: whether it may begin, and who ended it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ from broker.errors import ConfigurationError
 from broker.urls import mask_within
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline
 
-__all__ = ["LOOK_SECONDS", "check_ended", "end"]
+__all__ = ["LOOK_SECONDS", "check_ended", "check_name", "end"]
 
 LOOK_SECONDS: Final = 0.2
 """How often a query is looked at."""
+
+
+def check_name(spark: SparkSession, name: str) -> None:
+    """Make sure that no query of this session has this name.
+
+    :raises ConfigurationError: one has, and Spark starts none beside it.
+    """
+    if any(query.name == name for query in spark.streams.active):
+        raise ConfigurationError(
+            f"name is {name!r}, and a query of this name runs in this session",
+            advice="Wait for its end, or stop it; another pipeline needs another name, and another checkpoint",
+        )
 
 
 def end(spark: SparkSession, query: StreamingQuery) -> None:
