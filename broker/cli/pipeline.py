@@ -7,7 +7,9 @@ running batch, and at once by the second of them; it then ends with 130 or 143 a
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -19,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from broker.cli.rendering import json_text, show_table
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.errors import ConfigurationError, MissingClient
+from broker.hooks import logger
 
 __all__ = ["app"]
 
@@ -138,13 +141,29 @@ def _pipeline(session: Session, file: Path) -> Any:
     return _spark("pipeline.toml_file").read_pipeline(file)
 
 
+class _Warnings(logging.Handler):
+    """Warnings and errors of the log as a line each. With --debug the log itself shows them."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            text = f"{text}: {type(error).__name__}: {error}"
+        self._tell(" ".join(text.split()))
+
+
 class _Display:
-    """A line for each batch; below it, where a person looks, a bar that fills as the pipeline catches up."""
+    """A line for each batch and warning; below, where a person looks, a bar that fills as the pipeline catches up."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session = session
         self._done = 0
         self._progress: Progress | None = None
+        self._warnings = _Warnings(self._warn)
         if session.interactive:
             columns = (SpinnerColumn(), TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
@@ -153,9 +172,12 @@ class _Display:
     def __enter__(self) -> Self:
         if self._progress is not None:
             self._progress.start()
+        if not self._session.options.debug:
+            logger.addHandler(self._warnings)
         return self
 
     def __exit__(self, *_: object) -> None:
+        logger.removeHandler(self._warnings)
         if self._progress is not None:
             self._progress.stop()
 
@@ -173,8 +195,18 @@ class _Display:
             }
             sys.stdout.write(json_text(told) + "\n")
             sys.stdout.flush()
-        elif self._progress is not None:
-            self._progress.console.print(str(report), highlight=False, markup=False)
-            self._progress.update(self._task, completed=self._done, total=self._done + report.lag)
         else:
-            self._session.note(str(report))
+            self._line(str(report))
+            if self._progress is not None:
+                self._progress.update(self._task, completed=self._done, total=self._done + report.lag)
+
+    def _warn(self, text: str) -> None:
+        as_json = self._session.as_json
+        self._line(json_text({"event": "Warned", "message": text}) if as_json else f"broker: {text}")
+
+    def _line(self, text: str) -> None:
+        """A line of standard error, above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(text, highlight=False, markup=False)
+        else:
+            self._session.note(text)

@@ -33,7 +33,7 @@ name = "shop"
 url = "nats://127.0.0.1:4222"
 checkpoint = "checkpoint"
 transform = "MODULE:large"
-on_batch = "MODULE:reports.append"
+on_batch = "MODULE:metrics"
 trigger = "available-now"
 
 [spark]
@@ -75,6 +75,10 @@ def both(orders, refunds):
     return orders.union(refunds)
 
 reports = []
+
+def metrics(report):
+    reports.append(report)
+    raise OSError("no\\nmetrics")
 
 not_a_class = 5
 not_hashable = {}
@@ -299,6 +303,8 @@ def test_the_command_runs_shows_and_explains(
     _, told = call("run")
     assert "shop: batch 0: " in told
     assert "shop: 2 batches, nothing more to do" in told
+    assert "broker: on_batch failed for batch 0 of shop: OSError: no metrics\n" in told
+    assert (told.count("shop: batch 0: "), "Traceback" in told) == (1, False)
     module = next(file.parent.glob("shop_*.py")).stem
     assert [report.batch for report in sys.modules[module].reports] == [0, 1]
     found = json.loads(call("status", "--json")[0])
@@ -310,7 +316,9 @@ def test_the_command_runs_shows_and_explains(
     # What came since, as JSON for programs.
     with connect(url) as bus:
         publish(bus, names["orders"], [b'{"number": 99, "colour": "blue"}'])
-    report = json.loads(call("run", "--json")[0])
+    reported, told = call("run", "--json")
+    assert "on_batch failed for batch 2 of shop" in json.loads(told)["message"]
+    report = json.loads(reported)
     assert (report["rows_in"], report["rows_out"], report["dead"]) == (1, {"large": 1, "archive": 1}, 0)
     with connect(url) as bus:
         records = [
