@@ -13,7 +13,7 @@ from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline
 from broker_spark.pipeline.owning import batch_path, claim_table, insert
 from broker_spark.spark_errors import planned
 
-__all__ = ["as_messages", "check_table", "write"]
+__all__ = ["as_messages", "check_table", "write", "write_files"]
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
@@ -24,22 +24,28 @@ def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: in
     :raises ConfigurationError: an option, or the table, is not what Spark takes.
     """
     label = name if sink is pipeline.dead_letters else f"sinks.{name}"
-    refused = planned(f"{label}: The rows cannot be written", "Mend its options, or its table")
+    mend = "Mend its format or options" if isinstance(sink, FileSink) else "Mend its options, or its table"
+    refused = planned(f"{label}: The rows cannot be written", mend)
     match sink:
         case TopicSink():
             options = {**pipeline.sink_options(sink), "writeId": f"{query}-{name}-{batch}"}
             as_messages(frame, sink).write.format("broker").options(**options).mode("append").save()
         case FileSink():
-            # A session may want partitions left that have no rows now: those of a batch that failed would stay.
-            options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
-            writer = frame.write.format(sink.format).options(**options).mode("overwrite")
             with refused:
-                (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(batch_path(sink, batch))
+                write_files(sink, frame, batch_path(sink, batch))
         case TableSink():
             with refused:
                 _write_table(label, sink, frame, batch, query)
         case CallSink():
             sink.call(frame, batch)
+
+
+def write_files(sink: FileSink, frame: DataFrame, directory: str) -> None:
+    """Write rows as a sink has its files, in the place of all that is in the directory."""
+    # A session may want partitions left that have no rows now: those of a batch that failed would stay.
+    options = {**as_texts(sink.options), "partitionOverwriteMode": "static"}
+    writer = frame.write.format(sink.format).options(**options).mode("overwrite")
+    (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(directory)
 
 
 def as_messages(frame: DataFrame, sink: TopicSink) -> DataFrame:

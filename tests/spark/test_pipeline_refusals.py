@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_rows_may_have_columns_of_any_name(spark: SparkSession, make: Make, bus:
     publish(bus, pipeline.sources["numbers"].topic, numbered(3))
     assert run(pipeline, spark=spark) == 1
     assert spark.read.parquet(str(tmp_path / "files")).count() == 3
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {"_anybroker", "batch=0"}
 
 
 def test_a_condition_by_which_rows_cannot_be_counted_is_told(spark: SparkSession, make: Make) -> None:
@@ -221,19 +223,27 @@ def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession,
     [
         (FileSink("HERE/taken"), "sinks.out: path is '.*/taken': Parent path is not a directory"),
         (FileSink("HERE/out", options={"compression": "zippy"}), "sinks.out: The rows cannot be written: .*zippy"),
+        (
+            FileSink("HERE/out", format="text"),
+            "sinks.out: The rows cannot be written: .*Text datasource .*Mend its format",
+        ),
+        (FileSink("HERE/out", format="csv"), "sinks.out: The rows cannot be written: .*CSV datasource doesn't support"),
         (TableSink("nowhere_at_all.t"), "sinks.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"),
     ],
 )
-def test_what_is_only_known_when_it_is_written_names_the_sink(
+def test_what_spark_does_not_write_names_the_sink(
     spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, sink: FileSink | TableSink, told: str
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     if isinstance(sink, FileSink):
-        sink = FileSink(sink.path.replace(f"{Path.cwd()}/HERE", str(tmp_path)), options=sink.options)
-    pipeline = make(sinks={"out": sink})
+        sink = replace(sink, path=sink.path.replace(f"{Path.cwd()}/HERE", str(tmp_path)))
+    written: list[int] = []
+    pipeline = make(sinks={"first": CallSink(lambda _, batch: written.append(batch)), "out": sink})
     publish(bus, pipeline.sources["numbers"].topic, numbered(3))
     with pytest.raises(BrokerError, match=f"^{told}"):
         run(pipeline, spark=spark)
+    if isinstance(sink, FileSink):
+        assert (written, (tmp_path / "out").exists()) == ([], False), "it is told before the first batch"
 
 
 def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSession, make: Make, bus: Bus) -> None:
