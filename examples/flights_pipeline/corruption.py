@@ -52,7 +52,7 @@ def _without(name: str) -> Spoil:
 
 KINDS: Final[dict[str, tuple[Spoil, str]]] = {
     "truncated": (lambda data: data[: len(data) // 2], "The value is not JSON"),
-    "wrong type": (_with(departure_delay="late"), "departure_delay is late, and bigint is due"),
+    "wrong type": (_with(departure_delay="late"), 'departure_delay is "late", and bigint is due'),
     "missing field": (_without("carrier"), "carrier is missing or null"),
     "null field": (_with(leg=None), "leg is missing or null"),
     "unknown airport": (_with(origin="BOS"), 'origin is "BOS", and one of "EWR", "JFK", "LGA" is due'),
