@@ -10,13 +10,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.console import Console
 
+import broker
 from examples.flights.data import Flight
 from examples.flights_queue import app
 from examples.flights_queue.accounts import Accounts, Deaths, Letter
+from examples.flights_queue.auditor import Auditor
 from examples.flights_queue.board import Board
 from examples.flights_queue.fates import TRIES, Fate, unreadable
 from examples.flights_queue.story import Outcome
-from examples.flights_queue.topics import Done
+from examples.flights_queue.topics import DEAD, DONE, DONE_JSON, Done
 from examples.flights_queue.watching import Snapshot
 from tests.servers.kafka import shared_server
 
@@ -42,6 +44,22 @@ def test_the_accounts_hold_though_workers_are_killed() -> None:
     shown = console.file.getvalue()
     assert shown.count("was killed with SIGKILL") == 2
     assert "The accounts hold" in shown
+
+
+async def test_a_record_that_is_read_again_is_no_second_result() -> None:
+    """As it is after the session of the reader ended, which takes a machine that stands still for two seconds."""
+    accounts = Accounts(EXPECTED)
+    async with broker.connect("inmem:") as bus:
+        for topic in (DONE, DEAD):
+            await bus.admin.ensure_topic(topic)
+        await bus.topic(DONE).publish(broker.OutboundMessage(DONE_JSON.encode(Done("on time", "worker 1", 1))))
+        async with bus.records([DONE], group=broker.ephemeral(), start="earliest") as log:
+            (record,) = await log.next_batch(1, timeout=5.0)
+        auditor = Auditor(accounts)
+        auditor.take(record)
+        auditor.take(record)
+    assert accounts.done_twice(Deaths()).count == 0
+    assert accounts.settled == 1
 
 
 def all_is_well() -> Accounts:
