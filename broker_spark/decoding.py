@@ -26,8 +26,8 @@ from broker_spark.json_columns import (
     has_two_names,
     read_type,
     texts_type,
+    texts_under_one_name,
     under_one_name,
-    under_one_name_too,
 )
 from broker_spark.nodes import Structure
 from broker_spark.schema import unused
@@ -112,7 +112,7 @@ def _judged(frame: DataFrame, type: Any, column: str) -> tuple[DataFrame, Column
     values = F.col(f"{_READ}.v")
     value, other_texts = F.get(values, F.lit(1)), F.col(f"{_READ}.t")
     if has_two_names(structure):
-        there = under_one_name_too(structure, other_texts, value) if texts_type(structure) else other_texts
+        there = texts_under_one_name(structure, other_texts, value) if texts_type(structure) else other_texts
         both = F.struct(under_one_name(structure, value).alias("v"), there.alias("t"))
         read = read.select("*", once(both).alias(_NAMED))
         value, other_texts = F.col(f"{_NAMED}.v"), F.col(f"{_NAMED}.t")

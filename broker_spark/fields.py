@@ -44,6 +44,7 @@ _TAKES: Final = (
     "str, int, float, bool, bytes, datetime, date, Decimal, UUID, enums and literals of str or int, lists, dicts "
     "with str keys, dataclasses, pydantic models and msgspec structs can be read, and each of them or None"
 )
+_DECIMAL: Final = DecimalType(38, 18)
 _LEAVES: Final[Mapping[Any, DataType]] = {
     str: StringType(),
     int: LongType(),
@@ -52,7 +53,7 @@ _LEAVES: Final[Mapping[Any, DataType]] = {
     bytes: BinaryType(),
     datetime: TimestampType(),
     date: DateType(),
-    Decimal: DecimalType(38, 18),
+    Decimal: _DECIMAL,
     UUID: StringType(),
 }
 _NARROWER: Final[Mapping[Any, tuple[type[DataType], ...]]] = {
@@ -309,7 +310,7 @@ def _narrowed(node: Node, hint: Any, notes: Sequence[Any], where: str) -> Node:
 
 def _decimal_of(digits: int | None, places: int | None, hint: Any, where: str) -> DecimalType:
     """The column of pydantic's digits; what one leaves open has room for every number that it lets through."""
-    most, usual = DecimalType(38, 18).precision, DecimalType(38, 18).scale
+    most = _DECIMAL.precision
     if max(digits or 0, places or 0) > (most if digits is None else min(digits, most)):
         _refuse(
             where,
@@ -320,7 +321,7 @@ def _decimal_of(digits: int | None, places: int | None, hint: Any, where: str) -
         return DecimalType(most if digits is None else digits, places)
     assert digits is not None  # one of them is given
     # They may be on either side of the point.
-    return DecimalType(min(2 * digits, most), min(digits, usual))
+    return DecimalType(min(2 * digits, most), min(digits, _DECIMAL.scale))
 
 
 def _refuse(where: str, type: Any, reason: str) -> NoReturn:

@@ -39,8 +39,8 @@ __all__ = [
     "is_variant",
     "read_type",
     "texts_type",
+    "texts_under_one_name",
     "under_one_name",
-    "under_one_name_too",
 ]
 
 _PATTERNS: Final[dict[type[DataType], str]] = {
@@ -135,8 +135,8 @@ def under_one_name(node: Node, raw: Column) -> Column:
             return raw
 
 
-def under_one_name_too(structure: Structure, texts: Column, raw: Column) -> Column:
-    """The same of the texts beside it.
+def texts_under_one_name(structure: Structure, texts: Column, raw: Column) -> Column:
+    """`under_one_name` of the texts beside it.
 
     :param raw: as it was read.
     """
@@ -150,7 +150,7 @@ def under_one_name_too(structure: Structure, texts: Column, raw: Column) -> Colu
             # A text is null for another reason too.
             text = F.when(raw.getField(each.encoded).isNotNull(), text).otherwise(texts.getField(each.other))
         if isinstance(each.node, Structure):
-            text = under_one_name_too(each.node, text, _either(each, raw))
+            text = texts_under_one_name(each.node, text, _either(each, raw))
         parts.append(text.alias(each.encoded))
     return F.struct(*parts)
 

@@ -30,6 +30,7 @@ __all__ = [
     "count",
     "find_url",
     "is_sparks",
+    "plain_name",
     "topic_name",
     "wrong",
 ]
@@ -53,14 +54,14 @@ def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -
 
     :raises ConfigurationError: one is not known, or is given twice.
     """
-    names = {_plain(name): name for name in known}
+    names = {plain_name(name): name for name in known}
     found: dict[str, str] = {}
     for given, value in options.items():
-        name = names.get(_plain(given))
+        name = names.get(plain_name(given))
         if name is None:
             if is_sparks(given):
                 continue
-            near = nearest(_plain(given), list(names))
+            near = nearest(plain_name(given), list(names))
             for plain, shown in names.items():
                 near = re.sub(rf"\b{plain}\b", shown, near)
             raise ConfigurationError(f"{what} has no option {given!r}", advice=near)
@@ -84,7 +85,7 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 def is_sparks(name: str) -> bool:
     """Whether Spark adds an option of this name for its own use, and sources and sinks leave it alone."""
-    return _plain(name) in _SPARKS
+    return plain_name(name) in _SPARKS
 
 
 def find_url(given: str | None) -> str:
@@ -319,7 +320,8 @@ def _snake(name: str) -> str:
     return re.sub(r"([A-Z])", r"_\1", name).lower()
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The name of an option without what makes no difference."""
     return name.lower().replace("_", "")
 
 

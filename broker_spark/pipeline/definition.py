@@ -16,7 +16,16 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.errors import ConfigurationError
 from broker_spark.decoding import payload_schema
-from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice, find_url, is_sparks, topic_name
+from broker_spark.options import (
+    CONNECTORS,
+    SourceOptions,
+    as_texts,
+    choice,
+    find_url,
+    is_sparks,
+    plain_name,
+    topic_name,
+)
 from broker_spark.pipeline.places import absolute, same_path, same_table
 from broker_spark.schema import nearest
 from broker_spark.sink import SinkOptions
@@ -370,9 +379,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_sink_options(options: Mapping[str, Any]) -> None:
-    known = {each.lower() for each in (*_TOPIC_SINK, *_OWN_OPTIONS)} - {"key", "where"}
+    known = {plain_name(each) for each in (*_TOPIC_SINK, *_OWN_OPTIONS)} - {"key", "where"}
     for name in options:
-        if name.lower().replace("_", "") not in known:
+        if plain_name(name) not in known:
             advice = "It is a field of TopicSink" if name in _TOPIC_SINK else nearest(name, _TOPIC_SINK)
             raise ConfigurationError(f"The sink has no option {name!r}", advice=advice)
 
