@@ -66,7 +66,7 @@ _TINY_NUMBER: Final = _BEFORE_NUMBER + r"(?=[0.]*[1-9])[\d.]+[eE]-\d{3}"
 """Numbers that are smaller than every double, of which Spark makes 0."""
 _DOUBLE_DIGITS: Final = 15
 """As many digits of a number as a double keeps, whatever they are."""
-_UUID: Final = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\z"
+_UUID: Final = r"^([0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\z"
 
 
 def read_type(node: Node) -> DataType:

@@ -176,6 +176,9 @@ class Pipeline:
         self._check_names()
         if not self.sources or not self.sinks:
             _wrong("sources" if not self.sources else "sinks", {}, "one or more, by name")
+        if self.url is not None:
+            with part_of("url"):
+                find_url(self.url)
         if not self.checkpoint:
             _wrong("checkpoint", self.checkpoint, "a directory that the driver and all executors see")
         if self.transform is not None and self.sql is not None:
@@ -313,8 +316,8 @@ class Pipeline:
                 _wrong("It", sink, "a TopicSink, FileSink, TableSink or CallSink")
 
     def _check_targets(self) -> None:
-        """Whether no sink writes into another one's batches."""
-        seen: list[tuple[str, str]] = []
+        """Whether no sink writes into another one's batches, or into what Spark keeps of the query."""
+        seen = [("checkpoint", same_path(self.checkpoint))]
         for name, sink in self.all_sinks().items():
             if isinstance(sink, FileSink):
                 what, mine = "path", same_path(sink.path)
@@ -326,7 +329,7 @@ class Pipeline:
                 if mine.startswith(theirs) or theirs.startswith(mine):
                     raise ConfigurationError(
                         f"{name} has the {what} of {other}, or one within the other",
-                        advice=f"Give each sink a {what} of its own: they would overwrite each other's batches",
+                        advice=f"Give each a {what} of its own: they would overwrite what the other has there",
                     )
             seen.append((name, mine))
 
@@ -340,6 +343,12 @@ class Pipeline:
         if letters.key is not None:
             _wrong("dead_letters.key", letters.key, "nothing: a letter has the key of its message")
         topic, url = topic_name(letters.topic), find_url(letters.url or self.url)
+        for name, sink in self.sinks.items():
+            if isinstance(sink, TopicSink) and (topic_name(sink.topic), find_url(sink.url or self.url)) == (topic, url):
+                raise ConfigurationError(
+                    f"dead_letters: sinks.{name} writes to topic {topic!r} too, where who reads its rows finds letters",
+                    advice="Name another topic",
+                )
         for name, source in self.sources.items():
             options = self.parsed_options(name)
             if source.decode is not None and "topic" not in options.columns and len(options.topics) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, DataFrameWriter
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
@@ -13,7 +13,7 @@ from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline
 from broker_spark.pipeline.owning import batch_path, claim_table, insert
 from broker_spark.spark_errors import planned
 
-__all__ = ["as_messages", "check_table", "write", "write_files"]
+__all__ = ["as_messages", "check_table", "new_table", "write", "write_files"]
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
@@ -90,13 +90,18 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
     return columns
 
 
+def new_table(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
+    """What makes a table of rows that have a column `batch`."""
+    options: dict[str, Any] = dict(as_texts(sink.options))
+    return rows.write.format(sink.format).options(**options).partitionBy(BATCH)
+
+
 def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
     spark = frame.sparkSession
     if not spark.catalog.tableExists(sink.table):
-        options: dict[str, Any] = dict(as_texts(sink.options))
         # Empty, so that a crash before the mark or the rows leaves a table that may be claimed.
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
-        empty.write.format(sink.format).options(**options).partitionBy(BATCH).saveAsTable(sink.table)
+        new_table(sink, empty).saveAsTable(sink.table)
         claim_table(spark, name, sink.table, query)
     columns = check_table(sink, frame)
     insert(sink, frame.select(*columns), batch)

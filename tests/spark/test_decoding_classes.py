@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Any
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -44,11 +45,26 @@ class Defaults:
     by_name: dict[str, Lean] = field(default_factory=lambda: {"k": Lean(number=5)})
 
 
+@dataclass
+class Identified:
+    id: UUID
+
+
 def payloads(spark: SparkSession, type: Any, *texts: str) -> list[dict[str, Any]]:
     """What decodes of these, all of which are to."""
     decoded = decode(spark.createDataFrame([(each,) for each in texts], "value string"), type)
     assert [row.reason for row in decoded.dead.collect()] == []
     return [row.payload.asDict(recursive=True) for row in decoded.rows.collect()]
+
+
+def test_uuids_are_taken_with_hyphens_and_without(spark: SparkSession) -> None:
+    name = UUID(int=0xABCDEF << 96)
+    texts = [str(name), name.hex, name.hex.upper()]
+    assert [each["id"] for each in payloads(spark, Identified, *(f'{{"id": "{text}"}}' for text in texts))] == texts
+    (row,) = decode(
+        spark.createDataFrame([(f'{{"id": "{name.hex[:8]}-{name.hex[8:]}"}}',)], "value string"), Identified
+    ).dead.collect()
+    assert row.reason.endswith("and uuid is due")
 
 
 def test_defaults_are_those_of_the_class(spark: SparkSession) -> None:

@@ -1,0 +1,76 @@
+"""What is wrong with a pipeline that is declared in Python, told when it is made, without a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from broker.errors import ConfigurationError
+from broker_spark.pipeline import FileSink, Pipeline, Source, TableSink, TopicSink
+
+
+@dataclass
+class Undecoded:
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"sinks": {}}, "sinks is {}. It takes one or more"),
+        ({"sinks": {"a": 5}}, "sinks.a: It is 5. It takes a TopicSink"),
+        ({"sinks": {"a": TopicSink("copies", options={"key": "id"})}}, "no option 'key'. It is a field of TopicSink"),
+        ({"output_mode": "complete"}, "output_mode is 'complete'"),
+        ({"name": 5}, "name is 5. It takes text"),
+        ({"sources": ["orders"]}, "sources is ['orders']. It takes Sources by name"),
+        ({"sources": {"a": "orders"}}, "sources.a is 'orders'. It takes a Source"),
+        ({"sinks": {"a": FileSink(cast("Any", 5))}}, "sinks.a: path is 5. It takes a directory"),
+        ({"trigger": None}, "trigger is None. It takes"),
+        ({"transform": lambda: None}, "too many positional arguments. It gets the frame of the only source"),
+        ({"sinks": {"a": FileSink("/x", partition_by="colour")}}, "sinks.a: partition_by is 'colour'. It takes a list"),
+        ({"sinks": {"a": FileSink("/x", where=5)}}, "sinks.a: where is 5. It takes a condition of SQL"),  # type: ignore[arg-type]
+        ({"sinks": {"a": TableSink("x", format=5)}}, "sinks.a: format is 5. It takes parquet"),  # type: ignore[arg-type]
+        ({"dead_letters": FileSink("/x", where="number > 5")}, "dead_letters.where is 'number > 5'. It takes nothing"),
+        ({"dead_letters": TopicSink("dead", key="id")}, "dead_letters.key is 'id'. It takes nothing: a letter has the"),
+        ({"sql": "select 1", "transform": lambda frame: frame}, "transform and sql are both given"),
+        ({"sources": {"a": Source("orders"), "b": Source("orders")}}, "There are 2 sources, and no transform"),
+        (
+            {
+                "sources": {"a": Source("orders,refunds", Undecoded, options={"columns": "value"})},
+                "dead_letters": TopicSink("dead"),
+            },
+            "sources.a: Option columns leaves out topic, and a dead letter tells of which topic it is",
+        ),
+        ({"url": "nowhere://x"}, "url: "),
+        ({"sinks": {"a": FileSink("/checkpoint/a")}}, "sinks.a has the path of checkpoint, or one within the other"),
+        (
+            {"sinks": {"a": TopicSink("out")}, "dead_letters": TopicSink("out", url="nats://127.0.0.1:4222")},
+            "dead_letters: sinks.a writes to topic 'out' too",
+        ),
+    ],
+)
+def test_what_is_wrong_in_python_is_told_too(changes: dict[str, Any], told: str) -> None:
+    fields: dict[str, Any] = {
+        "name": "shop",
+        "url": "nats://127.0.0.1:4222",
+        "sources": {"orders": Source("orders")},
+        "sinks": {"files": FileSink("/nowhere")},
+        "checkpoint": "/checkpoint",
+    }
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline(**(fields | changes))
+    assert told in str(caught.value)
+
+
+def test_an_option_that_is_none_is_not_given() -> None:
+    pipeline = Pipeline(
+        name="shop",
+        url="nats://127.0.0.1:4222",
+        sources={"orders": Source("orders", options={"group": None, "connector": None})},
+        sinks={"copy": TopicSink("copies", options={"keepPartition": None})},
+        checkpoint="/nowhere",
+    )
+    assert pipeline.parsed_options("orders").group is None, "and is no group of the name None"
+    assert pipeline.source_options("orders") == {"topic": "orders", "url": "nats://127.0.0.1:4222"}
