@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest servicebus test test-deep lint format bench bench-queue bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-deep lint format bench bench-queue bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +18,7 @@ PUBSUB := $(BIN)/python -m tests.servers.run_pubsub
 PULSAR := $(BIN)/python -m tests.servers.run_pulsar
 PSTEST := $(BIN)/python -m tests.servers.run_pstest
 SERVICEBUS := $(BIN)/python -m tests.servers.servicebus.serve
+SPARK := $(BIN)/python -m tests.servers.spark_java
 
 export PIP_REQUIRE_VIRTUALENV := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -105,10 +106,14 @@ pulsar: $(STAMP)
 pstest: $(STAMP)
 	-@$(PSTEST) $(COMMAND)
 
-test: $(STAMP) kafka pulsar pstest
+# Keeps the classes of Spark's JVMs ready for the tests.
+spark: $(STAMP)
+	-@$(SPARK)
+
+test: $(STAMP) kafka pulsar pstest spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
 
-test-deep: $(STAMP) kafka pulsar
+test-deep: $(STAMP) kafka pulsar spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m deep $(ARGS)
 
 lint: $(STAMP)

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 from tests.servers import spark_python_client
 from tests.servers.spark_python_client import LENGTH, STATUS
 
-__all__ = ["quick_python"]
+__all__ = ["quick_python", "spark_home"]
 
 _IDLE_SECONDS: Final = 10.0
 _IMPORTED: Final = (
@@ -54,15 +54,32 @@ _IMPORTED: Final = (
 
 @contextmanager
 def quick_python() -> Generator[None]:
-    """Sessions of Spark that are made in this block, or by processes that were started in it, have such a Python."""
-    before = os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = str(_python())
+    """Sessions of Spark that are made in this block, or by processes that were started in it, have such a Python.
+
+    Spark's home is that of all other sessions, in which it would not be with another Python.
+    """
+    told = {"PYSPARK_PYTHON": str(_python()), "SPARK_HOME": str(spark_home())}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
     try:
         yield
     finally:
-        del os.environ["PYSPARK_PYTHON"]
-        if before is not None:
-            os.environ["PYSPARK_PYTHON"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+@cache
+def spark_home() -> Path:
+    """Where JVMs find Spark's jars, unless somebody says otherwise."""
+    # Not above: what forks Python processes imports this too, and then what it is told.
+    from pyspark.find_spark_home import _find_spark_home
+
+    from broker_spark.home import _caches, home_without_archive
+
+    real = Path(_find_spark_home())
+    return home_without_archive(real, _caches()) or real
 
 
 @cache

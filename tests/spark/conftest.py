@@ -21,6 +21,7 @@ from broker.blocking import Bus, connect
 from tests.fault_matrix import Books
 from tests.servers import kafka, nats
 from tests.servers.kafka_jars import jars_of
+from tests.servers.spark_java import use_archive
 from tests.servers.spark_python import quick_python
 from tests.spark.spool_query import MakeQuery, Query
 
@@ -28,6 +29,7 @@ STREAMING = "org.apache.spark.sql.execution.streaming"
 
 # Many JVMs live for seconds here, the children's of these tests too: what counts is how soon they start.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+use_archive()
 
 SETTINGS = {
     "spark.driver.memory": "1g",

@@ -17,6 +17,7 @@ from broker.errors import ConfigurationError
 from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Source, run
 from broker_spark.pipeline.inspecting import status
 from tests.servers import nats
+from tests.servers.spark_python import quick_python
 from tests.spark.conftest import SETTINGS, MakeTopic
 from tests.spark.support import numbered, publish
 
@@ -45,7 +46,8 @@ def test_ctrl_c_lets_the_batch_of_a_program_end(tmp_path: Path) -> None:
         bus.admin.ensure_topic(topic)
         publish(bus, topic, numbered(5))
     command = [sys.executable, "-c", PROGRAM, url, topic, str(tmp_path / "checkpoint"), json.dumps(SETTINGS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    with quick_python():
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
 
 

@@ -1,0 +1,82 @@
+"""The classes that Spark's JVMs load, kept ready for those of the tests: `python -m tests.servers.spark_java`.
+
+Each JVM then starts with two thirds of the CPU. Without the archive all works, slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from tests.servers.kafka_jars import find_java, locked
+from tests.servers.spark_python import quick_python, spark_home
+
+__all__ = ["archive_classes", "use_archive"]
+
+_ROOT: Final = Path(__file__).parents[2]
+_SECONDS: Final = 280.0
+_VARIABLES: Final = ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS")
+"""What the JVMs of drivers, and of masters and workers, take their options from."""
+
+
+@cache
+def archive() -> Path:
+    """Where the classes are, for this version of Spark and of Java: it goes with the installation, being large.
+
+    :raises RuntimeError: there is no Java that Spark could use.
+    """
+    _, version = find_java("Spark")
+    told = f"{spark_home()} {pyspark.__version__} {version}"
+    return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsa"
+
+
+def use_archive() -> None:
+    """Have JVMs that are started from now on, also by processes that are, load their classes from the archive."""
+    # Without Java the tests that need it fail, and not all.
+    with suppress(RuntimeError):
+        if archive().exists():
+            # A JVM that finds it to be of other jars would say so where its output is read.
+            for name in _VARIABLES:
+                os.environ[name] = f"-XX:SharedArchiveFile={archive()} -Xlog:disable"
+
+
+def archive_classes() -> None:
+    """Use Spark once and let its JVM keep the classes that it loaded.
+
+    :raises RuntimeError: Spark cannot be used here.
+    """
+    with locked(archive().with_suffix(".lock")):
+        if archive().exists():
+            return
+        beside = archive().with_name(f".{archive().name}")
+        with quick_python():
+            # The JVM has the output too, so that its end is waited for.
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.spark.use_much"],
+                cwd=_ROOT,
+                env={**os.environ, _VARIABLES[0]: f"-XX:ArchiveClassesAtExit={beside} -Xlog:disable"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+        if done.returncode:
+            raise RuntimeError(f"Spark cannot be used: {done.stdout[-3000:]}")
+        if beside.exists():
+            beside.rename(archive())
+
+
+if __name__ == "__main__":
+    try:
+        archive_classes()
+    except RuntimeError as error:
+        sys.exit(str(error))
