@@ -35,7 +35,7 @@ CASES = {
     "servicebus-public": f"&lease_seconds={LEASE_SECONDS:g}&private_calls=false",
     "pulsar": "",
 }
-DEEP = {"pubsub-stream", "servicebus-public"}
+DEEP = {"pubsub-stream", "servicebus-public", "servicebus-sessions"}
 
 
 @contextmanager

@@ -185,7 +185,7 @@ async def test_members_come_and_go_and_every_record_is_handled_once(
 # -- members that are stopped and killed -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+@pytest.mark.parametrize("protocol", [pytest.param("cooperative-sticky", marks=pytest.mark.deep), "consumer"])
 async def test_a_member_that_is_stopped_longer_than_its_session_is_fenced(protocol: str) -> None:
     server, group, options = shared_server(), new_group(), quick(protocol)
     raw = RawAdmin(server.bootstrap)

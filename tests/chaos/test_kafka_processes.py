@@ -139,7 +139,10 @@ async def test_killed_consumers_lose_nothing(
 
 
 @pytest.mark.xdist_group("kafka-chaos-stopped")
-@pytest.mark.parametrize(("kind", "protocol"), [("records", "classic"), ("messages", "consumer")])
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [pytest.param("records", "classic", marks=pytest.mark.deep), ("messages", "consumer")],
+)
 async def test_a_consumer_stopped_for_longer_than_its_session_loses_nothing(
     server: KafkaServer,
     kind: str,

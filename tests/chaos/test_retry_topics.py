@@ -86,7 +86,7 @@ async def dead_numbers(bus: Bus, dead: str) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("backend", list(URLS))
+@pytest.mark.parametrize("backend", [pytest.param("jetstream", marks=pytest.mark.deep), "kafka"])
 async def test_killed_consumers_lose_nothing(backend: str, workers: list[Workers], tmp_path: Path) -> None:
     url, tag = URLS[backend](), uuid.uuid4().hex[:8]
     topic, dead, group = f"retried-{tag}", f"dead-{tag}", f"group-{tag}"
