@@ -25,6 +25,7 @@ __all__ = ["try_files"]
 
 _FORMATS: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text"})
 """Of tables that are but files in a directory."""
+_MEND: Final = "Mend its format or options, or let the transform give what they take"
 
 
 def try_files(pipeline: Pipeline, frame: DataFrame) -> None:
@@ -49,7 +50,7 @@ def _try_files(sink: FileSink, rows: DataFrame) -> None:
     with (
         named_place("path", sink.path),
         _passing(rows.sparkSession, sink.path) as directory,
-        planned("The rows cannot be written", "Mend its format or options, or let the transform give what they take"),
+        planned("The rows cannot be written", _MEND),
     ):
         write_files(sink, rows, directory)
 
@@ -64,7 +65,7 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
     with (
         contextlib.suppress(Py4JJavaError),
         _passing(spark, place) as directory,
-        planned("The rows cannot be written", "Mend its format or options, or let the transform give what they take"),
+        planned("The rows cannot be written", _MEND),
     ):
         new_table(sink, rows.withColumn(BATCH, F.lit(0))).save(directory)
 
