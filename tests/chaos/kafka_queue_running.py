@@ -112,6 +112,7 @@ class QueueRun:
         self._unsure: set[int] = set()
         self._next = 0
         self._up = asyncio.Event()
+        self._restarting = asyncio.Lock()
         self._away: list[tuple[float, float]] = []
         self.took = 0.0, 0.0
         self.faults: Counter[str] = Counter()
@@ -120,13 +121,13 @@ class QueueRun:
     async def run(self) -> Books:
         """All of it; the workers are ended, however it goes."""
         self._up.set()
+        for _ in range(self._alone):
+            self._start_tracker()
+        for _ in range(self._wanted):
+            self._start()
+        watching = asyncio.create_task(self._watch())
+        publishing = [asyncio.create_task(self._publish(number)) for number in range(self._producers)]
         try:
-            for _ in range(self._alone):
-                self._start_tracker()
-            for _ in range(self._wanted):
-                self._start()
-            watching = asyncio.create_task(self._watch())
-            publishing = [asyncio.create_task(self._publish(number)) for number in range(self._producers)]
             begun = time.monotonic()
             await self._harm()
             await asyncio.gather(*publishing, *self._background)
@@ -142,6 +143,11 @@ class QueueRun:
                 error.add_note(problem)
             raise
         finally:
+            # Before the workers: they start others in the place of those that are gone.
+            left = [watching, *publishing, *self._background]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
             for each in (*self._all, *self._all_trackers):
                 if each.runs:
                     each.kill()
@@ -292,13 +298,15 @@ class QueueRun:
         await self._leave(await self._victim(self._running))
 
     async def _restart(self, end: Callable[[KafkaServer], object]) -> None:
-        lost = self._dice.choice(self._brokers)
-        self._up.clear()
-        begun = time.time()
-        await asyncio.to_thread(end, lost)
-        await asyncio.to_thread(lost.start)
-        self._away.append((begun, time.time()))
-        self._up.set()
+        # Two away at once are no majority, and one that still starts can't be told to stop.
+        async with self._restarting:
+            lost = self._dice.choice(self._brokers)
+            self._up.clear()
+            begun = time.time()
+            await asyncio.to_thread(end, lost)
+            await asyncio.to_thread(lost.start)
+            self._away.append((begun, time.time()))
+            self._up.set()
 
     # -- messages ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER, Books
 from tests.chaos.kafka_queue_plans import MINUTE, long_plan
 from tests.chaos.kafka_queue_running import QueueRun
-from tests.servers.kafka import shared_server
+from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_cluster import KafkaCluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
@@ -46,15 +47,42 @@ def test_the_run_of_a_minute_has_every_fault_of_a_long_one() -> None:
 
 
 async def test_what_went_wrong_is_told_where_the_accounts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def settled(_: QueueRun) -> None: ...
-
-    def read(_: QueueRun) -> Books:
-        raise AssertionError("a transaction stays open")
-
-    monkeypatch.setattr(QueueRun, "_until_settled", settled)
-    monkeypatch.setattr(QueueRun, "_read", read)
+    monkeypatch.setattr(QueueRun, "_until_settled", _nothing)
+    monkeypatch.setattr(QueueRun, "_read", _read_nothing)
     run = QueueRun(shared_server(), tmp_path, seed=1, plan=(), seconds=0.0, workers=0, trackers=0, producers=0)
     run.problems.append("w0 ended with 1")
     with pytest.raises(AssertionError, match="stays open") as raised:
         await run.run()
     assert raised.value.__notes__ == ["w0 ended with 1"]
+
+
+async def test_brokers_are_away_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    monkeypatch.setattr(QueueRun, "_until_busy", _nothing)
+    monkeypatch.setattr(QueueRun, "_until_settled", _nothing)
+    monkeypatch.setattr(QueueRun, "_read", _read_nothing)
+    for step in ("stop", "kill", "start"):
+        monkeypatch.setattr(KafkaServer, step, lambda _, step=step: steps.append(step))
+    plan = ((0.0, "restart"), (0.0, "kill broker"))
+    run = QueueRun(shared_server(), tmp_path, seed=1, plan=plan, seconds=0.0, workers=0, trackers=0, producers=0)
+    with pytest.raises(AssertionError, match="stays open"):
+        await run.run()
+    assert steps == ["stop", "start", "kill", "start"]
+
+
+async def test_a_run_that_fails_leaves_nothing_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def harm(_: QueueRun) -> None:
+        raise RuntimeError("the broker does not start")
+
+    monkeypatch.setattr(QueueRun, "_harm", harm)
+    run = QueueRun(shared_server(), tmp_path, seed=1, plan=(), seconds=0.0, workers=0, trackers=0, producers=1)
+    with pytest.raises(RuntimeError, match="does not start"):
+        await run.run()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def _nothing(_: QueueRun) -> None: ...
+
+
+def _read_nothing(_: QueueRun) -> Books:
+    raise AssertionError("a transaction stays open")
