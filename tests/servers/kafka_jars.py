@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from tests.servers.running import run_to_end
+
 __all__ = ["Distribution", "cache_root", "distribution", "find_java", "jars_of", "locked"]
 
 POM = Path(__file__).with_name("pom.xml")
@@ -117,7 +119,11 @@ def _fetch(pom: Path, directory: Path) -> None:
             "The tests against Kafka fetch it with Maven, which is not on the PATH; on Debian: apt install maven"
         )
     goals = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={directory}"]
-    _run([maven, "-B", "-q", "-f", str(pom), *goals], f"Maven cannot fetch what {pom.name} names")
+    run_to_end(
+        [maven, "-B", "-q", "-f", str(pom), *goals],
+        f"Maven cannot fetch what {pom.name} names",
+        seconds=FETCH_SECONDS,
+    )
 
 
 def cache_root() -> Path:
@@ -175,14 +181,6 @@ def _fill(wanted: Distribution) -> None:
     _archive_classes(wanted)
 
 
-def _run(command: list[str], failure: str) -> None:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=FETCH_SECONDS, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{failure} ({' '.join(command[:1])} ended with {done.returncode}): {done.stdout[-3000:]}")
-
-
 def _format(partial: Distribution, target: Path) -> None:
     """Keep what Kafka's own tool writes into a new log directory, so that each start need not run it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -193,7 +191,7 @@ def _format(partial: Distribution, target: Path) -> None:
             f"log.dirs={folder}/data\n"
         )
         tool = ["kafka.tools.StorageTool", "format", "--cluster-id", uuid4().hex[:22], "-c", str(config)]
-        _run(partial.command(*tool), "Kafka's storage tool fails")
+        run_to_end(partial.command(*tool), "Kafka's storage tool fails", seconds=FETCH_SECONDS)
         shutil.copy(Path(folder) / "data" / "bootstrap.checkpoint", target)
 
 

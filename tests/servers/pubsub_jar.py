@@ -6,20 +6,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.servers.kafka_jars import cache_root, find_java, locked
+from tests.servers.running import run_to_end
 
 __all__ = ["Emulator", "emulator"]
 
 PACKAGE = "google-cloud-cli-pubsub-emulator"
 FETCH_SECONDS = 600.0
+_NEEDED = (
+    "The tests against Pub/Sub need Google's emulator: add Google's apt repository, or run: gcloud components install "
+    "pubsub-emulator"
+)
 _JARS = "platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"
 _USUAL_PLACES = ("/usr/lib/google-cloud-sdk", "/usr/share/google-cloud-sdk", "/opt/google-cloud-sdk")
 
@@ -79,9 +82,9 @@ def _fetch(place: Path) -> None:
             "gcloud components install pubsub-emulator"
         )
     with tempfile.TemporaryDirectory(prefix=".pubsub-emulator.", dir=place.parent) as folder:
-        _run([apt, "download", PACKAGE], folder, dict(os.environ))
+        run_to_end([apt, "download", PACKAGE], _NEEDED, seconds=FETCH_SECONDS, folder=Path(folder))
         package = next(Path(folder).glob("*.deb"))
-        _run([dpkg, "-x", str(package), "content"], folder, dict(os.environ))
+        run_to_end([dpkg, "-x", str(package), "content"], _NEEDED, seconds=FETCH_SECONDS, folder=Path(folder))
         partial = Path(folder) / "jars"
         partial.mkdir()
         for jar in Path(folder).glob(f"content/usr/*/google-cloud-sdk/{_JARS}"):
@@ -89,21 +92,3 @@ def _fetch(place: Path) -> None:
         if not any(partial.iterdir()):
             raise RuntimeError(f"The package {PACKAGE} holds no emulator's jar any more")
         partial.rename(place)
-
-
-def _run(command: list[str], folder: str, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=FETCH_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(command)} ended with {done.returncode}: {done.stdout[-2000:]}\nThe tests against Pub/Sub need "
-            "Google's emulator: add Google's apt repository, or run: gcloud components install pubsub-emulator"
-        )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Final
 import pyspark
 
 from tests.servers.kafka_jars import find_java, locked
+from tests.servers.running import run_to_end
 from tests.servers.spark_python import quick_python, spark_home
 
 __all__ = ["archive_classes", "use_archive"]
@@ -44,8 +44,11 @@ def use_archive() -> None:
     with suppress(RuntimeError):
         if archive().exists():
             # A JVM that finds it to be of other jars would say so where its output is read.
+            options = f"-XX:SharedArchiveFile={archive()} -Xlog:disable"
             for name in _VARIABLES:
-                os.environ[name] = f"-XX:SharedArchiveFile={archive()} -Xlog:disable"
+                # The processes of a test run inherit it.
+                if options not in os.environ.get(name, ""):
+                    os.environ[name] = _with(name, options)
 
 
 def archive_classes() -> None:
@@ -59,20 +62,20 @@ def archive_classes() -> None:
         beside = archive().with_name(f".{archive().name}")
         with quick_python():
             # The JVM has the output too, so that its end is waited for.
-            done = subprocess.run(
+            run_to_end(
                 [sys.executable, "-m", "tests.spark.use_much"],
-                cwd=_ROOT,
-                env={**os.environ, _VARIABLES[0]: f"-XX:ArchiveClassesAtExit={beside} -Xlog:disable"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
+                "Spark cannot be used",
+                seconds=_SECONDS,
+                folder=_ROOT,
+                variables={_VARIABLES[0]: _with(_VARIABLES[0], f"-XX:ArchiveClassesAtExit={beside} -Xlog:disable")},
             )
-        if done.returncode:
-            raise RuntimeError(f"Spark cannot be used: {done.stdout[-3000:]}")
         if beside.exists():
             beside.rename(archive())
+
+
+def _with(name: str, options: str) -> str:
+    """These and what a user has set, which goes last and so first."""
+    return f"{options} {os.environ.get(name, '')}".rstrip()
 
 
 if __name__ == "__main__":
