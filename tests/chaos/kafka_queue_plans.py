@@ -6,7 +6,7 @@ import random
 from itertools import cycle
 from typing import Final
 
-__all__ = ["MINUTE", "long_plan"]
+__all__ = ["HALF_A_MINUTE", "MINUTE", "long_plan"]
 
 MINUTE: Final = (
     (3.0, "kill"),
@@ -27,7 +27,21 @@ MINUTE: Final = (
     (55.0, "freeze tracker"),
     (58.0, "kill"),
 )
-"""Of a run that is part of the tests: every fault of a long one, about as often as in a minute of it."""
+"""Of a run that is part of the deep tests: every fault of a long one, about as often as in a minute of it."""
+
+HALF_A_MINUTE: Final = (
+    (2.0, "kill"),
+    (4.0, "freeze"),
+    (6.0, "kill tracker"),
+    (8.0, "blink"),
+    (9.0, "freeze tracker"),
+    (11.0, "restart"),
+    (17.0, "join"),
+    (18.0, "leave"),
+    (20.0, "kill broker"),
+    (27.0, "kill"),
+)
+"""Every fault of a long run once, and what is most often twice: of a run beside many others."""
 
 _FAULTS: Final = {"kill": 4, "freeze": 2, "blink": 2, "join": 1, "leave": 1, "kill tracker": 2, "freeze tracker": 2}
 """What happens at random, and how often."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.kafka_queue_accounts import NOT_HANDED_OVER, Books
-from tests.chaos.kafka_queue_plans import MINUTE, long_plan
+from tests.chaos.kafka_queue_plans import HALF_A_MINUTE, MINUTE, long_plan
 from tests.chaos.kafka_queue_running import QueueRun
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_cluster import KafkaCluster
@@ -18,32 +19,50 @@ pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
 
 
 @pytest.mark.timeout(600)  # each fault waits until the workers are busy again
-@pytest.mark.parametrize(
-    "mode", [{}, *(pytest.param({name: True}, id=name, marks=pytest.mark.deep) for name in ("transactions", "ordered"))]
-)
 async def test_every_message_is_settled_once_while_workers_die(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: dict[str, bool]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    await _run(tmp_path, capsys, HALF_A_MINUTE, seconds=30.0, least=650)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", [None, "transactions", "ordered"])
+async def test_a_minute_in_each_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str | None) -> None:
+    await _run(tmp_path, capsys, MINUTE, seconds=60.0, least=1300, mode=mode)
+
+
+async def _run(
+    directory: Path,
+    capsys: pytest.CaptureFixture[str],
+    plan: Sequence[tuple[float, str]],
+    *,
+    seconds: float,
+    least: int,
+    mode: str | None = None,
+) -> None:
+    modes = {} if mode is None else {mode: True}
     with KafkaCluster(3) as kafka:
-        run = QueueRun(kafka, tmp_path, seed=20261122, plan=MINUTE, seconds=60.0, least=1300, **mode)
+        run = QueueRun(kafka, directory, seed=20261122, plan=plan, seconds=seconds, least=least, **modes)
         books = await run.run()
     with capsys.disabled():
         sys.stdout.write(f"\n{run.say(books)}\n")
     assert not books.problems, "\n".join(books.problems)
-    if "ordered" in mode:
+    if mode == "ordered":
         assert books.memory > 0
     else:
         assert books.again["nacked"] > 0
     # It costs an attempt, and is the exception.
     assert books.again[NOT_HANDED_OVER] < books.messages / 10
     # Else nothing was shown.
-    assert books.messages >= 1300
+    assert books.messages >= least
     assert books.settled["rejected"] > 0
     assert books.again["its holder died"] + books.again["its holder died, before it was handed over"] > 0
 
 
-def test_the_run_of_a_minute_has_every_fault_of_a_long_one() -> None:
-    assert {what for _, what in MINUTE} == {what for _, what in long_plan(600.0, seed=1)}
+@pytest.mark.parametrize("plan", [MINUTE, HALF_A_MINUTE])
+def test_a_short_run_has_every_fault_of_a_long_one(plan: Sequence[tuple[float, str]]) -> None:
+    assert {what for _, what in plan} == {what for _, what in long_plan(600.0, seed=1)}
 
 
 async def test_what_went_wrong_is_told_where_the_accounts_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 _PARTITIONS: Final = 3
 _WORKERS: Final = 2
-_KILLS: Final = 6
+_KILLS: Final = 4
 _PATIENCE: Final = 90.0
 _OPTIONS: Final = (
     "session_timeout_ms=2000&heartbeat_interval_ms=300&transaction_timeout_ms=20000&queue=markers&lease_seconds=3"
@@ -42,7 +42,7 @@ async def _feed(bus: broker.Bus, topic: str, stopped: asyncio.Event) -> list[byt
     """Publish numbers until told to stop; all of them."""
     sent: list[bytes] = []
     while not stopped.is_set():
-        more = [b"%d" % number for number in range(len(sent), len(sent) + 100)]
+        more = [b"%d" % number for number in range(len(sent), len(sent) + 30)]
         await bus.topic(topic).publish_all([OutboundMessage(body, body) for body in more])
         sent += more
         try:
