@@ -31,6 +31,10 @@ STREAMING = "org.apache.spark.sql.execution.streaming"
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 use_archive()
 
+_INTERPRETED = {"spark.sql.codegen.wholeStage": False, "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_COMPILED = {"spark.sql.codegen.wholeStage": True, "spark.sql.codegen.factoryMode": "FALLBACK"}
+"""As Spark has them by default."""
+
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.ui.enabled": False,
@@ -38,6 +42,8 @@ SETTINGS = {
     "spark.default.parallelism": 2,
     "spark.sql.shuffle.partitions": 2,
     "spark.sql.session.timeZone": "UTC",
+    # To compile a plan costs more than to interpret it over some rows.
+    **_INTERPRETED,
     # Else an idle query asks its sources a hundred times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
     # Forks a third of the processes for each micro-batch.
@@ -83,6 +89,16 @@ def shared_session() -> SparkSession:
 @pytest.fixture
 def spark() -> SparkSession:
     return shared_session()
+
+
+@pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """Have plans compiled, as a session of users has it."""
+    for name, value in _COMPILED.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in _INTERPRETED.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from broker.errors import ConfigurationError
 from broker_spark.decoding import decode, payload_schema
 from tests.spark.support import plan_of
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 
 class Colour(Enum):
     RED = "red"

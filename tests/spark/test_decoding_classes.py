@@ -22,6 +22,9 @@ NAIVE = AWARE.replace(tzinfo=None)
 LEAN = {"number": 3, "text": "x", "inner": None}
 
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
 class Lean(msgspec.Struct, omit_defaults=True, frozen=True):
     number: int = 3
     text: str = "x"

@@ -23,6 +23,8 @@ from tests.servers import nats
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import log, publish
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 
 @dataclass
 class Order:
