@@ -74,8 +74,9 @@ class Run(Protocol):
     def column(self, name: str) -> Sequence[Any] | None: ...
 
 
-def _times(name: str) -> Callable[[Sequence[Row]], list[Any]]:
-    """A column of times; a view that has a method of the plural name tells them as microseconds since 1970."""
+def _asked(name: str) -> Callable[[Sequence[Row]], list[Any]]:
+    """A column of what rows tell. A view that has a method of the plural name tells it of many at once, and times as
+    microseconds since 1970."""
 
     def column(rows: Sequence[Row]) -> list[Any]:
         quick = getattr(getattr(rows[0], "view", None), f"{name}s", None) if rows else None
@@ -89,11 +90,11 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[Any]]]] = {
     "partition": lambda rows: [row.partition for row in rows],
     "offset": lambda rows: [row.offset for row in rows],
     "id": lambda rows: [row.id for row in rows],
-    "key": lambda rows: [row.key for row in rows],
+    "key": _asked("key"),
     "data": lambda rows: [row.data for row in rows],
     "attributes": lambda rows: [row.attributes for row in rows],
-    "publish_time": _times("publish_time"),
-    "broker_time": _times("broker_time"),
+    "publish_time": _asked("publish_time"),
+    "broker_time": _asked("broker_time"),
 }
 
 COLUMNS: Final = tuple(_COLUMNS)

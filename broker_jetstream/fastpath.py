@@ -95,7 +95,7 @@ class _QuickParser(Parser):
     `MSG <subject> <sid> [reply] <bytes>`. A message that is not complete waits in the buffer with its control line.
     """
 
-    def __init__(self, handlers: dict[int, RawHandler], client: Client) -> None:
+    def __init__(self, handlers: dict[bytes, RawHandler], client: Client) -> None:
         self._handlers = handlers
         self._enough = 0
         self.buf: bytearray
@@ -128,17 +128,18 @@ class _QuickParser(Parser):
     def _take(self) -> bool:
         """Hand over all complete messages at the front; False if nats-py's parser is to look at what is left."""
         buffer, handlers = bytes(self.buf), self._handlers
+        size = len(buffer)
         position = self._enough = 0
         waits = True
-        while position < len(buffer):
+        while position < size:
             end = buffer.find(b"\r\n", position)
             fields = buffer[position:end].split(b" ") if end >= 0 else ()
-            if len(fields) < 4 or fields[0] not in _MESSAGES or (handler := handlers.get(int(fields[2]))) is None:
+            if len(fields) < 4 or fields[0] not in _MESSAGES or (handler := handlers.get(fields[2])) is None:
                 waits = False
                 break
             body = end + 2
             stop = body + int(fields[-1])
-            if len(buffer) < stop + 2:
+            if size < stop + 2:
                 self._enough = stop + 2 - position
                 break
             if fields[0] == b"HMSG":
@@ -157,11 +158,12 @@ class _RawClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self.raw_handlers: dict[int, RawHandler] = {}
+        self.raw_handlers: dict[bytes, RawHandler] = {}
+        """By the number of their subscription, as the server writes it."""
         self._ps = _QuickParser(self.raw_handlers, self)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        handler = self.raw_handlers.get(sid)
+        handler = self.raw_handlers.get(b"%d" % sid)
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
@@ -181,7 +183,7 @@ class FastClient:
         # nats-py drops messages beyond its limits; the credit of the pulls is the bound.
         subscribe: Any = self._raw.subscribe  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         subscription = await subscribe(subject, pending_msgs_limit=0, pending_bytes_limit=0)
-        self._raw.raw_handlers[subscription._id] = handler
+        self._raw.raw_handlers[b"%d" % subscription._id] = handler
         return subscription
 
     async def unlisten(self, listening: Any) -> None:
@@ -192,7 +194,7 @@ class FastClient:
         await listening.unsubscribe()
         if self._raw.is_connected:
             await flush_all(self._raw)
-        self._raw.raw_handlers.pop(sid, None)
+        self._raw.raw_handlers.pop(b"%d" % sid, None)
 
     async def send(self, messages: Sequence[Outgoing]) -> None:
         lines: list[bytes] = []

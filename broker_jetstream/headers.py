@@ -309,6 +309,13 @@ class MessageView:
     def key(self, raw: Any, /) -> bytes | None:
         return key_of(raw.block)
 
+    def keys(self, raws: Sequence[Any], /) -> list[bytes | None]:
+        """Those of many, for columns."""
+        return [
+            key_of(block) if (start := block.find(_KEY)) < 0 else _value(block, start, len(_KEY))
+            for block in [raw.block for raw in raws]
+        ]
+
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
         shown = raw.shown
         if shown is None:
@@ -349,10 +356,14 @@ class MessageView:
 
     def stamps(self, raws: Sequence[Any], /) -> tuple[list[int], list[int]]:
         """Sequence and broker's time, in microseconds since 1970, of each: no other message of the topic has both."""
-        fields = [raw.reply.split(b".") for raw in raws]
+        fields = b".".join([raw.reply for raw in raws]).split(b".")
+        if len(fields) == 9 * len(raws):
+            # None has fewer, so that all have as many, and no domain.
+            return list(map(int, fields[5::9])), [int(each) // 1000 for each in fields[7::9]]
+        each_fields = [raw.reply.split(b".") for raw in raws]
         return (
-            [int(each[5 if len(each) == 9 else 7]) for each in fields],
-            [int(each[7 if len(each) == 9 else 9]) // 1000 for each in fields],
+            [int(each[5 if len(each) == 9 else 7]) for each in each_fields],
+            [int(each[7 if len(each) == 9 else 9]) // 1000 for each in each_fields],
         )
 
 

@@ -115,12 +115,15 @@ def _attributes(every: Sequence[Mapping[str, str]], kind: Any) -> Any:
     return _arrow.MapArray.from_arrays(offsets, keys, items).cast(kind)
 
 
-def _publish_times(messages: Messages) -> list[Any]:
-    """As times, or as microseconds where the view of the messages tells those of many at once."""
-    quick = getattr(messages[0].view, "publish_times", None)
-    if quick is None:
-        return [message.publish_time for message in messages]
-    return quick([message.raw for message in messages])
+def _asked(name: str) -> Callable[[Messages], list[Any]]:
+    """A column of what messages tell. A view that has a method of the plural name tells it of many at once, and times
+    as microseconds."""
+
+    def column(messages: Messages) -> list[Any]:
+        quick = getattr(messages[0].view, f"{name}s", None)
+        return [getattr(each, name) for each in messages] if quick is None else quick([each.raw for each in messages])
+
+    return column
 
 
 _HEADED: Final = ("id", "key", "attributes", "publish_time")
@@ -129,9 +132,9 @@ _MOSTLY_EQUAL: Final = frozenset({"topic", "delivery_attempt"})
 _VALUES: Final[Mapping[str, Callable[[Messages], list[Any]]]] = {
     "topic": lambda messages: [message.topic for message in messages],
     "id": lambda messages: [message.id for message in messages],
-    "key": lambda messages: [message.key for message in messages],
+    "key": _asked("key"),
     "value": lambda messages: [message.data for message in messages],
-    "publish_time": _publish_times,
+    "publish_time": _asked("publish_time"),
     "broker_time": lambda messages: [message.broker_time for message in messages],
     "delivery_attempt": lambda messages: [message.delivery_attempt for message in messages],
 }

@@ -100,6 +100,7 @@ def test_columns_of_headers_are_those_of_each_message(lines: list[str], first: s
         assert found.keys == [view.key(raw) for raw in raws]
         assert list(map(dict, found.attributes)) == [dict(view.attributes(raw)) for raw in raws]
         assert found.publish_times == view.publish_times(raws)
+        assert found.keys == view.keys(raws)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,17 @@ def test_ack_subjects_with_domain_and_account() -> None:
     assert VIEW.broker_time(raw) == datetime(2026, 11, 21, 10, 59, 30, 448_526, tzinfo=UTC)
 
 
+@pytest.mark.parametrize("domains", [(False, False), (True, True), (True, False, False)])
+def test_many_ack_subjects_tell_what_each_tells(domains: tuple[bool, ...]) -> None:
+    replies = [
+        b"$JS.ACK.%borders.billing.1.%d.7.%d.5%b"
+        % (b"hub.ACCHASH." if domain else b"", 40 + n, 1795258770448526345 + n, b".token" if domain else b"")
+        for n, domain in enumerate(domains)
+    ]
+    raws: list[Any] = [NativeMessage(b"s", reply, b"", b"") for reply in replies]
+    assert VIEW.stamps(raws) == ([40 + n for n in range(len(raws))], VIEW.broker_times(raws))
+
+
 def test_the_short_cut_is_used_with_this_client() -> None:
     assert supports_fast_path()
     assert isinstance(make_client(True), FastClient)
@@ -147,8 +159,8 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
 
     class Watched(fastpath._RawClient):
         async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-            if sid in self.raw_handlers:
-                self.raw_handlers[sid](subject, reply, data, headers or b"")
+            if handler := self.raw_handlers.get(b"%d" % sid):
+                handler(subject, reply, data, headers or b"")
             else:
                 other.append((subject, data))
 
@@ -156,7 +168,7 @@ async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject
             other.append((b"PING", b""))
 
     client = Watched()
-    client.raw_handlers[7] = lambda *message: raw.append(message)
+    client.raw_handlers[b"7"] = lambda *message: raw.append(message)
     stream, wanted_raw, wanted_other = b"", [], []
     body = st.binary(max_size=40) | st.just(b"HMSG a 7 1 2\r\n\r\n") | st.just(b"x" * 5000)
     for kind in data.draw(st.lists(st.sampled_from(["raw", "headers", "other", "ping"]), max_size=12)):
@@ -189,11 +201,11 @@ async def test_a_handler_that_fails_makes_the_client_connect_anew() -> None:
     def fail(*_message: bytes) -> None:
         raise KeyError("x")
 
-    client.raw_handlers[1] = fail
+    client.raw_handlers[b"1"] = fail
     with pytest.raises(ProtocolError):
         await client._ps.parse(b"MSG s 1 1\r\nx\r\n")
     client._ps.reset()
-    client.raw_handlers[1] = lambda *_message: None
+    client.raw_handlers[b"1"] = lambda *_message: None
     await client._ps.parse(b"MSG s 1 1\r\nx\r\n")
 
 
