@@ -326,7 +326,8 @@ class Pipeline:
             else:
                 continue
             for other, theirs in seen:
-                if mine.startswith(theirs) or theirs.startswith(mine):
+                # A checkpoint within a path is no trouble: files of batches have directories of their own.
+                if mine.startswith(theirs) or (other != "checkpoint" and theirs.startswith(mine)):
                     raise ConfigurationError(
                         f"{name} has the {what} of {other}, or one within the other",
                         advice=f"Give each a {what} of its own: they would overwrite what the other has there",

@@ -34,7 +34,7 @@ from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
 from broker_spark.pipeline.querying import LOOK_SECONDS, check_ended, check_name, end
 from broker_spark.pipeline.signals import stopped_by_signals
-from broker_spark.pipeline.trial import try_files
+from broker_spark.pipeline.trial import try_sinks
 from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
@@ -146,7 +146,7 @@ class Run:
         elif pipeline.trigger:
             writer = writer.trigger(processingTime=pipeline.trigger)
         check_topics(pipeline)
-        try_files(pipeline, frame)
+        try_sinks(pipeline, frame)
         for name in pipeline.sources:
             with part_of(f"sources.{name}"):
                 identities.check(name, pipeline.parsed_options(name))

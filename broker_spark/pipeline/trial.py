@@ -1,6 +1,7 @@
 """Writes no rows as files and as new tables before the first batch, in which other sinks would have theirs already.
 
-For Spark refuses some options, formats and columns only when it writes.
+For Spark refuses some options, formats and columns only when it writes. Of tables only those are tried that are files
+of a format which Spark brings, in its own catalog: what others do on the way cannot be taken back.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
@@ -15,21 +17,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import StructType
 
+from broker.errors import ConfigurationError
 from broker_spark.hadoop import find_place
-from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, TableSink, part_of
+from broker_spark.pipeline.definition import FileSink, Pipeline, TableSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT
-from broker_spark.pipeline.writing import new_table, write_files
-from broker_spark.spark_errors import named_place, planned
+from broker_spark.pipeline.writing import table_writer, write_files
+from broker_spark.spark_errors import named_place, planned, said
 
-__all__ = ["try_files"]
+__all__ = ["try_sinks"]
 
 _FORMATS: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text"})
 """Of tables that are but files in a directory."""
+_CATALOG: Final = "spark_catalog"
 _MEND: Final = "Mend its format or options, or let the transform give what they take"
 
 
-def try_files(pipeline: Pipeline, frame: DataFrame) -> None:
-    """Make sure that Spark writes rows such as these into the files and tables of a pipeline. It leaves nothing there.
+def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
+    """Make sure that Spark writes rows such as these into files of a pipeline, and into new tables that are but files.
+
+    It leaves nothing there.
 
     :param frame: `out` and `dead` beside each other; only its schema is looked at.
     :raises ConfigurationError: it refuses a format, an option, a column or the directory; the error names the sink.
@@ -53,21 +59,48 @@ def _try_files(sink: FileSink, rows: DataFrame) -> None:
         planned("The rows cannot be written", _MEND),
     ):
         write_files(sink, rows, directory)
+        if sink.partition_by:
+            # No row opens no file of a partition, and so does not show what only the writer of files refuses.
+            rest = rows.drop(*sink.partition_by)
+            write_files(replace(sink, partition_by=()), rest, directory)
 
 
 def _try_table(sink: TableSink, rows: DataFrame) -> None:
     spark = rows.sparkSession
-    if sink.format.lower() not in _FORMATS or spark.catalog.tableExists(sink.table):
-        return
-    # Beside where tables are: what lies where this one will be would pass for what another left. Who may not write
-    # there may still make tables elsewhere.
-    place = str(spark.conf.get("spark.sql.warehouse.dir"))
-    with (
-        contextlib.suppress(Py4JJavaError),
-        _passing(spark, place) as directory,
-        planned("The rows cannot be written", _MEND),
+    if (
+        sink.format.lower() not in _FORMATS
+        or not _is_sparks(spark, sink.table)
+        or spark.catalog.tableExists(sink.table)
     ):
-        new_table(sink, rows.withColumn(BATCH, F.lit(0))).save(directory)
+        return
+    # Its path has to be empty, so that it is tried beside.
+    plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
+    with planned("The rows cannot be written", _MEND):
+        try:
+            place = _place_of(spark, sink)
+            if place is not None:
+                with _passing(spark, place) as directory:
+                    table_writer(replace(sink, options=plain), rows).save(directory)
+        except Py4JJavaError as error:
+            raise ConfigurationError(f"The rows cannot be written: {said(error)}", advice=_MEND) from error
+
+
+def _is_sparks(spark: SparkSession, table: str) -> bool:
+    """Whether a table is one of Spark's own catalog."""
+    first, *rest = table.replace("`", "").split(".")
+    if len(rest) == 2:
+        return first == _CATALOG
+    return spark.catalog.currentCatalog() == _CATALOG and spark.conf.get(f"spark.sql.catalog.{first}", "") == ""
+
+
+def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
+    """The directory in which that of a new table will be."""
+    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
+    if given:
+        above = find_place(spark, given[-1])[0].getParent()
+        return None if above is None else str(above.toString())
+    name = sink.table.replace("`", "").removeprefix(f"{_CATALOG}.")
+    return spark.catalog.getDatabase(name.rpartition(".")[0] or spark.catalog.currentDatabase()).locationUri
 
 
 @contextlib.contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark.sql import DataFrame, DataFrameWriter
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
@@ -13,7 +11,7 @@ from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline
 from broker_spark.pipeline.owning import batch_path, claim_table, insert
 from broker_spark.spark_errors import planned
 
-__all__ = ["as_messages", "check_table", "new_table", "write", "write_files"]
+__all__ = ["as_messages", "check_table", "table_writer", "write", "write_files"]
 
 
 def write(pipeline: Pipeline, name: str, sink: Sink, frame: DataFrame, batch: int, query: str) -> None:
@@ -90,10 +88,9 @@ def check_table(sink: TableSink, rows: DataFrame) -> list[str]:
     return columns
 
 
-def new_table(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
-    """What makes a table of rows that have a column `batch`."""
-    options: dict[str, Any] = dict(as_texts(sink.options))
-    return rows.write.format(sink.format).options(**options).partitionBy(BATCH)
+def table_writer(sink: TableSink, rows: DataFrame) -> DataFrameWriter:
+    """What writes rows as a new table of a sink has them; its partition is still to be named."""
+    return rows.write.format(sink.format).options(**as_texts(sink.options))
 
 
 def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query: str) -> None:
@@ -101,7 +98,7 @@ def _write_table(name: str, sink: TableSink, frame: DataFrame, batch: int, query
     if not spark.catalog.tableExists(sink.table):
         # Empty, so that a crash before the mark or the rows leaves a table that may be claimed.
         empty = frame.limit(0).withColumn(BATCH, F.lit(batch).cast("bigint"))
-        new_table(sink, empty).saveAsTable(sink.table)
+        table_writer(sink, empty).partitionBy(BATCH).saveAsTable(sink.table)
         claim_table(spark, name, sink.table, query)
     columns = check_table(sink, frame)
     insert(sink, frame.select(*columns), batch)

@@ -1,0 +1,97 @@
+"""What is tried before the first batch: that Spark would write such rows, and that nothing of the trial stays."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from broker.errors import ConfigurationError
+from broker_spark.pipeline import FileSink, TableSink
+from broker_spark.pipeline.frames import OUT
+from broker_spark.pipeline.trial import try_sinks
+from broker_spark.pipeline.writing import write
+from tests.spark.test_pipeline_targets import make
+
+
+@pytest.fixture
+def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """In a directory of its own."""
+    name = f"trial_{uuid.uuid4().hex[:12]}"
+    spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path}/database'")
+    yield name
+    spark.sql(f"DROP DATABASE {name} CASCADE")
+
+
+def _try(spark: SparkSession, directory: Path, sink: FileSink | TableSink) -> None:
+    rows = spark.sql("SELECT 1 AS number, 'red' AS colour")
+    try_sinks(make(directory, out=sink), rows.select(F.struct("*").alias(OUT)))
+
+
+def _left(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_nothing_of_a_trial_stays(spark: SparkSession, tmp_path: Path, database: str) -> None:
+    before = _left(tmp_path)
+    for sink in (
+        FileSink(str(tmp_path / "files")),
+        FileSink(str(tmp_path / "parts"), partition_by=["colour"]),
+        TableSink(f"{database}.numbers"),
+        TableSink(f"spark_catalog.{database}.numbers", format="json"),
+        TableSink(f"{database}.numbers", options={"Path": str(tmp_path / "below" / "external")}),
+    ):
+        _try(spark, tmp_path, sink)
+        assert _left(tmp_path) == before, sink
+
+
+def test_a_table_may_lie_elsewhere(spark: SparkSession, tmp_path: Path, database: str) -> None:
+    sink = TableSink(f"{database}.numbers", options={"path": str(tmp_path / "external")})
+    _try(spark, tmp_path, sink)
+    write(make(tmp_path, out=sink), "out", sink, spark.sql("SELECT 1 AS number, 'red' AS colour"), 0, "query")
+    assert (tmp_path / "external").is_dir()
+    assert [(row.number, row.batch) for row in spark.table(sink.table).collect()] == [(1, 0)]
+
+
+@pytest.mark.parametrize("options", [{"compression": "zippy"}, {"compression": "lzo"}])
+@pytest.mark.parametrize("kind", ["files", "parts", "table", "external"])
+def test_what_only_the_writer_refuses_is_told(
+    spark: SparkSession, tmp_path: Path, database: str, kind: str, options: dict[str, str]
+) -> None:
+    sink = {
+        "files": FileSink(str(tmp_path / "out"), options=options),
+        "parts": FileSink(str(tmp_path / "out"), partition_by=["colour"], options=options),
+        "table": TableSink(f"{database}.numbers", options=options),
+        "external": TableSink(f"{database}.numbers", options={**options, "path": str(tmp_path / "out")}),
+    }[kind]
+    before = _left(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"^sinks\.out: "):
+        _try(spark, tmp_path, sink)
+    assert _left(tmp_path) == before
+
+
+def test_a_table_of_a_database_that_is_not_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^sinks\.out: The rows cannot be written: .*SCHEMA_NOT_FOUND"):
+        _try(spark, tmp_path, TableSink("nowhere_at_all.numbers"))
+
+
+def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path: Path) -> None:
+    name = f"other_{uuid.uuid4().hex[:8]}"
+    # Any class will do: it is not asked.
+    spark.conf.set(f"spark.sql.catalog.{name}", "org.apache.spark.sql.connector.catalog.DelegatingCatalogExtension")
+    try:
+        for table in (f"{name}.numbers", f"{name}.database.numbers"):
+            _try(spark, tmp_path, TableSink(table, options={"compression": "zippy"}))
+    finally:
+        spark.conf.unset(f"spark.sql.catalog.{name}")
+
+
+def test_a_checkpoint_may_lie_within_files_and_not_files_within_a_checkpoint(tmp_path: Path) -> None:
+    out = FileSink(str(tmp_path / "out"))
+    assert make(tmp_path / "out", out=out).checkpoint.endswith("/out/checkpoint")
+    with pytest.raises(ConfigurationError, match=r"sinks\.out has the path of checkpoint, or one within"):
+        make(tmp_path, out=FileSink(str(tmp_path / "checkpoint" / "out")))
