@@ -224,7 +224,11 @@ class JetStreamBackend:
 
     async def close(self) -> None:
         sources, self._sources = self._sources, []
-        await asyncio.gather(*(source.close() for source in sources))
-        await self._connection.close()
-        if self._server is not None:
-            await self._server.stop()
+        try:
+            await asyncio.gather(*(source.close() for source in sources))
+        finally:
+            try:
+                await self._connection.close()
+            finally:
+                if self._server is not None:
+                    await self._server.stop()

@@ -376,7 +376,7 @@ class Connection:
         return time.perf_counter() - begin
 
     async def close(self) -> None:
-        """Write what is pending and disconnect. May be called twice."""
+        """Write what is pending and disconnect, also when it is cancelled. May be called twice."""
         if self.closed:
             return
         self.closed = True
@@ -384,14 +384,16 @@ class Connection:
             self._reviving.cancel()
             await asyncio.wait((self._reviving,))
         if self._transport is not None:
-            if self.connected:
-                try:
+            try:
+                if self.connected:
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self._transport.client.flush(_FLUSH_SECONDS)
-                except (nats.errors.Error, OSError) as error:
-                    logger.debug("Flushing at close: %r", error)
-            self.connected = False
-            await discard(self._transport.client)
+            except (nats.errors.Error, OSError) as error:
+                logger.debug("Flushing at close: %r", error)
+            finally:
+                # Also of one that is cancelled meanwhile, as by the end of its loop.
+                self.connected = False
+                await discard(self._transport.client)
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)

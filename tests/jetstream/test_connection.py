@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -156,6 +157,23 @@ async def test_close_while_everything_is_at_work(open_backend: Open, topic: str)
         assert done
         error = task.exception()
         assert error is None or isinstance(error, BrokerError)
+
+
+async def test_a_close_that_is_cancelled_leaves_no_socket_behind(open_backend: Open, nats_server: NatsServer) -> None:
+    """As that of a bus is whose loop ends meanwhile. Python warns of a socket, and a warning fails a test."""
+    with Proxy(nats_server.port) as proxy:
+        backend = await open_backend(servers=(proxy.url,))
+        connection = backend._connection
+        client: Any = connection._transport and connection._transport.client
+        proxy.hold()
+        closing = asyncio.create_task(backend.close())
+        # The server does not answer, so that it waits there.
+        await until(lambda: connection.closed and bool(client._pongs))
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert client.is_closed
+    gc.collect()
 
 
 async def test_an_idle_consumer_costs_next_to_nothing(open_backend: Open, topic: str) -> None:
