@@ -50,6 +50,7 @@ _LINES: Final = 1_000
 _BUSY: Final = 20.0
 _STUCK: Final = 30.0
 """Seconds in which something is settled as long as anything is left."""
+_RESTARTS: Final = frozenset({"restart", "kill broker"})
 _SKIPPED: Final = "Couldn't find leader endpoint"
 """What a broker that is alone says when its start leaves a transaction open for ever: see `docs/transactions.md`."""
 
@@ -121,13 +122,15 @@ class QueueRun:
     async def run(self) -> Books:
         """All of it; the workers are ended, however it goes."""
         self._up.set()
-        for _ in range(self._alone):
-            self._start_tracker()
-        for _ in range(self._wanted):
-            self._start()
-        watching = asyncio.create_task(self._watch())
-        publishing = [asyncio.create_task(self._publish(number)) for number in range(self._producers)]
+        going: list[asyncio.Task[None]] = []
         try:
+            for _ in range(self._alone):
+                self._start_tracker()
+            for _ in range(self._wanted):
+                self._start()
+            watching = asyncio.create_task(self._watch())
+            publishing = [asyncio.create_task(self._publish(number)) for number in range(self._producers)]
+            going += [watching, *publishing]
             begun = time.monotonic()
             await self._harm()
             await asyncio.gather(*publishing, *self._background)
@@ -143,11 +146,12 @@ class QueueRun:
                 error.add_note(problem)
             raise
         finally:
-            # Before the workers: they start others in the place of those that are gone.
-            left = [watching, *publishing, *self._background]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            # Before the workers: they start others in the place of those that are gone. A broker that starts goes on.
+            going += self._background
+            for task in going:
+                if task.get_name() not in _RESTARTS:
+                    task.cancel()
+            await asyncio.gather(*going, return_exceptions=True)
             for each in (*self._all, *self._all_trackers):
                 if each.runs:
                     each.kill()
@@ -239,7 +243,7 @@ class QueueRun:
             await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
             await self._until_busy()
             self.faults[what] += 1
-            task = asyncio.create_task(doing[what]())
+            task = asyncio.create_task(doing[what](), name=what)
             self._background.add(task)
         await asyncio.sleep(max(0.0, begun + self._seconds - time.monotonic()))
         self._enough.set()
@@ -377,17 +381,8 @@ def main() -> int:
         directory.mkdir(exist_ok=True)
 
         async def running() -> Books:
-            run = QueueRun(
-                kafka,
-                directory,
-                seed=seed,
-                plan=long_plan(seconds, seed),
-                seconds=seconds,
-                workers=4,
-                trackers=2,
-                rate=arguments.rate,
-                ordered=arguments.ordered,
-            )
+            plan, more = long_plan(seconds, seed), {"rate": arguments.rate, "ordered": arguments.ordered}
+            run = QueueRun(kafka, directory, seed=seed, plan=plan, seconds=seconds, workers=4, trackers=2, **more)
             books = await run.run()
             print(run.say(books))  # noqa: T201
             return books

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,32 @@ async def test_a_run_that_fails_leaves_nothing_that_goes_on(tmp_path: Path, monk
     with pytest.raises(RuntimeError, match="does not start"):
         await run.run()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_run_that_fails_waits_for_a_broker_that_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else that would be there when all is over."""
+    begun, goes_on, steps = threading.Event(), threading.Event(), list[str]()
+
+    def start(_: KafkaServer) -> None:
+        begun.set()
+        goes_on.wait(30)
+        steps.append("started")
+
+    async def fail(*_: object) -> None:
+        await asyncio.to_thread(begun.wait, 30)
+        asyncio.get_running_loop().call_later(0.1, goes_on.set)
+        raise RuntimeError("nothing is published")
+
+    monkeypatch.setattr(QueueRun, "_until_busy", _nothing)
+    monkeypatch.setattr(QueueRun, "_publish", fail)
+    monkeypatch.setattr(KafkaServer, "stop", lambda _: None)
+    monkeypatch.setattr(KafkaServer, "start", start)
+    run = QueueRun(
+        shared_server(), tmp_path, seed=1, plan=((0.0, "restart"),), seconds=0.0, workers=0, trackers=0, producers=1
+    )
+    with pytest.raises(RuntimeError, match="nothing is published"):
+        await run.run()
+    assert steps == ["started"]
 
 
 async def _nothing(_: QueueRun) -> None: ...
