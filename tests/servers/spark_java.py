@@ -34,7 +34,8 @@ def archive() -> Path:
     :raises RuntimeError: there is no Java that Spark could use.
     """
     _, version = find_java("Spark")
-    told = f"{spark_home()} {pyspark.__version__} {version}"
+    jars = Path(pyspark.__file__).with_name("jars").stat().st_mtime_ns
+    told = f"{spark_home()} {pyspark.__version__} {jars} {version}"
     return Path(sys.prefix) / f"spark-classes-{hashlib.sha256(told.encode()).hexdigest()[:16]}.jsa"
 
 
@@ -59,6 +60,9 @@ def archive_classes() -> None:
     with locked(archive().with_suffix(".lock")):
         if archive().exists():
             return
+        # Each is large, and of use to one version only.
+        for old in Path(sys.prefix).glob("*spark-classes-*.jsa"):
+            old.unlink()
         beside = archive().with_name(f".{archive().name}")
         with quick_python():
             # The JVM has the output too, so that its end is waited for.
