@@ -26,6 +26,8 @@ from tests.servers import kafka, nats
 from tests.servers.kafka_client import RawAdmin
 from tests.spark.support import numbered, plan_of, publish
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 SOURCES = ("always", "never")
 
 
@@ -205,7 +207,6 @@ def test_headers_are_read_for_the_columns_that_need_them(spark: SparkSession, ur
     assert included() == "true"
 
 
-@pytest.mark.usefixtures("compiled")
 def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, url: str, topic: str) -> None:
     steps = plan_of(read(spark, url=url, topic=topic, connector="always"))
     assert [step.split(" ")[0] for step in steps if "anybroker-id" in step] == ["Project"]

@@ -18,6 +18,8 @@ from broker_spark.pipeline.frames import as_letters, frames_of
 from tests.spark.conftest import MakeTopic
 from tests.spark.test_pipeline import Order, make, orders
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 DEAD = (
     "key binary, value binary, topic string, partition int, offset bigint, id string, "
     "attributes map<string,string>, reason string"
