@@ -142,7 +142,7 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
     side = stage.jetstream
     columns = {"five": {"columns": ",".join(PLAIN)}, "all": dict[str, str]()}
     for label, size in sizes(scale):
-        count = max(2000, int((600_000 if size < 1000 else 200_000) * scale))
+        count = max(2000, int((1_200_000 if size < 1000 else 400_000) * scale))
         topic = side.filled(count, size)
 
         def work(chosen: Mapping[str, str], topic: str = topic, count: int = count) -> Work:
