@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from broker.envelopes import Envelope
 from broker.errors import ConfigurationError, MissingClient
 
-__all__ = ["COLUMNS", "check_columns", "record_schema", "records_to_arrow"]
+__all__ = ["COLUMNS", "asked", "check_columns", "record_schema", "records_to_arrow"]
 
 
 @cache
@@ -74,11 +74,11 @@ class Run(Protocol):
     def column(self, name: str) -> Sequence[Any] | None: ...
 
 
-def _asked(name: str) -> Callable[[Sequence[Row]], list[Any]]:
-    """A column of what rows tell. A view that has a method of the plural name tells it of many at once, and times as
-    microseconds since 1970."""
+def asked(name: str) -> Callable[[Sequence[Any]], list[Any]]:
+    """A column of what records or messages tell. A view that has a method of the plural name tells it of many at once,
+    and times as microseconds since 1970."""
 
-    def column(rows: Sequence[Row]) -> list[Any]:
+    def column(rows: Sequence[Any]) -> list[Any]:
         quick = getattr(getattr(rows[0], "view", None), f"{name}s", None) if rows else None
         return [getattr(row, name) for row in rows] if quick is None else quick([row.raw for row in rows])
 
@@ -90,11 +90,11 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[Row]], list[Any]]]] = {
     "partition": lambda rows: [row.partition for row in rows],
     "offset": lambda rows: [row.offset for row in rows],
     "id": lambda rows: [row.id for row in rows],
-    "key": _asked("key"),
+    "key": asked("key"),
     "data": lambda rows: [row.data for row in rows],
     "attributes": lambda rows: [row.attributes for row in rows],
-    "publish_time": _asked("publish_time"),
-    "broker_time": _asked("broker_time"),
+    "publish_time": asked("publish_time"),
+    "broker_time": asked("broker_time"),
 }
 
 COLUMNS: Final = tuple(_COLUMNS)

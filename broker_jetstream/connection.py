@@ -391,7 +391,6 @@ class Connection:
             except (nats.errors.Error, OSError) as error:
                 logger.debug("Flushing at close: %r", error)
             finally:
-                # Also of one that is cancelled meanwhile, as by the end of its loop.
                 self.connected = False
                 await discard(self._transport.client)
         for waiter in self._waiting:

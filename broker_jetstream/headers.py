@@ -311,10 +311,7 @@ class MessageView:
 
     def keys(self, raws: Sequence[Any], /) -> list[bytes | None]:
         """Those of many, for columns."""
-        return [
-            key_of(block) if (start := block.find(_KEY)) < 0 else _value(block, start, len(_KEY))
-            for block in [raw.block for raw in raws]
-        ]
+        return [key_of(raw.block) for raw in raws]
 
     def attributes(self, raw: Any, /) -> Mapping[str, str]:
         shown = raw.shown

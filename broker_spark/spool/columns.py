@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import pyarrow
 
+from broker.arrow import asked
 from broker.envelopes import Place, TellsPlace
 from broker.messages import Message
 from broker_spark.schema import arrow_schema
@@ -115,26 +116,15 @@ def _attributes(every: Sequence[Mapping[str, str]], kind: Any) -> Any:
     return _arrow.MapArray.from_arrays(offsets, keys, items).cast(kind)
 
 
-def _asked(name: str) -> Callable[[Messages], list[Any]]:
-    """A column of what messages tell. A view that has a method of the plural name tells it of many at once, and times
-    as microseconds."""
-
-    def column(messages: Messages) -> list[Any]:
-        quick = getattr(messages[0].view, f"{name}s", None)
-        return [getattr(each, name) for each in messages] if quick is None else quick([each.raw for each in messages])
-
-    return column
-
-
 _HEADED: Final = ("id", "key", "attributes", "publish_time")
 _STAMPS: Final = ("offset", "broker_time")
 _MOSTLY_EQUAL: Final = frozenset({"topic", "delivery_attempt"})
 _VALUES: Final[Mapping[str, Callable[[Messages], list[Any]]]] = {
     "topic": lambda messages: [message.topic for message in messages],
     "id": lambda messages: [message.id for message in messages],
-    "key": _asked("key"),
+    "key": asked("key"),
     "value": lambda messages: [message.data for message in messages],
-    "publish_time": _asked("publish_time"),
+    "publish_time": asked("publish_time"),
     "broker_time": lambda messages: [message.broker_time for message in messages],
     "delivery_attempt": lambda messages: [message.delivery_attempt for message in messages],
 }

@@ -80,6 +80,7 @@ def test_a_table_of_a_database_that_is_not_there_is_told(spark: SparkSession, tm
 
 
 def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path: Path) -> None:
+    before = _left(tmp_path)
     name = f"other_{uuid.uuid4().hex[:8]}"
     # Any class will do: it is not asked.
     spark.conf.set(f"spark.sql.catalog.{name}", "org.apache.spark.sql.connector.catalog.DelegatingCatalogExtension")
@@ -88,6 +89,7 @@ def test_a_table_of_another_catalog_is_left_to_it(spark: SparkSession, tmp_path:
             _try(spark, tmp_path, TableSink(table, options={"compression": "zippy"}))
     finally:
         spark.conf.unset(f"spark.sql.catalog.{name}")
+    assert _left(tmp_path) == before
 
 
 def test_a_checkpoint_may_lie_within_files_and_not_files_within_a_checkpoint(tmp_path: Path) -> None:
