@@ -55,6 +55,8 @@ class GroupPartition:
         """Where what comes has to begin, as long as it has not."""
         self._came = -1
         """The last position that came while it had not; -1 if nothing did."""
+        self._in_vain = 0
+        """Looks since it began that saw something to come, while nothing came."""
         self._ids: deque[tuple[int, Any]] = deque()
 
     def arrived(self, messages: Sequence[NativeMessage]) -> bool:
@@ -83,6 +85,23 @@ class GroupPartition:
         """Whether what came is not the begin of what is to come."""
         return self._expected is not None and self._came >= 0
 
+    def is_to_be_asked_for(self, backlog: int) -> bool:
+        """Whether the broker has to be asked anew for what is to come; called at each look at the group.
+
+        It is if what came is astray, or if nothing comes: a request that meets a read of the broker's own, as at a
+        change of consumers, may be dropped. The latter at the second, fourth, eighth such look, since asking discards
+        what is under way.
+
+        :param backlog: batches that the broker counts as not committed.
+        """
+        if self.astray:
+            return True
+        if self.brought or not backlog:
+            self._in_vain = 0
+            return False
+        self._in_vain += 1
+        return self._in_vain > 1 and self._in_vain.bit_count() == 1
+
     def begin(self, position: int = 0, *, expected: int | None = None) -> None:
         """Forget what came; from now on what lies below `position` is old.
 
@@ -96,6 +115,7 @@ class GroupPartition:
         self._expected = expected if expected is not None and self._received >= expected else None
         self._came = -1
         self.brought = False
+        self._in_vain = 0
 
     def _has_begun(self, offset: int) -> bool:
         """Whether the delivery that begins with the first entry to come has come to this position."""

@@ -309,7 +309,7 @@ class PulsarRecordSource:
                 changes[change].append((part, standing))
                 if change is Change.NONE and part.owned and standing.active:
                     part.connection = standing.connection
-                    if part.astray and part.receiver is not None:
+                    if part.is_to_be_asked_for(backlog_of(each, self.group)) and part.receiver is not None:
                         await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
                         self._refill(part)
         if self._closed:

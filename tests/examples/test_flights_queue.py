@@ -24,7 +24,8 @@ from tests.servers.kafka import shared_server
 
 SLICE = 600
 WORKERS = 3
-WORK_SECONDS = 0.1
+WORK_SECONDS = 1.0
+"""Sixty jobs at a time, so that seconds are left for each kill, also where the machine stands still for one."""
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300"
 NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCELLED, "unreadable": Fate.UNREADABLE}

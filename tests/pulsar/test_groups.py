@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from broker.bus import Bus
 from broker.reading.record_consumer import RecordConsumer
 from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, numbered
+from broker_pulsar.client import pulsar
+from broker_pulsar.partition import GroupPartition
 from tests.servers.pulsar import PulsarServer
 
 pytestmark = pytest.mark.xdist_group("pulsar")
@@ -90,6 +94,38 @@ async def test_the_rest_of_a_batch_comes_again(bus: Bus, pulsar_server: PulsarSe
         async with bus.records(topic, group="billing"):
             await eventually(lambda: not log.assignment(), 15, "the other one's turn")
         assert await data_of(log, 2) == bodies[3:]
+
+
+@pytest.mark.usefixtures("names")
+async def test_a_delivery_that_the_broker_forgets_is_asked_for_again(
+    bus: Bus, pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a change of consumers the broker may drop what it is asked for; here, what it sends for the first request."""
+    asked = 0
+    redeliver, arrived = pulsar.Consumer.redeliver_unacknowledged_messages, GroupPartition.arrived
+
+    def ask(consumer: Any) -> None:
+        nonlocal asked
+        asked += 1
+        redeliver(consumer)
+
+    def arrive(part: GroupPartition, messages: Sequence[Any]) -> bool:
+        return arrived(part, messages) if asked != 1 else False
+
+    bodies = numbered(5)
+    async with (
+        broker.connect(f"{pulsar_server.url}&rebalance_interval=0.2") as first,
+        first.records(topic, group="billing") as log,
+    ):
+        await bus.topic(topic).publish_batch(bodies)
+        assert await data_of(log, 5) == bodies
+        async with bus.records(topic, group="billing") as other:
+            await eventually(lambda: other.assignment() and not log.assignment(), 15, "the other one's turn")
+            asked = 0
+            monkeypatch.setattr(pulsar.Consumer, "redeliver_unacknowledged_messages", ask)
+            monkeypatch.setattr(GroupPartition, "arrived", arrive)
+        assert await data_of(log, 5) == bodies
+        assert asked > 1
 
 
 @pytest.mark.usefixtures("names")
