@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 
 from tests.fault_matrix import pytest_terminal_summary
 from tests.last_words import pytest_testnodedown, pytest_testnodeready
 from tests.server_logs import pytest_runtest_makereport
+from tests.servers.shared import end_those_of_groups
 
 __all__ = ["pytest_runtest_makereport", "pytest_terminal_summary", "pytest_testnodedown", "pytest_testnodeready"]
 
@@ -19,3 +22,13 @@ settings.load_profile("anybroker")
 # gRPC runs its own threads in a forked child until that child is another program, and some die of it: the PostgreSQL of
 # the tests is started by such a fork, as it takes another user. No test calls gRPC on both sides of a fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """What a group of tests needs is ended with it: a dozen idle brokers take a tenth of the machine."""
+    result = yield
+    group = item.get_closest_marker("xdist_group")
+    if group is not None and (nextitem is None or nextitem.get_closest_marker("xdist_group") != group):
+        end_those_of_groups()
+    return result

@@ -8,9 +8,7 @@ start of the broker.
 from __future__ import annotations
 
 import asyncio
-import atexit
 from collections.abc import Callable, Mapping
-from functools import cache
 from itertools import count
 from typing import Any, ClassVar
 
@@ -21,6 +19,7 @@ from tests.conformance.kafka_topics import TopicPool
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.proxy import Proxy
+from tests.servers.shared import Shared
 
 WIRES = 4
 """How many clients of one test can have a wire of their own."""
@@ -67,8 +66,10 @@ class Wired:
         for name, proxy in zip(names, self.proxies, strict=True):
             proxy.__enter__()
             self.server.advertised[name] = proxy.port
-        self.server.start()
         self.topics = TopicPool(self.server.bootstrap)
+
+    def start(self) -> None:
+        self.server.start()
 
     def close(self) -> None:
         self.server.close()
@@ -76,28 +77,15 @@ class Wired:
             proxy.__exit__()
 
 
-@cache
-def wired() -> Wired:
-    """The broker of this test process, started at the first call and ended with the process, or before."""
-    made = Wired()
-    atexit.register(made.close)
-    return made
-
-
-def end_wired() -> None:
-    """End the broker if it was started: nobody needs it for now."""
-    if wired.cache_info().currsize:
-        made = wired()
-        wired.cache_clear()
-        atexit.unregister(made.close)
-        made.close()
+wired = Shared.in_groups(Wired)
+"""The broker of the group of tests that runs."""
 
 
 class KafkaHarness(ServerHarness[KafkaServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "kafka"
-    patience = 10.0
+    patience = 30.0
     quiet = 0.4
     lease_seconds = 2.0
     shares_restarts = True

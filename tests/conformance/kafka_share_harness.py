@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-from functools import cache
-
 from tests.conformance.kafka_harness import IN_CHAOS, SAME_ON_EVERY_ENGINE, KafkaHarness, Wired
+from tests.servers.shared import Shared
 
 _OPTIONS = {
     "group.share.min.heartbeat.interval.ms": "100",
@@ -14,21 +12,10 @@ _OPTIONS = {
 }
 
 
-@cache
+@Shared.in_groups
 def share_wired() -> Wired:
-    """The broker of this test process, started at the first call and ended with the process, or before."""
-    made = Wired(_OPTIONS)
-    atexit.register(made.close)
-    return made
-
-
-def end_share_wired() -> None:
-    """End the broker if it was started."""
-    if share_wired.cache_info().currsize:
-        made = share_wired()
-        share_wired.cache_clear()
-        atexit.unregister(made.close)
-        made.close()
+    """The broker of the group of tests that runs."""
+    return Wired(_OPTIONS)
 
 
 class KafkaShareHarness(KafkaHarness):

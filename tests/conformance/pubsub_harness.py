@@ -21,7 +21,7 @@ class PubSubHarness(ServerHarness[PubSubServer]):
     """One emulator for all tests of a process; topics have unique names."""
 
     name = "pubsub"
-    patience = 10.0
+    patience = 30.0
     quiet = 0.3
     lease_seconds = 2.0
     options = ""

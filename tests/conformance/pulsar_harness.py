@@ -6,9 +6,7 @@ where it is, so that each pair has a listener of its own that advertises the pro
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
-from functools import cache
 from itertools import count
 
 from broker.bus import Bus
@@ -18,6 +16,7 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
+from tests.servers.shared import Shared
 
 WIRES = 4
 """How many clients of one test can have a wire of their own."""
@@ -56,6 +55,8 @@ class Wired:
         for name, wire in self.wires.items():
             wire.open()
             self.server.wires[name] = wire.port
+
+    def start(self) -> None:
         self.server.start()
 
     def close(self) -> None:
@@ -64,28 +65,15 @@ class Wired:
             wire.close()
 
 
-@cache
-def wired() -> Wired:
-    """The broker of this test process, started at the first call and ended with the process, or before."""
-    made = Wired()
-    atexit.register(made.close)
-    return made
-
-
-def end_wired() -> None:
-    """End the broker if it was started: nobody needs it for now."""
-    if wired.cache_info().currsize:
-        made = wired()
-        wired.cache_clear()
-        atexit.unregister(made.close)
-        made.close()
+wired = Shared.in_groups(Wired)
+"""The broker of the group of tests that runs."""
 
 
 class PulsarHarness(ServerHarness[PulsarServer]):
     """One broker for all tests of a process; topics have unique names."""
 
     name = "pulsar"
-    patience = 10.0
+    patience = 30.0
     quiet = 0.4
     lease_seconds = 2.0
     shares_restarts = True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from broker.testing.areas.as_messages import AsMessages
@@ -12,16 +10,10 @@ from broker.testing.areas.groups import Groups
 from broker.testing.areas.reconnect import Reconnecting
 from broker.testing.areas.records import Records
 from broker.testing.conformance import Conformance
-from tests.conformance.kafka_harness import ConsumerProtocolHarness, KafkaHarness, end_wired
+from tests.conformance.kafka_harness import ConsumerProtocolHarness, KafkaHarness
 
 # In one process, which then starts one broker, and ends it when they are over.
 pytestmark = pytest.mark.xdist_group("kafka-conformance")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broker_of_the_module() -> Iterator[None]:
-    yield
-    end_wired()
 
 
 class TestKafka(Conformance):

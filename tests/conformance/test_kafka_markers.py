@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.conformance.kafka_harness import MarkersHarness, end_wired
+from tests.conformance.kafka_harness import MarkersHarness
 from tests.conformance.kafka_marker_variants import AtOnceHarness, SingleHarness, V1Harness
 from tests.conformance.kafka_queue_areas import MarkerAreas
 
 # In one process, which then starts one broker, and ends it when they are over.
 pytestmark = pytest.mark.xdist_group("kafka-markers-conformance")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broker_of_the_module() -> Iterator[None]:
-    yield
-    end_wired()
 
 
 class TestKafkaMarkers(MarkerAreas):

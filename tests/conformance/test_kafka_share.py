@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.conformance.kafka_queue_areas import ShareAreas
-from tests.conformance.kafka_share_harness import KafkaShareHarness, end_share_wired
+from tests.conformance.kafka_share_harness import KafkaShareHarness
 
 # In one process, which then starts one broker, and ends it when they are over.
 pytestmark = pytest.mark.xdist_group("kafka-share-conformance")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broker_of_the_module() -> Iterator[None]:
-    yield
-    end_share_wired()
 
 
 class TestKafkaShare(ShareAreas):

@@ -7,18 +7,17 @@ process, however that ends. A machine without Java or Maven fails here: nothing 
 
 from __future__ import annotations
 
-import atexit
 import base64
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import NamedTuple, Self
 from uuid import uuid4
 
 from tests.servers.kafka_jars import Distribution, distribution
 from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.shared import Shared
 
 __all__ = ["BUSY_OPTIONS", "PLAIN", "TEST_OPTIONS", "KafkaServer", "Listener", "shared_server"]
 
@@ -206,12 +205,10 @@ class KafkaServer(ServerProcess):
         return found | self.options
 
 
-@cache
+@Shared
 def shared_server() -> KafkaServer:
-    """The plain broker of this test process, started at the first call and ended with the process."""
-    server = KafkaServer()
-    atexit.register(server.close)
-    return server.start()
+    """The plain broker of this test process. Nobody ends it, so that nobody waits for the end of its session."""
+    return KafkaServer({"broker.heartbeat.interval.ms": "2000", "broker.session.timeout.ms": "18000"})
 
 
 def make_id() -> str:

@@ -7,14 +7,12 @@ skipped.
 
 from __future__ import annotations
 
-import atexit
 import base64
 import contextlib
 import json
 import os
 import socket
 import time
-from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +23,7 @@ import trustme
 
 from broker_jetstream.server import server_binary
 from tests.servers.server_process import ServerProcess
+from tests.servers.shared import Shared
 
 __all__ = ["Certificates", "Jwt", "NatsServer", "make_nkey", "shared_server"]
 
@@ -113,12 +112,10 @@ class NatsServer(ServerProcess):
         )
 
 
-@cache
+@Shared
 def shared_server() -> NatsServer:
-    """The plain server of this test process, started at the first call and ended with the process."""
-    server = NatsServer().start()
-    atexit.register(server.close)
-    return server
+    """The plain server of this test process."""
+    return NatsServer()
 
 
 def make_nkey(prefix: int = nkeys.PREFIX_BYTE_USER) -> tuple[str, str]:

@@ -7,7 +7,6 @@ hash of its source; once it is there, Go is not asked for. A program that does n
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import re
@@ -20,6 +19,7 @@ import pytest
 
 from tests.servers.kafka_jars import cache_root, locked
 from tests.servers.pubsub import PubSubServer
+from tests.servers.shared import Shared
 
 __all__ = ["Missing", "make_server", "missing", "program", "shared_pstest"]
 
@@ -65,17 +65,13 @@ def make_server() -> PubSubServer:
 
 
 def shared_pstest() -> PubSubServer:
-    """The one of this test process, started at the first call and ended with the process; skips where there is none."""
+    """The one of this test process; skips where there is none."""
     if (reason := missing()) is not None:
         pytest.skip(reason)
     return _shared()
 
 
-@cache
-def _shared() -> PubSubServer:
-    server = make_server()
-    atexit.register(server.close)
-    return server.start()
+_shared = Shared.in_groups(make_server)
 
 
 def _find_go() -> str:

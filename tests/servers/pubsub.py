@@ -6,16 +6,15 @@ every call returns when it is done. It ends with this process, however that ends
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Self
 
 import pytest
 
 from tests.servers.pubsub_jar import emulator
 from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.shared import Shared
 
 __all__ = ["PROJECT", "PubSubServer", "need_emulator", "shared_server"]
 
@@ -80,10 +79,8 @@ def need_emulator() -> None:
         pytest.skip(str(error))
 
 
-@cache
+@Shared
 def shared_server() -> PubSubServer:
-    """The emulator of this test process, started at the first call and ended with the process."""
+    """The emulator of this test process."""
     need_emulator()
-    server = PubSubServer()
-    atexit.register(server.close)
-    return server.start()
+    return PubSubServer()

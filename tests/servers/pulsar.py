@@ -8,7 +8,6 @@ metadata are one process, which ends with this one, however that ends. Its jars 
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import http.client
 import json
@@ -18,12 +17,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
 from tests.servers.kafka_jars import find_java, jars_of, locked
 from tests.servers.server_process import ServerProcess, hold_port
+from tests.servers.shared import Shared
 
 __all__ = ["POM", "TEST_OPTIONS", "PulsarServer", "archive_classes", "shared_server"]
 
@@ -323,12 +322,10 @@ def _java() -> tuple[str, Path]:
     return java, jars_of(POM, "pulsar")[0].parent / name
 
 
-@cache
+@Shared.in_groups
 def shared_server() -> PulsarServer:
-    """The plain broker of this test process, started at the first call and ended with the process.
+    """The plain broker of this test process.
 
     What calls it belongs to the group `pulsar` of pytest-xdist, so that one worker starts it: that takes six seconds.
     """
-    server = PulsarServer(bookie_api=True)
-    atexit.register(server.close)
-    return server.start()
+    return PulsarServer(bookie_api=True)

@@ -7,19 +7,18 @@ and `missing` says so.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import socket
 import sys
 import time
-from functools import cache
 from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 from tests.servers.server_process import ServerProcess
+from tests.servers.shared import Shared
 
 __all__ = ["ServiceBusDouble", "missing", "shared_double"]
 
@@ -100,12 +99,10 @@ class ServiceBusDouble(ServerProcess):
             return json.loads(asked.getresponse().read())
 
 
-@cache
+@Shared
 def shared_double() -> ServiceBusDouble:
-    """The double of this test process, started at the first call and ended with the process."""
-    double = ServiceBusDouble().start()
-    atexit.register(double.close)
-    return double
+    """The double of this test process."""
+    return ServiceBusDouble()
 
 
 def _free_port() -> int:

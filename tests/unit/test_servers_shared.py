@@ -1,0 +1,57 @@
+"""Servers that the tests of a process share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.servers import shared
+from tests.servers.shared import Shared, end_those_of_groups
+
+
+class Server:
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    def start(self) -> None:
+        self.did.append("start")
+
+    def close(self) -> None:
+        self.did.append("close")
+
+
+@pytest.fixture(autouse=True)
+def none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_of_groups", [])
+
+
+def test_one_is_started_for_all_and_another_after_its_end() -> None:
+    server = Shared(Server)
+    server.end()
+    first = server()
+    assert server() is first
+    server.end()
+    second = server()
+    assert (first.did, second.did) == (["start", "close"], ["start"])
+    server.end()
+
+
+def test_with_a_group_end_those_that_are_of_groups() -> None:
+    lasting, passing = Shared(Server), Shared.in_groups(Server)
+    made = [lasting(), passing()]
+    end_those_of_groups()
+    end_those_of_groups()
+    assert [each.did for each in made] == [["start"], ["start", "close"]]
+    assert passing() is not made[1]
+    lasting.end()
+    passing.end()
+
+
+def test_one_that_does_not_start_is_closed_by_the_process_and_tried_again() -> None:
+    class Broken(Server):
+        def start(self) -> None:
+            raise RuntimeError("no port")
+
+    server = Shared(Broken)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no port"):
+            server()
