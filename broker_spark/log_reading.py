@@ -2,12 +2,14 @@
 
 *Failure.* What retention removed raises OffsetOutOfRange, or is left out, logged and counted, if the options say so.
 A range that ends early for any other reason raises: Spark would take the rows that are missing for read. So does a
-topic that was deleted and made anew under the read. Retrying a task reads the same range again.
+topic that was deleted and made anew under the read. Retrying a task reads the same range again. *Concurrency.* Where
+columns cost much, a thread makes one batch ahead; it has ended when the read has, also when that is broken off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
 import pyarrow
@@ -20,12 +22,14 @@ from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 from broker_spark.schema import RECORD_COLUMNS, arrow_schema
 from broker_spark.topics import identity_of, was_there
-from broker_spark.workers import keep_what_is_loaded
+from broker_spark.workers import keep_what_is_loaded, taking_turns_often
 
 __all__ = ["read_range"]
 
 _BATCH_BYTES: Final = 16 << 20
 """About as large as an Arrow batch may be; one that is larger is cut, as far as rows allow."""
+_COSTLY: Final = frozenset({"id", "attributes", "publish_time", "broker_time"})
+"""Columns that Python makes of each record, which takes as long as Spark takes to read them."""
 _ANEW: Final = "Begin a new checkpoint for the new topic"
 _GONE: Final = f"It was deleted since the read was planned, and another of its name has other records. {_ANEW}"
 
@@ -39,11 +43,23 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
     """
     bus = bus_of(options.url)
     columns = _Columns(options.columns)
+    batches = (batch for table in _tables(bus, options, wanted, columns) for batch in columns.batches(table))
     with was_there(_GONE):
-        for table in _tables(bus, options, wanted, columns):
-            yield from columns.batches(table)
+        if not _COSTLY.isdisjoint(options.columns) and wanted.stop - wanted.start > options.arrow_rows:
+            yield from _ahead(batches)
+        else:
+            yield from batches
         _check_identity(bus, wanted)
     keep_what_is_loaded()
+
+
+def _ahead(batches: Generator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """The same, each made while Spark takes the one before."""
+    with taking_turns_often(), ThreadPoolExecutor(1, "broker-spark-read") as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) -> Iterator[Any]:

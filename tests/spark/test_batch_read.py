@@ -6,15 +6,21 @@ What depends on the broker is called here as a task calls it; Spark reads each k
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
+from collections.abc import Generator
 from datetime import UTC, datetime
+from typing import cast
 
+import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 
 from broker.blocking import Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker.outbound import OutboundMessage
+from broker_spark.log_reading import read_range
 from broker_spark.log_source import LogBatchReader, LogStreamReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
@@ -163,3 +169,34 @@ def test_the_largest_value(spark: SparkSession, url: str, bus: Bus, make_topic: 
     large = b"x" * (min(most, 900_000))
     bus.topic(topic).publish_batch([large, b"small", large])
     assert [len(value) for value in values(read(spark, url, topic))] == [len(large), 5, len(large)]
+
+
+@pytest.mark.parametrize("columns", ["value,offset", "value,offset,attributes"])
+def test_batches_that_are_made_ahead_are_those_of_the_log_in_its_order(
+    url: str, bus: Bus, make_topic: MakeTopic, columns: str
+) -> None:
+    """Columns that cost much are made by a thread, which is gone with the read, also when that is broken off."""
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(300))
+    options = SourceOptions.parse({"url": url, "topic": topic, "columns": columns, "arrowRows": "50"})
+    (wanted,) = planned(options)
+    assert rows_of(options, wanted) == numbered(300)
+    broken = cast("Generator[pyarrow.RecordBatch]", read_range(options, wanted))
+    assert next(broken).num_rows <= 50
+    ahead = {thread.name.rpartition("_")[0] for thread in threading.enumerate()}
+    assert ("broker-spark-read" in ahead) is ("attributes" in columns)
+    broken.close()
+    assert not any(thread.name.startswith("broker-spark-read") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("columns", ["value", "value,id"])
+def test_what_is_lost_while_a_range_is_read_fails_the_read(
+    url: str, bus: Bus, make_topic: MakeTopic, columns: str
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(100))
+    options = SourceOptions.parse({"url": url, "topic": topic, "columns": columns, "arrowRows": "10"})
+    (wanted,) = planned(options)
+    beyond = dataclasses.replace(wanted, stop=wanted.stop + 1000)
+    with pytest.raises(OffsetOutOfRange, match=r"end of this log was lost|cannot be read at"):
+        rows_of(options, beyond)

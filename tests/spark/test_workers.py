@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from pyspark import TaskContext
 
-from broker_spark.workers import collect_seldom, keep_what_is_loaded
+from broker_spark.workers import collect_seldom, keep_what_is_loaded, taking_turns_often
 
 
 def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +51,14 @@ def test_only_processes_of_spark_collect_seldom(monkeypatch: pytest.MonkeyPatch)
         assert gc.get_threshold() == (100_000, *before[1:])
     finally:
         gc.set_threshold(*before)
+
+
+def test_only_threads_of_sparks_processes_take_turns_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+    with taking_turns_often():
+        assert sys.getswitchinterval() == before
+    monkeypatch.setattr(TaskContext, "get", object)
+    with pytest.raises(ZeroDivisionError), taking_turns_often():
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+        raise ZeroDivisionError
+    assert sys.getswitchinterval() == before
