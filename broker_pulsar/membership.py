@@ -15,11 +15,13 @@ class Standing(NamedTuple):
     :ivar active: the name of the consumer that the broker gives its messages to; empty if there is none.
     :ivar connection: ours, as the broker calls it; empty if it does not see us.
     :ivar others: whether anybody else is connected.
+    :ivar sent: how many messages the broker has sent us over that connection.
     """
 
     active: str
     connection: str
     others: bool
+    sent: int = 0
 
 
 class Change(Enum):
@@ -40,7 +42,8 @@ def standing_of(stats: Mapping[str, Any], group: str, consumer_name: str) -> Sta
     consumers: Sequence[Mapping[str, Any]] = found.get("consumers") or ()
     ours = [each for each in consumers if each.get("consumerName") == consumer_name]
     connection = f"{ours[0].get('address')} {ours[0].get('connectedSince')}" if ours else ""
-    return Standing(str(found.get("activeConsumerName") or ""), connection, len(consumers) > len(ours))
+    sent = int(ours[0].get("msgOutCounter") or 0) if ours else 0
+    return Standing(str(found.get("activeConsumerName") or ""), connection, len(consumers) > len(ours), sent)
 
 
 def change_of(standing: Standing, consumer_name: str, *, owned: bool, connection: str) -> Change:

@@ -22,7 +22,7 @@ from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import PER_ENTRY, after, built_id, offset_of, pack, unpack
 from broker_pulsar.receiving import Receiver, batch_policy
 
-__all__ = ["KEPT_IDS", "GroupPartition", "not_ours", "subscribe_part", "take_from"]
+__all__ = ["KEPT_IDS", "GroupPartition", "ask_again", "not_ours", "subscribe_part", "take_from"]
 
 KEPT_IDS: Final = 100_000
 """A commit below what is kept acks whole batches only, and so repeats a part of one after a crash."""
@@ -55,6 +55,8 @@ class GroupPartition:
         """Where what comes has to begin, as long as it has not."""
         self._came = -1
         """The last position that came while it had not; -1 if nothing did."""
+        self.sent = 0
+        """What the broker had sent us when it gave us the partition."""
         self._in_vain = 0
         """Looks since it began that saw something to come, while nothing came."""
         self._ids: deque[tuple[int, Any]] = deque()
@@ -85,18 +87,19 @@ class GroupPartition:
         """Whether what came is not the begin of what is to come."""
         return self._expected is not None and self._came >= 0
 
-    def is_to_be_asked_for(self, backlog: int) -> bool:
+    def is_to_be_asked_for(self, backlog: int, sent: int) -> bool:
         """Whether the broker has to be asked anew for what is to come; called at each look at the group.
 
-        It is if what came is astray, or if nothing comes: a request that meets a read of the broker's own, as at a
-        change of consumers, may be dropped. The latter at the second, fourth, eighth such look, since asking discards
-        what is under way.
+        It is if what came is astray, or if the broker sends nothing: a request that meets a read of its own, as at a
+        change of consumers, may be dropped. The latter at the second, fourth, eighth such look, and not where it has
+        sent anything: the client drops both copies of a large message of which the first chunk comes twice.
 
         :param backlog: batches that the broker counts as not committed.
+        :param sent: messages that it has sent us, as in `Standing`.
         """
         if self.astray:
             return True
-        if self.brought or not backlog:
+        if self.brought or not backlog or sent != self.sent:
             self._in_vain = 0
             return False
         self._in_vain += 1
@@ -116,6 +119,11 @@ class GroupPartition:
         self._came = -1
         self.brought = False
         self._in_vain = 0
+
+    def let_go(self) -> None:
+        """It is not ours any more."""
+        self.owned = self.changing = False
+        self.begin()
 
     def _has_begun(self, offset: int) -> bool:
         """Whether the delivery that begins with the first entry to come has come to this position."""
@@ -192,6 +200,15 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
         )
     except Exception as error:
         raise translate(error, f"Group {group!r} of topic {part.place.topic!r}") from error
+
+
+async def ask_again(part: GroupPartition) -> None:
+    """Have the broker send what is not committed once more, if the partition is ours still.
+
+    :raises BrokerError: the client's error.
+    """
+    if part.receiver is not None and part.owned and not part.changing:
+        await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
 
 
 def take_from(

@@ -30,7 +30,7 @@ from broker_pulsar.connection import Connection
 from broker_pulsar.logs import bounds_of, committed_in, cursor_in, first_of
 from broker_pulsar.membership import Change, Standing, backlog_of, change_of, standing_of
 from broker_pulsar.names import TopicPath, subscription_name
-from broker_pulsar.partition import GroupPartition, not_ours, subscribe_part, take_from
+from broker_pulsar.partition import GroupPartition, ask_again, not_ours, subscribe_part, take_from
 from broker_pulsar.receiving import Receiver
 
 __all__ = ["PulsarRecordSource"]
@@ -297,6 +297,7 @@ class PulsarRecordSource:
     async def _look(self, *, once: bool = False) -> None:
         """See who reads what, and act on it."""
         changes: dict[Change, list[tuple[GroupPartition, Standing]]] = {change: [] for change in Change}
+        silent: list[GroupPartition] = []
         for topic in dict.fromkeys(self._subscription.topics):
             stats = await self._connection.stats(topic, once=once)
             for number, each in stats.items():
@@ -309,9 +310,8 @@ class PulsarRecordSource:
                 changes[change].append((part, standing))
                 if change is Change.NONE and part.owned and standing.active:
                     part.connection = standing.connection
-                    if part.is_to_be_asked_for(backlog_of(each, self.group)) and part.receiver is not None:
-                        await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
-                        self._refill(part)
+                    if part.is_to_be_asked_for(backlog_of(each, self.group), standing.sent):
+                        silent.append(part)
         if self._closed:
             return
         if changes[Change.LOST]:
@@ -320,11 +320,13 @@ class PulsarRecordSource:
             await self._give([part for part, _ in changes[Change.GIVE]])
         if changes[Change.TAKE]:
             await self._take_over(changes[Change.TAKE])
+        await asyncio.gather(*map(ask_again, silent))
+        for part in silent:
+            self._refill(part)
 
     def _lose(self, parts: Sequence[GroupPartition]) -> None:
         for part in parts:
-            part.owned = False
-            part.begin()
+            part.let_go()
         self._listener.lost([part.place for part in parts])
 
     async def _give(self, parts: Sequence[GroupPartition]) -> None:
@@ -334,8 +336,7 @@ class PulsarRecordSource:
             await self._listener.revoking([part.place for part in parts], self._loop.time() + _REVOKE_SECONDS)
         finally:
             for part in parts:
-                part.owned = part.changing = False
-                part.begin()
+                part.let_go()
 
     async def _take_over(self, found: Sequence[tuple[GroupPartition, Standing]]) -> None:
         """Begin at what is committed, and say that they are ours."""
@@ -346,7 +347,7 @@ class PulsarRecordSource:
         if self._closed:
             return
         for part, standing in found:
-            part.connection = standing.connection
+            part.connection, part.sent = standing.connection, standing.sent
             part.owned, part.changing = True, False
         self._listener.assigned([part.place for part, _ in found])
         for part, _ in found:
@@ -386,8 +387,7 @@ class PulsarRecordSource:
                     await subscribing.let_go(self._connection, topic, self.group)
         finally:
             for part in self._parts.values():
-                part.owned = False
-                part.begin()
+                part.let_go()
             self._on_close(self)
 
     def _start(self, work: Any) -> None:

@@ -3,7 +3,7 @@
 *Failure.* What retention removed raises OffsetOutOfRange, or is left out, logged and counted, if the options say so.
 A range that ends early for any other reason raises: Spark would take the rows that are missing for read. So does a
 topic that was deleted and made anew under the read. Retrying a task reads the same range again. *Concurrency.* Where
-columns cost much, a thread makes one batch ahead; it has ended when the read has, also when that is broken off.
+columns cost much, a thread makes one batch ahead; it ends with the read, or when it has made that batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 from broker_spark.schema import RECORD_COLUMNS, arrow_schema
 from broker_spark.topics import identity_of, was_there
-from broker_spark.workers import keep_what_is_loaded, taking_turns_often
+from broker_spark.workers import keep_what_is_loaded, take_turns_often
 
 __all__ = ["read_range"]
 
@@ -55,11 +55,16 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pyarrow.Record
 
 def _ahead(batches: Generator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """The same, each made while Spark takes the one before."""
-    with taking_turns_often(), ThreadPoolExecutor(1, "broker-spark-read") as pool:
+    take_turns_often()
+    pool = ThreadPoolExecutor(1, "broker-spark-read")
+    try:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
             coming = pool.submit(next, batches, None)
             yield batch
+    finally:
+        # Whoever breaks it off, in whatever thread, is not to wait for the broker.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _tables(bus: Bus, options: SourceOptions, wanted: Range, columns: _Columns) -> Iterator[Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
 from pyspark import TaskContext
 
-__all__ = ["collect_seldom", "keep_what_is_loaded", "taking_turns_often"]
+__all__ = ["collect_seldom", "keep_what_is_loaded", "take_turns_often"]
 
 _TURN_SECONDS: Final = 0.001
 _YOUNG: Final = 100_000
@@ -30,19 +28,13 @@ def collect_seldom() -> None:
         gc.set_threshold(max(first, _YOUNG) if first else 0, *others)
 
 
-@contextmanager
-def taking_turns_often() -> Generator[None]:
-    """Have the threads of a worker of Spark take turns five times as often as Python has it.
+def take_turns_often() -> None:
+    """Have threads take turns five times as often as Python has it, only in Spark's own processes.
 
     A thread that writes to Spark would wait for 5 ms, after each buffer of a batch, for the one that makes the next.
     """
-    before = sys.getswitchinterval()
     if _is_sparks():
-        sys.setswitchinterval(min(before, _TURN_SECONDS))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(min(sys.getswitchinterval(), _TURN_SECONDS))
 
 
 @cache

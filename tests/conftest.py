@@ -24,11 +24,12 @@ settings.load_profile("anybroker")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """What a group of tests needs is ended with it: a dozen idle brokers take a tenth of the machine."""
-    result = yield
-    group = item.get_closest_marker("xdist_group")
-    if group is not None and (nextitem is None or nextitem.get_closest_marker("xdist_group") != group):
-        end_those_of_groups()
-    return result
+    try:
+        return (yield)
+    finally:
+        group = item.get_closest_marker("xdist_group")
+        if group is not None and (nextitem is None or nextitem.get_closest_marker("xdist_group") != group):
+            end_those_of_groups()

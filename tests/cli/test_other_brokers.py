@@ -13,7 +13,7 @@ from tests.cli.conftest import Cli, InnerCli
 from tests.servers import pubsub, pulsar
 
 
-@pytest.fixture(params=["pulsar", "pubsub"])
+@pytest.fixture(params=[pytest.param("pulsar", marks=pytest.mark.xdist_group("pulsar")), "pubsub"])
 def cli(request: pytest.FixtureRequest) -> Cli:
     """In this process."""
     server = pulsar.shared_server() if request.param == "pulsar" else pubsub.shared_server()

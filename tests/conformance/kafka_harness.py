@@ -66,10 +66,10 @@ class Wired:
         for name, proxy in zip(names, self.proxies, strict=True):
             proxy.__enter__()
             self.server.advertised[name] = proxy.port
-        self.topics = TopicPool(self.server.bootstrap)
 
     def start(self) -> None:
         self.server.start()
+        self.topics = TopicPool(self.server.bootstrap)
 
     def close(self) -> None:
         self.server.close()

@@ -70,7 +70,7 @@ async def test_of_many_queues_nothing_is_lost_with_a_process_that_is_killed(
             for worker in workers:
                 await worker.start(url, topic, SLOW, *QUEUES)
             async with asyncio.timeout(PATIENCE):
-                while not all(len(worker.acked) > 300 for worker in workers):
+                while not all(len(worker.acked) > 100 for worker in workers):
                     await asyncio.sleep(0.02)
             await workers[0].kill()
             async with asyncio.timeout(PATIENCE):

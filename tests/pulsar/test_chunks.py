@@ -15,6 +15,7 @@ from broker.errors import OperationTimeout
 from broker.spi import Bounds
 from broker.testing.waiting import eventually
 from broker_pulsar import chunks, log_reader
+from broker_pulsar.partition import GroupPartition
 from broker_pulsar.positions import PER_ENTRY
 from broker_pulsar.readers import open_reader
 from tests.pulsar.chunk_writer import ChunkWriter
@@ -182,3 +183,27 @@ async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus:
             record = await log.next_record(timeout=20)
             assert record is not None
             assert record.offset == first + end * PER_ENTRY
+
+
+async def test_a_message_whose_chunks_come_slowly_comes_whole(
+    pulsar_server: PulsarServer, topic: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is new to a member is not asked for again while chunks of it are under way: the client would drop them."""
+    waiting: list[int] = []
+    judge = GroupPartition.is_to_be_asked_for
+
+    def look(part: GroupPartition, backlog: int, sent: int) -> bool:
+        waiting.extend([backlog] if backlog else [])
+        return judge(part, backlog, sent)
+
+    monkeypatch.setattr(GroupPartition, "is_to_be_asked_for", look)
+    async with (
+        broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
+        own.records(topic, group="billing") as log,
+    ):
+        await eventually(log.assignment, 15, "the assignment")
+        await asyncio.to_thread(write, "aa.", 0, 1)
+        await eventually(lambda: len(waiting) >= 5, 15, "looks that see a part of it")
+        await asyncio.to_thread(write, "aa.", 1)
+        records = [await log.next_record(timeout=15) for _ in range(2)]
+        assert [None if record is None else record.data for record in records] == [b"aa", b"."]

@@ -28,7 +28,7 @@ class Shared(Generic[S]):
     def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
         self._server: S | None = None
-        update_wrapper(self, make)
+        update_wrapper(self, make, updated=())
 
     @classmethod
     def in_groups(cls, make: Callable[[], S]) -> Shared[S]:
@@ -40,8 +40,12 @@ class Shared(Generic[S]):
     def __call__(self) -> S:
         if self._server is None:
             server = self._make()
+            try:
+                server.start()
+            except BaseException:
+                server.close()
+                raise
             atexit.register(server.close)
-            server.start()
             self._server = server
         return self._server
 
@@ -49,11 +53,20 @@ class Shared(Generic[S]):
         """Close it if it was started."""
         server, self._server = self._server, None
         if server is not None:
-            atexit.unregister(server.close)
             server.close()
+            atexit.unregister(server.close)
 
 
 def end_those_of_groups() -> None:
-    """A group of tests is over."""
+    """A group of tests is over.
+
+    :raises ExceptionGroup: some did not end as they should; each was tried.
+    """
+    errors: list[Exception] = []
     for shared in _of_groups:
-        shared.end()
+        try:
+            shared.end()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("servers of a group of tests did not end", errors)

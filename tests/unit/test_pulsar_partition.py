@@ -85,18 +85,26 @@ def test_a_new_member_waits_for_nothing() -> None:
 
 def test_what_does_not_come_is_asked_for_ever_more_rarely() -> None:
     part = taken_over([(4, 1)], committed=4, first=4)
-    assert [look for look in range(1, 20) if part.is_to_be_asked_for(1)] == [2, 4, 8, 16]
+    assert [look for look in range(1, 20) if part.is_to_be_asked_for(1, 0)] == [2, 4, 8, 16]
     assert came(part, (4, 0), (4, 1)) == [(4, 0), (4, 1)]
-    assert not any(part.is_to_be_asked_for(1) for _ in range(4)), "what came is not committed yet, that is all"
+    assert not any(part.is_to_be_asked_for(1, 0) for _ in range(4)), "what came is not committed yet, that is all"
 
 
 def test_where_nothing_is_to_come_nothing_is_asked_for() -> None:
     part = taken_over([], committed=4, first=None)
-    assert not any(part.is_to_be_asked_for(0) for _ in range(4))
-    assert [part.is_to_be_asked_for(1) for _ in range(2)] == [False, True], "it has just been published"
+    assert not any(part.is_to_be_asked_for(0, 0) for _ in range(4))
+    assert [part.is_to_be_asked_for(1, 0) for _ in range(2)] == [False, True], "it has just been published"
+
+
+def test_what_the_broker_has_begun_to_send_is_not_asked_for() -> None:
+    """The client would drop both copies of a message of which chunks are under way."""
+    part = taken_over([(4, 1)], committed=4, first=4)
+    part.sent = 7
+    assert not any(part.is_to_be_asked_for(1, 8) for _ in range(9))
+    assert [part.is_to_be_asked_for(1, 7) for _ in range(2)] == [False, True]
 
 
 def test_what_is_astray_is_asked_for_at_each_look() -> None:
     part = taken_over([(4, 3)], committed=4, first=4)
     came(part, (4, 4))
-    assert all(part.is_to_be_asked_for(1) for _ in range(4))
+    assert all(part.is_to_be_asked_for(1, 9) for _ in range(4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+
 import pytest
 
 from tests.servers import shared
@@ -46,12 +48,29 @@ def test_with_a_group_end_those_that_are_of_groups() -> None:
     passing.end()
 
 
-def test_one_that_does_not_start_is_closed_by_the_process_and_tried_again() -> None:
+def test_one_that_does_not_start_is_closed_and_another_is_tried() -> None:
+    made: list[Server] = []
+
     class Broken(Server):
         def start(self) -> None:
+            made.append(self)
             raise RuntimeError("no port")
 
     server = Shared(Broken)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no port"):
             server()
+    assert [each.did for each in made] == [["close"], ["close"]]
+
+
+def test_one_that_does_not_end_keeps_no_other_from_it() -> None:
+    class Stubborn(Server):
+        def close(self) -> None:
+            raise RuntimeError("had to be killed")
+
+    stubborn, other = Shared.in_groups(Stubborn), Shared.in_groups(Server)
+    kept, ended = stubborn(), other()
+    with pytest.raises(ExceptionGroup, match="did not end"):
+        end_those_of_groups()
+    atexit.unregister(kept.close)
+    assert ended.did == ["start", "close"]
