@@ -21,7 +21,7 @@ class Standing(NamedTuple):
     active: str
     connection: str
     others: bool
-    sent: int = 0
+    sent: int
 
 
 class Change(Enum):

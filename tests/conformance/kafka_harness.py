@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from broker.bus import Bus
 from broker.settings import BackendSettings
@@ -19,6 +19,7 @@ from tests.conformance.kafka_topics import TopicPool
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.proxy import Proxy
+from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
 WIRES = 4
@@ -53,7 +54,7 @@ IN_CHAOS = frozenset({"reconnect.kill-loses-nothing", "reconnect.restart-loses-n
 """Promises of which every engine has a test of its own, with more faults, in `tests/chaos`."""
 
 
-class Wired:
+class Wired(Servers):
     """The broker of this test process, and its proxies."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
@@ -67,9 +68,10 @@ class Wired:
             proxy.__enter__()
             self.server.advertised[name] = proxy.port
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self.server.start()
         self.topics = TopicPool(self.server.bootstrap)
+        return self
 
     def close(self) -> None:
         self.server.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Self
 
 from broker.bus import Bus
 from broker.settings import BackendSettings
@@ -16,6 +17,7 @@ from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy
 from tests.servers.pulsar import PulsarServer
+from tests.servers.server_process import Servers
 from tests.servers.shared import Shared
 
 WIRES = 4
@@ -46,7 +48,7 @@ class Wire(Proxy):
         self.web.hold(holding)
 
 
-class Wired:
+class Wired(Servers):
     """The broker of this test process, and the wires to it."""
 
     def __init__(self) -> None:
@@ -56,8 +58,9 @@ class Wired:
             wire.open()
             self.server.wires[name] = wire.port
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self.server.start()
+        return self
 
     def close(self) -> None:
         self.server.close()

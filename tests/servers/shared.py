@@ -8,17 +8,14 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
+
+from tests.servers.server_process import Servers
 
 __all__ = ["Shared", "end_those_of_groups"]
 
 
-class _Server(Protocol):
-    def start(self) -> object: ...
-    def close(self) -> object: ...
-
-
-S = TypeVar("S", bound=_Server)
+S = TypeVar("S", bound=Servers)
 _of_groups: list[Shared[Any]] = []
 
 
@@ -39,14 +36,8 @@ class Shared(Generic[S]):
 
     def __call__(self) -> S:
         if self._server is None:
-            server = self._make()
-            try:
-                server.start()
-            except BaseException:
-                server.close()
-                raise
-            atexit.register(server.close)
-            self._server = server
+            self._server = self._make().__enter__()
+            atexit.register(self._server.close)
         return self._server
 
     def end(self) -> None:

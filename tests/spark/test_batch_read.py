@@ -172,6 +172,14 @@ def test_the_largest_value(spark: SparkSession, url: str, bus: Bus, make_topic: 
     assert [len(value) for value in values(read(spark, url, topic))] == [len(large), 5, len(large)]
 
 
+def small_batches(url: str, bus: Bus, topic: str, count: int, **options: str) -> tuple[SourceOptions, Range]:
+    """So many numbers in the only partition of the topic, and the range of them all."""
+    publish(bus, topic, numbered(count))
+    found = SourceOptions.parse({"url": url, "topic": topic, **options})
+    (wanted,) = planned(found)
+    return found, wanted
+
+
 class Tables:
     """Counts what is made of a log, and may fail."""
 
@@ -198,10 +206,7 @@ async def test_batches_that_are_made_ahead_are_those_of_the_log_in_its_order(
     url: str, bus: Bus, make_topic: MakeTopic, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns that cost much are made by a thread, one batch ahead, which ends also when the read is broken off."""
-    topic = make_topic(partitions=1)
-    publish(bus, topic, numbered(300))
-    options = SourceOptions.parse({"url": url, "topic": topic, "columns": columns, "arrowRows": "50"})
-    (wanted,) = planned(options)
+    options, wanted = small_batches(url, bus, make_topic(partitions=1), 300, columns=columns, arrowRows="50")
     assert rows_of(options, wanted) == numbered(300)
     tables = Tables(monkeypatch)
     broken = cast("Generator[pyarrow.RecordBatch]", read_range(options, wanted))
@@ -218,10 +223,7 @@ async def test_batches_that_are_made_ahead_are_those_of_the_log_in_its_order(
 def test_an_error_in_the_middle_comes_behind_what_was_read_before_it(
     url: str, bus: Bus, make_topic: MakeTopic, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = make_topic(partitions=1)
-    publish(bus, topic, numbered(100))
-    options = SourceOptions.parse({"url": url, "topic": topic, "columns": columns, "arrowRows": "10"})
-    (wanted,) = planned(options)
+    options, wanted = small_batches(url, bus, make_topic(partitions=1), 100, columns=columns, arrowRows="10")
     Tables(monkeypatch, fail_at=3)
     found: list[bytes | None] = []
     with pytest.raises(ZeroDivisionError):

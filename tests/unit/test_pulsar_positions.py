@@ -69,7 +69,7 @@ def test_names_that_pulsar_cannot_have_are_refused(name: str) -> None:
     ],
 )
 def test_what_a_look_at_the_group_means(active: str, connection: str, owned: bool, change: Change) -> None:
-    standing = Standing(active, connection, others=True)
+    standing = Standing(active, connection, others=True, sent=0)
     assert change_of(standing, "me", owned=owned, connection="here") is change
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import atexit
+from typing import Self
 
 import pytest
 
 from tests.servers import shared
+from tests.servers.server_process import Servers
 from tests.servers.shared import Shared, end_those_of_groups
 
 
-class Server:
+class Server(Servers):
     def __init__(self) -> None:
         self.did: list[str] = []
 
-    def start(self) -> None:
+    def start(self) -> Self:
         self.did.append("start")
+        return self
 
     def close(self) -> None:
         self.did.append("close")
@@ -52,7 +55,7 @@ def test_one_that_does_not_start_is_closed_and_another_is_tried() -> None:
     made: list[Server] = []
 
     class Broken(Server):
-        def start(self) -> None:
+        def start(self) -> Self:
             made.append(self)
             raise RuntimeError("no port")
 
