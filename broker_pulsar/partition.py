@@ -55,8 +55,9 @@ class GroupPartition:
         """Where what comes has to begin, as long as it has not."""
         self._came = -1
         """The last position that came while it had not; -1 if nothing did."""
-        self.sent = 0
-        """What the broker had sent us when it gave us the partition."""
+        self.asked_at: int | None = None
+        """What the broker had sent us when it gave us the partition and was asked for all that is not committed; None
+        if its consumer is another one since, of a seek or a reconnect, to which it sends unasked."""
         self._in_vain = 0
         """Looks since it began that saw something to come, while nothing came."""
         self._ids: deque[tuple[int, Any]] = deque()
@@ -90,16 +91,16 @@ class GroupPartition:
     def is_to_be_asked_for(self, backlog: int, sent: int) -> bool:
         """Whether the broker has to be asked anew for what is to come; called at each look at the group.
 
-        It is if what came is astray, or if the broker sends nothing: a request that meets a read of its own, as at a
-        change of consumers, may be dropped. The latter at the second, fourth, eighth such look, and not where it has
-        sent anything: the client drops both copies of a large message of which the first chunk comes twice.
+        It is if what came is astray, or if the broker was asked and sends nothing: a request that meets a read of its
+        own, as at a change of consumers, may be dropped. The latter at the second, fourth, eighth such look, and not
+        where it has sent anything: the client drops both copies of a large message whose first chunk comes twice.
 
         :param backlog: batches that the broker counts as not committed.
         :param sent: messages that it has sent us, as in `Standing`.
         """
         if self.astray:
             return True
-        if self.brought or not backlog or sent != self.sent:
+        if self.brought or not backlog or sent != self.asked_at:
             self._in_vain = 0
             return False
         self._in_vain += 1
@@ -119,6 +120,11 @@ class GroupPartition:
         self._came = -1
         self.brought = False
         self._in_vain = 0
+
+    def stays(self, connection: str) -> None:
+        """It is ours still, over this connection."""
+        if connection != self.connection:
+            self.connection, self.asked_at = connection, None
 
     def let_go(self) -> None:
         """It is not ours any more."""

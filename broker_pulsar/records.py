@@ -219,7 +219,7 @@ class PulsarRecordSource:
         try:
             target = await begin_id(self._connection, part.place, position)
             await receiver.call(lambda: receiver.consumer.seek(target))
-            part.cursor, part.acked, begin, expected = position, 0, position, None
+            part.cursor, part.acked, part.asked_at, begin, expected = position, 0, None, position, None
         except BrokerError:
             # Nobody knows where it stands; what was dropped here comes again, as all that is not committed.
             part.cursor = None
@@ -309,7 +309,7 @@ class PulsarRecordSource:
                 change = change_of(standing, part.consumer_name, owned=part.owned, connection=part.connection)
                 changes[change].append((part, standing))
                 if change is Change.NONE and part.owned and standing.active:
-                    part.connection = standing.connection
+                    part.stays(standing.connection)
                     if part.is_to_be_asked_for(backlog_of(each, self.group), standing.sent):
                         silent.append(part)
         if self._closed:
@@ -343,17 +343,16 @@ class PulsarRecordSource:
         if any(standing.others for _, standing in found):
             # Whoever had them hears of it as we do, and may still commit.
             await asyncio.sleep(2 * self._connection.settings.rebalance_interval)
-        await asyncio.gather(*(self._rewind(part) for part, _ in found))
+        await asyncio.gather(*(self._rewind(part, standing.sent) for part, standing in found))
         if self._closed:
             return
         for part, standing in found:
-            part.connection, part.sent = standing.connection, standing.sent
-            part.owned, part.changing = True, False
+            part.connection, part.owned, part.changing = standing.connection, True, False
         self._listener.assigned([part.place for part, _ in found])
         for part, _ in found:
             self._refill(part)
 
-    async def _rewind(self, part: GroupPartition) -> None:
+    async def _rewind(self, part: GroupPartition, sent: int) -> None:
         receiver = part.receiver
         if receiver is None:
             return
@@ -365,6 +364,7 @@ class PulsarRecordSource:
         if part.is_behind(found := cursor_in(stats, self.group)):
             await self._move(part, found)
             return
+        part.asked_at = sent
         await receiver.call(receiver.consumer.redeliver_unacknowledged_messages)
         part.begin(part.committed or 0, expected=first_of(stats, part.committed or 0))
 

@@ -207,3 +207,35 @@ async def test_a_message_whose_chunks_come_slowly_comes_whole(
         await asyncio.to_thread(write, "aa.", 1)
         records = [await log.next_record(timeout=15) for _ in range(2)]
         assert [None if record is None else record.data for record in records] == [b"aa", b"."]
+
+
+async def test_nothing_is_asked_for_again_of_the_consumer_of_a_seek_or_a_reconnect(
+    pulsar_server: PulsarServer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker sends by itself to one that is new to it, and may be slow to begin with chunks."""
+    asked_at: list[int | None] = []
+    judge = GroupPartition.is_to_be_asked_for
+
+    def look(part: GroupPartition, backlog: int, sent: int) -> bool:
+        asked_at.append(part.asked_at)
+        return judge(part, backlog, sent)
+
+    async def looks(expected: int | None) -> None:
+        asked_at.clear()
+        await eventually(lambda: expected in asked_at, PATIENCE, f"a look that sees {expected}")
+
+    monkeypatch.setattr(GroupPartition, "is_to_be_asked_for", look)
+    for change in ("seek", "reconnect"):
+        async with (
+            broker.connect(f"{pulsar_server.url}&rebalance_interval=0.1") as own,
+            own.records(topic, group=change) as log,
+        ):
+            await eventually(log.assignment, PATIENCE, "the assignment")
+            await looks(0)
+            if change == "seek":
+                await log.seek({(topic, 0): (await bounds_of(own, topic)).first})
+            else:
+                await unload(own, topic)
+            await looks(None)
+            await own.topic(topic).publish(b"a")
+            assert await log.next_record(timeout=PATIENCE) is not None

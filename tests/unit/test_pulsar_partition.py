@@ -39,7 +39,7 @@ def taken_over(received: Sequence[tuple[int, int]], *, committed: int, first: in
     part = GroupPartition(TopicPartition("t", 0), "member", None)
     part.arrived([Delivered(*place) for place in received])
     part.begin(pack(LEDGER, committed, 0), expected=None if first is None else pack(LEDGER, first, 0))
-    part.owned = True
+    part.owned, part.asked_at = True, 0
     return part
 
 
@@ -99,9 +99,16 @@ def test_where_nothing_is_to_come_nothing_is_asked_for() -> None:
 def test_what_the_broker_has_begun_to_send_is_not_asked_for() -> None:
     """The client would drop both copies of a message of which chunks are under way."""
     part = taken_over([(4, 1)], committed=4, first=4)
-    part.sent = 7
+    part.asked_at = 7
     assert not any(part.is_to_be_asked_for(1, 8) for _ in range(9))
     assert [part.is_to_be_asked_for(1, 7) for _ in range(2)] == [False, True]
+
+
+def test_a_consumer_of_which_nothing_was_asked_is_not_asked_again() -> None:
+    """To one that is new to it, of a seek or a reconnect, the broker sends by itself, and may be slow with it."""
+    part = taken_over([(4, 1)], committed=4, first=4)
+    part.stays("a")
+    assert not any(part.is_to_be_asked_for(1, 0) for _ in range(9))
 
 
 def test_what_is_astray_is_asked_for_at_each_look() -> None:
