@@ -13,7 +13,8 @@ from broker.hooks import Hooks
 from broker.reading.log_reader import LogReaderFacade
 from broker.spi import TopicPartition
 from broker_kafka.connection import Connection
-from broker_kafka.log_reader import KafkaLogReader, _ReaderThread
+from broker_kafka.log_reader import KafkaLogReader
+from broker_kafka.reader_thread import ReaderThread
 from broker_kafka.runs import NativeRun
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
@@ -53,7 +54,7 @@ async def test_a_read_that_is_left_before_it_begins_holds_its_client_up_for_nobo
 ) -> None:
     busy = Event()
     connection = Connection(KafkaSettings(servers=(kafka.bootstrap,)), Hooks())
-    thread = _ReaderThread(connection.client_config("consumer") | {"group.id": "readers"}, patience=60.0)
+    thread = ReaderThread(connection.client_config("consumer") | {"group.id": "readers"}, patience=60.0)
     await thread.start()
     try:
         thread.tell(lambda client: busy.wait(20))

@@ -1,0 +1,255 @@
+"""`ReaderThread`: the client of one read after the other, each a range of a partition.
+
+Behind a range that was read whole it fetches on for a second: what comes is kept, in the client's queue and here, for a
+read that begins there. *Concurrency.* As `OwnerThread`; one read at a time. *Failure.* A position that the log does not
+hold raises OffsetOutOfRange, unless it lies behind the range.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, auto
+from threading import Event
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as NativeRecord
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import BrokerError, Closed, OffsetOutOfRange, OperationTimeout
+from broker.records import Record, RecordsOfRuns
+from broker.spi import TopicPartition
+from broker_kafka.errors import translate
+from broker_kafka.lifeline import Lifeline
+from broker_kafka.opening import open_consumer
+from broker_kafka.owner import OwnerThread
+from broker_kafka.runs import NativeRun
+
+__all__ = ["Chunk", "ReaderThread", "Use"]
+
+_POLL: Final = 0.2
+_AHEAD: Final = 1.0
+"""Seconds for which a client fetches on behind a range that was read."""
+_SOME: Final = 1000
+_MOST: Final = 1_000_000
+"""More the client library refuses to give at once."""
+
+_NOT_OURS: Final = frozenset(
+    {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError._MAX_POLL_EXCEEDED, KafkaError._ALL_BROKERS_DOWN}
+)
+
+
+class Chunk:
+    """What one turn of a read brought."""
+
+    __slots__ = ("done", "records")
+
+    def __init__(self, records: Sequence[Record[Any]], done: bool) -> None:
+        self.records = records
+        self.done = done
+
+
+class Use(IntEnum):
+    """Of what use a client is to a read; the most is the best."""
+
+    OF_ANOTHER = auto()
+    """It fetches on in another partition."""
+    OF_ITS_PARTITION = auto()
+    FREE = auto()
+    HAS_IT = auto()
+    """It has fetched on from where the read begins."""
+
+
+class _Ahead(NamedTuple):
+    """What a client fetches while nobody reads.
+
+    :ivar start: where it begins.
+    :ivar until: the end of it, as `time.monotonic` has it.
+    """
+
+    place: TopicPartition
+    start: int
+    until: float
+
+
+class ReaderThread(OwnerThread[Consumer]):
+    """A client that reads one range at a time.
+
+    :param patience: seconds that a broker may take to send anything of a range.
+    """
+
+    def __init__(self, config: Mapping[str, Any], patience: float) -> None:
+        super().__init__("broker-kafka-log-reader", Lifeline(config))
+        self._config = config
+        self._patience = patience
+        self._place = TopicPartition("", -1)
+        self._stop_at = 0
+        self._left = self._reading = Event()
+        """Set when nobody waits for the records of the newest read, and of the one that is carried out."""
+        self._told_ahead: _Ahead | None = None
+        """The loop's; the thread gets to know of it later."""
+        self._ahead: _Ahead | None = None
+        self._behind: deque[NativeRecord] = deque()
+        """Records that came behind the range, and ends of the partition, in their order."""
+
+    def _open(self) -> Consumer:
+        return open_consumer(self._config, self._lifeline)
+
+    def _turn(self, client: Consumer) -> None:
+        if self._ahead is None:
+            self._serve(client, None)
+            return
+        left = self._ahead.until - monotonic()
+        if left > 0:
+            self._serve(client, left)
+        else:
+            self._unassign(client)
+
+    def _shut(self, client: Consumer) -> None:
+        self._lifeline.let_go()
+        client.close()
+
+    async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> Chunk:
+        """Read this range from now on; its first records, as of `take`."""
+        left = self._left = Event()
+        self._told_ahead = None
+
+        def begin(client: Consumer) -> Chunk:
+            self._place, self._stop_at, self._reading = place, stop, left
+            if _is_at(self._ahead, place, start):
+                self._ahead = None
+            else:
+                if self._ahead is not None:
+                    self._unassign(client)
+                client.assign([NativePartition(*place, start)])
+            return self._take(client, most)
+
+        try:
+            return await self.call(begin)
+        except KafkaException as error:
+            raise translate(error, f"Reading {place.topic!r}") from error
+
+    async def take(self, most: int) -> Chunk:
+        """The next records of the range; it waits for the first, which is there."""
+        return await self.call(lambda client: self._take(client, most))
+
+    def abandon(self) -> None:
+        """Nobody waits for the records any more."""
+        self._left.set()
+
+    def end(self) -> None:
+        """Fetch no more, from now on or a moment later; a range that is begun next comes after it."""
+        self.tell(self._unassign)
+
+    def go_on(self, place: TopicPartition, stop: int) -> None:
+        """Fetch on behind this range, which was read, for a while."""
+        ahead = self._told_ahead = _Ahead(place, stop, monotonic() + _AHEAD)
+
+        def go_on(_: Consumer) -> None:
+            self._ahead = ahead
+
+        self.tell(go_on)
+
+    def use(self, place: TopicPartition, start: int) -> Use:
+        """Of what use it is, while nobody reads, to a read that begins there."""
+        ahead = self._told_ahead
+        if _is_at(ahead, place, start):
+            return Use.HAS_IT
+        if ahead is None or ahead.until <= monotonic():
+            return Use.FREE
+        return Use.OF_ITS_PARTITION if ahead.place == place else Use.OF_ANOTHER
+
+    def _unassign(self, client: Consumer) -> None:
+        self._ahead = None
+        self._behind.clear()
+        client.unassign()
+        # What it has fetched stays in memory until it is asked for more; and an error would be the next read's.
+        client.consume(_SOME, 0.0)
+
+    def _take(self, client: Consumer, most: int) -> Chunk:
+        most = min(most, _MOST)
+        # Beginning with what is there: a timeout makes the library wait until the batch is full.
+        messages = self._from_behind(most) or client.consume(most, 0.0)
+        deadline = monotonic() + self._patience
+        last: BrokerError | None = None
+        while True:
+            records, done, last = self._sort(messages, last)
+            if records or done:
+                return Chunk(records, done)
+            if self._stopping or self._reading.is_set():
+                raise Closed("The log reader was closed")
+            if monotonic() >= deadline:
+                raise last or OperationTimeout(
+                    f"No broker sent the records of {self._place.topic!r}[{self._place.partition}] "
+                    f"for {self._patience:g} s"
+                )
+            messages = self._from_behind(most)
+            if not messages and (message := client.poll(_POLL)) is not None:
+                messages = [message, *client.consume(max(0, most - 1), 0.0)]
+
+    def _from_behind(self, most: int) -> Sequence[NativeRecord]:
+        """What came behind the last range, up to the first that ends this one."""
+        found: list[NativeRecord] = []
+        while self._behind and len(found) < most:
+            found.append(self._behind.popleft())
+            if (found[-1].offset() or 0) >= self._stop_at:
+                break
+        return found
+
+    def _sort(
+        self, messages: Sequence[NativeRecord], last: BrokerError | None
+    ) -> tuple[Sequence[Record[Any]], bool, BrokerError | None]:
+        """The records of the range, whether it ended, and the last error that will pass."""
+        topic, partition = self._place
+        found: list[Any] = [message for message in messages if message.error() is None]
+        done = False
+        if len(found) < len(messages):
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    continue
+                end = message.offset()
+                if error.code() != KafkaError._PARTITION_EOF:
+                    last = self._explain(message, error) or last
+                elif end is not None and end >= self._stop_at:
+                    done = True
+        if found and found[-1].offset() >= self._stop_at - 1:
+            done = True
+            found = [message for message in found if message.offset() < self._stop_at]
+        if done:
+            # The end of the partition is told once, and may be that of the next range.
+            behind = [each for each in messages if (each.offset() or 0) >= self._stop_at and _is_of_log(each)]
+            self._behind.extendleft(reversed(behind))
+        # Who asks for columns has no use for the records themselves, which are made when somebody looks at them.
+        return RecordsOfRuns([(NativeRun(topic, partition, found), 0)] if found else [], None), done, last
+
+    def _explain(self, message: NativeRecord, error: KafkaError) -> BrokerError | None:
+        """An error that will pass, or None; any other is raised."""
+        if error.code() in _NOT_OURS:
+            return None
+        where = f"{self._place.topic!r}[{self._place.partition}]"
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            position = message.offset()
+            lost = OffsetOutOfRange(
+                f"The log of {where} does not hold position {position} any more", native=KafkaException(error)
+            )
+            if position is not None and position >= self._stop_at:
+                return lost  # What is behind the range is no concern of who reads it.
+            raise lost
+        found = translate(error, f"Reading {where}")
+        if not found.retriable:
+            raise found
+        return found
+
+
+def _is_at(ahead: _Ahead | None, place: TopicPartition, start: int) -> bool:
+    """Whether this is just what a read from here wants."""
+    return ahead is not None and (ahead.place, ahead.start) == (place, start) and monotonic() < ahead.until
+
+
+def _is_of_log(message: NativeRecord) -> bool:
+    """Whether it is a record, or the end of the partition."""
+    error = message.error()
+    return error is None or error.code() == KafkaError._PARTITION_EOF

@@ -1,0 +1,201 @@
+"""Reads that begin where the one before ended: what was fetched on is theirs, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker.errors import OffsetOutOfRange
+from broker.testing.waiting import eventually
+from broker_kafka import reader_thread
+from broker_kafka.log_reader import KafkaLogReader
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.test_log_reader import Transactions, numbered, transactions
+from tests.servers.kafka import KafkaServer
+from tests.servers.kafka_client import RawAdmin, produce
+
+__all__ = ["transactions"]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Called for each place from which a client is to fetch."""
+    begun = Mock(wraps=NativePartition)
+    monkeypatch.setattr(reader_thread, "NativePartition", begun)
+    return begun
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, reads that follow come in time."""
+    monkeypatch.setattr(reader_thread, "_AHEAD", 60.0)
+
+
+async def offsets(
+    reader: KafkaLogReader, topic: str, start: int, stop: int, most: int = 100, *, partition: int = 0
+) -> list[int]:
+    async with asyncio.timeout(20):
+        return [record.offset async for batch in reader.read(topic, partition, start, stop, most) for record in batch]
+
+
+async def test_what_follows_is_fetched_once(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(1000))
+    for start in range(0, 1000, 100):
+        assert await offsets(reader, topic, start, start + 100, 30) == list(range(start, start + 100))
+    produce(kafka.bootstrap, topic, numbered(100))
+    assert await offsets(reader, topic, 1000, 1100) == list(range(1000, 1100))
+    assert begun.call_count == 1
+    assert await offsets(reader, topic, 1000, 1100) == list(range(1000, 1100)), "the same once more"
+    assert begun.call_count == 2
+
+
+async def test_the_client_that_has_fetched_on_is_found_among_others(
+    reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, begun: Mock
+) -> None:
+    topics = [make_topic() for _ in range(3)]
+    for topic in topics:
+        produce(kafka.bootstrap, topic, numbered(100))
+    for start in range(0, 100, 20):
+        found = await asyncio.gather(*(offsets(reader, topic, start, start + 20) for topic in topics))
+        assert found == [list(range(start, start + 20))] * 3
+    assert begun.call_count == 3
+
+
+async def test_one_worker_reads_several_partitions_in_turn(
+    reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, begun: Mock
+) -> None:
+    topic = make_topic(partitions=6)
+    for partition in range(6):
+        produce(kafka.bootstrap, topic, numbered(40), partition=partition)
+    for start in range(0, 40, 10):
+        for partition in range(3):
+            assert await offsets(reader, topic, start, start + 10, partition=partition) == list(
+                range(start, start + 10)
+            )
+    assert (begun.call_count, len(reader._all)) == (3, 3)
+    for partition in range(6):
+        assert await offsets(reader, topic, 0, 40, partition=partition) == list(range(40))
+    assert len(reader._all) == 4, "what is kept of them is bounded"
+
+
+async def test_what_came_behind_is_read_a_record_at_a_time(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock
+) -> None:
+    """With the end of the partition, as it was, between the records."""
+    produce(kafka.bootstrap, topic, numbered(10))
+    assert await offsets(reader, topic, 0, 5, 5) == list(range(5))
+    (thread,) = reader._all
+    thread._behind.extend(await thread.call(lambda client: client.consume(6, 5.0)))
+    produce(kafka.bootstrap, topic, numbered(10))
+    thread._behind.extend(await thread.call(lambda client: client.consume(11, 5.0)))
+    ends = [number for number, each in enumerate(thread._behind) if each.error() is not None]
+    assert ends == [5, 16]
+    assert await offsets(reader, topic, 5, 10, 100) == list(range(5, 10))
+    assert await offsets(reader, topic, 10, 13, 1) == list(range(10, 13))
+    assert await offsets(reader, topic, 13, 20, 2) == list(range(13, 20))
+    assert begun.call_count == 1
+
+
+async def test_what_a_client_met_while_it_fetched_on_is_no_error_of_another_read(
+    reader: KafkaLogReader,
+    kafka: KafkaServer,
+    admin: RawAdmin,
+    topic: str,
+    transactions: Transactions,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader_thread, "_AHEAD", 3.0)
+    produce(kafka.bootstrap, topic, numbered(100))
+    transactions.write(topic, *numbered(5))
+    assert await offsets(reader, topic, 0, 100) == list(range(100))
+    (thread,) = reader._all
+    # Where it fetches is not in the log any more.
+    admin.delete_records(topic, -1)
+
+    async def has_ended() -> bool:
+        return not await thread.call(lambda client: client.assignment())
+
+    await eventually(has_ended, 20, "the end of fetching")
+    transactions.abort()
+    await asyncio.to_thread(admin.wait_for_markers, topic)
+    produce(kafka.bootstrap, topic, numbered(10))
+    bounds = (await reader.bounds(topic))[0]
+    assert len(await offsets(reader, topic, bounds.first, bounds.next)) == 10
+    assert thread in reader._idle
+
+
+async def test_nothing_is_fetched_on_for_ever(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_thread, "_AHEAD", 0.05)
+    produce(kafka.bootstrap, topic, numbered(100))
+    assert await offsets(reader, topic, 0, 50, 30) == list(range(50))
+    (thread,) = reader._all
+
+    async def has_ended() -> bool:
+        return not await thread.call(lambda client: client.assignment())
+
+    await eventually(has_ended, 10, "the end of fetching")
+    assert not thread._behind
+    assert await offsets(reader, topic, 50, 100) == list(range(50, 100))
+    assert begun.call_count == 2
+
+
+async def test_after_a_read_that_was_left_nothing_is_taken_for_what_follows(
+    reader: KafkaLogReader, kafka: KafkaServer, topic: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(100))
+    assert await offsets(reader, topic, 0, 10) == list(range(10))
+    left: Any = reader.read(topic, 0, 10, 90, 5)
+    assert len(await anext(left)) == 5
+    await left.aclose()
+    for start in (10, 15, 90):
+        assert await offsets(reader, topic, start, 100) == list(range(start, 100))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_ranges_one_after_the_other_have_what_one_read_has(
+    reader: KafkaLogReader, admin: RawAdmin, topic: str, transactions: Transactions, seed: int
+) -> None:
+    """Among markers and aborted records, while the log grows."""
+    random = Random(seed)
+    expected: list[int] = []
+    found: list[int] = []
+    position = 0
+
+    async def bound() -> int:
+        return (await reader.bounds(topic))[0].next
+
+    for _ in range(6):
+        begin = await bound()
+        count = random.randint(1, 8)
+        transactions.write(topic, *numbered(count))
+        if commits := random.random() < 0.6:
+            expected += range(begin, begin + count)
+        transactions.commit() if commits else transactions.abort()
+        await asyncio.to_thread(admin.wait_for_markers, topic)
+        end = await bound()
+        while position < end and random.random() < 0.8:
+            stop = random.randint(position + 1, end)
+            found += await offsets(reader, topic, position, stop, random.choice([1, 3, 100]))
+            position = stop
+    found += await offsets(reader, topic, position, await bound()) if position < await bound() else []
+    assert found == expected
+
+
+async def test_what_retention_removed_meanwhile_is_missing_in_no_silence(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(100))
+    assert await offsets(reader, topic, 0, 10) == list(range(10))
+    admin.delete_records(topic, 50)
+    result: Any = (await asyncio.gather(offsets(reader, topic, 10, 100), return_exceptions=True))[0]
+    assert isinstance(result, OffsetOutOfRange) or result == list(range(10, 100))
+    assert await offsets(reader, topic, 50, 100) == list(range(50, 100))
