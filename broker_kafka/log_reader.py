@@ -7,10 +7,11 @@ the oldest open transaction begins, and brokers close a transaction a moment aft
 
 *Concurrency.* Any number of reads; each has a client of its own, which is used again by a later one. The next batch is
 fetched while the caller handles the last. Behind a range that was read a client fetches on for a second, as far as its
-queue allows, and a read that begins there has that, even if the broker has removed it since: so what is read a range
-after the other is fetched once. *Cancellation.* A read that is cancelled or left half-way gives its client back.
-*Failure.* A position that retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that says
-nothing for the request timeout raises OperationTimeout.
+queue allows, and a read that begins there has that: so what is read a range after the other, of up to four partitions,
+is fetched once. Such a range that comes whole at once may be one that the broker has removed since, but is of no topic
+that was made anew over this connection. *Cancellation.* A read that is cancelled or left half-way gives its client
+back. *Failure.* A position that retention removed raises OffsetOutOfRange, also in the middle of a read; a broker that
+says nothing for the request timeout raises OperationTimeout.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class KafkaLogReader:
                 yield chunk.records
                 chunk = await ahead
                 ahead = None
-            healthy = True
             thread.go_on(place, stop)
+            healthy = True
             await self._release(thread)
             if chunk.records:
                 yield chunk.records
@@ -121,10 +122,12 @@ class KafkaLogReader:
         for thread in [each for each in self._idle if each.failure is not None]:
             self._idle.remove(thread)
             self._all.discard(thread)
+        for thread in self._idle:
+            thread.forget(place.topic, self._connection.changed.get(place.topic, 0.0))
         # Of those that are of the same use the newest, but of those that fetch for other reads the oldest.
         found = max(reversed(self._idle), key=lambda each: each.use(place, start), default=None)
         if found is not None and found.use(place, start) is Use.OF_ANOTHER:
-            found = self._idle[0] if len(self._idle) >= _KEEP else None
+            found = self._idle[0] if len(self._all) >= _KEEP else None
         if found is not None:
             self._idle.remove(found)
             return found

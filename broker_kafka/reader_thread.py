@@ -2,7 +2,7 @@
 
 Behind a range that was read whole it fetches on for a second: what comes is kept, in the client's queue and here, for a
 read that begins there. *Concurrency.* As `OwnerThread`; one read at a time. *Failure.* A position that the log does not
-hold raises OffsetOutOfRange, unless it lies behind the range.
+hold raises OffsetOutOfRange; one behind the range only where what comes does not reach the range's end.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ReaderThread(OwnerThread[Consumer]):
         """The loop's; the thread gets to know of it later."""
         self._ahead: _Ahead | None = None
         self._behind: deque[NativeRecord] = deque()
-        """Records that came behind the range, and ends of the partition, in their order."""
+        """What came behind the range: records, ends of the partition, and that the log does not go on there."""
 
     def _open(self) -> Consumer:
         return open_consumer(self._config, self._lifeline)
@@ -141,6 +141,7 @@ class ReaderThread(OwnerThread[Consumer]):
 
     def end(self) -> None:
         """Fetch no more, from now on or a moment later; a range that is begun next comes after it."""
+        self._told_ahead = None
         self.tell(self._unassign)
 
     def go_on(self, place: TopicPartition, stop: int) -> None:
@@ -151,6 +152,15 @@ class ReaderThread(OwnerThread[Consumer]):
             self._ahead = ahead
 
         self.tell(go_on)
+
+    def forget(self, topic: str, changed: float) -> None:
+        """Fetch on no more in this topic, if that began before it was made or changed.
+
+        :param changed: when that was, as `time.monotonic` has it.
+        """
+        ahead = self._told_ahead
+        if ahead is not None and ahead.place.topic == topic and ahead.until - _AHEAD <= changed:
+            self.end()
 
     def use(self, place: TopicPartition, start: int) -> Use:
         """Of what use it is, while nobody reads, to a read that begins there."""
@@ -181,10 +191,7 @@ class ReaderThread(OwnerThread[Consumer]):
             if self._stopping or self._reading.is_set():
                 raise Closed("The log reader was closed")
             if monotonic() >= deadline:
-                raise last or OperationTimeout(
-                    f"No broker sent the records of {self._place.topic!r}[{self._place.partition}] "
-                    f"for {self._patience:g} s"
-                )
+                raise last or OperationTimeout(f"No broker sent the records of {self._where} for {self._patience:g} s")
             messages = self._from_behind(most)
             if not messages and (message := client.poll(_POLL)) is not None:
                 messages = [message, *client.consume(max(0, most - 1), 0.0)]
@@ -205,23 +212,28 @@ class ReaderThread(OwnerThread[Consumer]):
         topic, partition = self._place
         found: list[Any] = [message for message in messages if message.error() is None]
         done = False
+        behind: list[NativeRecord] = []
         if len(found) < len(messages):
             for message in messages:
                 error = message.error()
-                if error is None:
+                if error is None or not _concerns(message, self._place):
                     continue
-                end = message.offset()
-                if error.code() != KafkaError._PARTITION_EOF:
+                is_behind = (message.offset() or 0) >= self._stop_at
+                if error.code() == KafkaError._PARTITION_EOF:
+                    done = done or is_behind
+                elif error.code() == KafkaError._AUTO_OFFSET_RESET and is_behind:
+                    behind.append(message)
+                else:
                     last = self._explain(message, error) or last
-                elif end is not None and end >= self._stop_at:
-                    done = True
         if found and found[-1].offset() >= self._stop_at - 1:
             done = True
             found = [message for message in found if message.offset() < self._stop_at]
         if done:
             # The end of the partition is told once, and may be that of the next range.
             behind = [each for each in messages if (each.offset() or 0) >= self._stop_at and _is_of_log(each)]
-            self._behind.extendleft(reversed(behind))
+        elif behind and not found:
+            raise self._lost(behind[0])
+        self._behind.extendleft(reversed(behind))
         # Who asks for columns has no use for the records themselves, which are made when somebody looks at them.
         return RecordsOfRuns([(NativeRun(topic, partition, found), 0)] if found else [], None), done, last
 
@@ -229,19 +241,22 @@ class ReaderThread(OwnerThread[Consumer]):
         """An error that will pass, or None; any other is raised."""
         if error.code() in _NOT_OURS:
             return None
-        where = f"{self._place.topic!r}[{self._place.partition}]"
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            position = message.offset()
-            lost = OffsetOutOfRange(
-                f"The log of {where} does not hold position {position} any more", native=KafkaException(error)
-            )
-            if position is not None and position >= self._stop_at:
-                return lost  # What is behind the range is no concern of who reads it.
-            raise lost
-        found = translate(error, f"Reading {where}")
+            raise self._lost(message)
+        found = translate(error, f"Reading {self._where}")
         if not found.retriable:
             raise found
         return found
+
+    def _lost(self, message: NativeRecord) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"The log of {self._where} does not hold position {message.offset()} any more",
+            native=KafkaException(message.error()),
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"{self._place.topic!r}[{self._place.partition}]"
 
 
 def _is_at(ahead: _Ahead | None, place: TopicPartition, start: int) -> bool:
@@ -249,7 +264,12 @@ def _is_at(ahead: _Ahead | None, place: TopicPartition, start: int) -> bool:
     return ahead is not None and (ahead.place, ahead.start) == (place, start) and monotonic() < ahead.until
 
 
+def _concerns(error: NativeRecord, place: TopicPartition) -> bool:
+    """Whether an error is no other partition's; some are of none."""
+    return error.topic() is None or (error.topic(), error.partition()) == place
+
+
 def _is_of_log(message: NativeRecord) -> bool:
-    """Whether it is a record, or the end of the partition."""
+    """Whether it is a record, the end of the partition, or the place from which on there is nothing to be had."""
     error = message.error()
-    return error is None or error.code() == KafkaError._PARTITION_EOF
+    return error is None or error.code() in {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}

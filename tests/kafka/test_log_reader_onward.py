@@ -8,12 +8,17 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import OffsetOutOfRange
+from broker.spi import TopicPartition
 from broker.testing.waiting import eventually
-from broker_kafka import reader_thread
+from broker_kafka import log_reader, reader_thread
 from broker_kafka.log_reader import KafkaLogReader
+from broker_kafka.reader_thread import ReaderThread
+from broker_kafka.topics_admin import KafkaTopics
+from broker_kafka.topics_config import TopicOptions
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.test_log_reader import Transactions, numbered, transactions
 from tests.servers.kafka import KafkaServer
@@ -85,6 +90,65 @@ async def test_one_worker_reads_several_partitions_in_turn(
     assert len(reader._all) == 4, "what is kept of them is bounded"
 
 
+async def test_reads_side_by_side_of_many_partitions_open_no_client_again(
+    reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock(wraps=ReaderThread)
+    monkeypatch.setattr(log_reader, "ReaderThread", made)
+    topic = make_topic(partitions=6)
+    for partition in range(6):
+        produce(kafka.bootstrap, topic, numbered(30), partition=partition)
+    for start in range(0, 30, 10):
+        for first in range(0, 6, 2):
+            pair = (offsets(reader, topic, start, start + 10, partition=first + number) for number in range(2))
+            assert await asyncio.gather(*pair) == [list(range(start, start + 10))] * 2
+    assert made.call_count == 4
+
+
+async def test_a_topic_that_is_made_anew_is_read_anew(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(20, "old-"))
+    assert await offsets(reader, topic, 0, 10) == list(range(10))
+    admin.delete_topic(topic)
+    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    produce(kafka.bootstrap, topic, numbered(20, "new-"))
+    async with asyncio.timeout(20):
+        found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]
+    assert found == numbered(20, "new-")[10:]
+
+
+async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str, transactions: Transactions
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(100))
+    transactions.write(topic, *numbered(5))
+    assert await offsets(reader, topic, 0, 50, 50) == list(range(50))
+    (thread,) = reader._all
+    records = await thread.call(lambda client: client.consume(50, 5.0))
+    admin.delete_records(topic, -1)
+    after = await thread.call(lambda client: client.consume(2, 10.0))
+    errors = [(each, each.error()) for each in after]
+    (lost,) = [each for each, error in errors if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET]
+    assert (len(records), lost.offset()) == (50, 100)
+    place = TopicPartition(topic, 0)
+    async with asyncio.timeout(5):
+        # What ends the range comes, and the next one has the error.
+        thread._behind.extend([*records, lost])
+        chunk = await thread.begin(place, 50, 100, 100)
+        assert (len(chunk.records), chunk.done) == (50, True)
+        thread.go_on(place, 100)
+        with pytest.raises(OffsetOutOfRange, match="position 100"):
+            await thread.begin(place, 100, 105, 100)
+        # What would end it does not come.
+        thread.go_on(place, 50)
+        await thread.call(lambda _: thread._behind.extend([*records[:-1], lost]))
+        chunk = await thread.begin(place, 50, 100, 100)
+        assert (len(chunk.records), chunk.done) == (49, False)
+        with pytest.raises(OffsetOutOfRange, match="position 100"):
+            await thread.take(100)
+
+
 async def test_what_came_behind_is_read_a_record_at_a_time(
     reader: KafkaLogReader, kafka: KafkaServer, topic: str, begun: Mock
 ) -> None:
@@ -93,7 +157,8 @@ async def test_what_came_behind_is_read_a_record_at_a_time(
     assert await offsets(reader, topic, 0, 5, 5) == list(range(5))
     (thread,) = reader._all
     thread._behind.extend(await thread.call(lambda client: client.consume(6, 5.0)))
-    produce(kafka.bootstrap, topic, numbered(10))
+    # Of one batch, so that the client is told of no end within it.
+    produce({"bootstrap.servers": kafka.bootstrap, "linger.ms": 300}, topic, numbered(10))
     thread._behind.extend(await thread.call(lambda client: client.consume(11, 5.0)))
     ends = [number for number, each in enumerate(thread._behind) if each.error() is not None]
     assert ends == [5, 16]
