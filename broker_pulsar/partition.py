@@ -38,7 +38,7 @@ class GroupPartition:
         self.owned = self.paused = self.changing = False
         """`changing`: it is being taken over, given up or moved, and what arrives meanwhile is not ours."""
         self.connection = ""
-        """The connection over which we became its owner, as the broker calls it."""
+        """The connection over which we own it, as the broker calls it and was last seen to."""
         self.brought = False
         """Whether anything came since it began, so that what is left behind is known to come."""
         self.start: Final = start
@@ -209,11 +209,11 @@ async def subscribe_part(connection: Connection, part: GroupPartition, log: Topi
 
 
 async def ask_again(part: GroupPartition) -> None:
-    """Have the broker send what is not committed once more, if the partition is ours still.
+    """Have the broker send what is not committed once more, if the partition is ours still and was not moved since.
 
     :raises BrokerError: the client's error.
     """
-    if part.receiver is not None and part.owned and not part.changing:
+    if part.receiver is not None and part.owned and not part.changing and (part.astray or part.asked_at is not None):
         await part.receiver.call(part.receiver.consumer.redeliver_unacknowledged_messages)
 
 
