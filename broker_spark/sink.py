@@ -138,11 +138,11 @@ def _columns(schema: StructType, *, keep_partition: bool) -> tuple[str, ...]:
 class Written(WriterCommitMessage):
     """What one task wrote.
 
-    :ivar duplicates: rows that the broker had already, of an earlier attempt.
+    :ivar duplicates: rows that the broker had already, of an earlier attempt; None where it tells of none.
     """
 
     rows: int
-    duplicates: int
+    duplicates: int | None
 
 
 class MessageWriter(DataSourceArrowWriter):
@@ -215,7 +215,7 @@ def _publish(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], prefi
         if under_way is not None:
             duplicates += under_way.result()
     keep_what_is_loaded()
-    return Written(rows, duplicates)
+    return Written(rows, duplicates if bus.capabilities.publish.tells_duplicates else None)
 
 
 def _rows(options: SinkOptions, batches: Iterable[pyarrow.RecordBatch], prefix: str | None) -> Iterator[Outbound]:
@@ -268,12 +268,13 @@ def _send(bus: Bus, chunk: list[Outbound]) -> int:
 
 def _report(messages: list[WriterCommitMessage | None], what: str) -> None:
     written = [cast("Written", each) for each in messages if each is not None]
+    told = [each.duplicates for each in written if each.duplicates is not None]
     logger.info(
-        "%s: %d rows written by %d tasks, %d of them were there",
+        "%s: %d rows written by %d tasks%s",
         what,
         sum(each.rows for each in written),
         len(written),
-        sum(each.duplicates for each in written),
+        f", {sum(told)} of them were there" if told else "",
     )
 
 

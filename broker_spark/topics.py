@@ -62,7 +62,7 @@ def check_log(bus: Bus) -> bool:
     if records is None or not records.log_reader:
         raise Unsupported(
             f"{bus.capabilities.backend} has no log that Spark could read by position",
-            advice="Consume it with bus.messages(...), or read a broker with a log",
+            advice="Stream it as a queue, with options subscription and spool; a batch is read of a broker with a log",
         )
     return records.shared_offsets
 

@@ -9,15 +9,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from broker.blocking import Bus, connect
+from broker.errors import Unsupported
 from broker_spark import progress
 from broker_spark.log_source import LogBatchReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
+from broker_spark.sink import SinkOptions, Written, _publish
 from tests.servers import pubsub, pulsar, servicebus
 from tests.spark import test_spool
 from tests.spark.conftest import MakeTopic
@@ -102,6 +105,35 @@ def test_spark_copies_a_log_of_pulsar(
     assert sorted(body for _, body in log(bus, target)) == sorted(numbered(60))
     assert progress.behind(query.lastProgress) == 0
     assert sorted(values(read(spark, url, target, tasksPerPartition=2))) == sorted(numbered(60))
+
+
+@pytest.mark.parametrize("url", ["pubsub", "servicebus"], indirect=True)
+def test_a_broker_without_a_log_is_streamed_as_a_queue(url: str, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    with pytest.raises(Unsupported, match="Stream it as a queue, with options subscription and spool"):
+        Query(url, topic)
+
+
+@pytest.mark.parametrize("url", ["servicebus"], indirect=True)
+def test_rows_that_are_written_again_are_there_once(url: str) -> None:
+    """Where the broker knows a copy, though it tells of none."""
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    with connect(f"{url}&deduplication_window=60") as bus:
+        bus.admin.ensure_topic(topic)
+        bus.admin.ensure_subscription(topic, "reader")
+        options = SinkOptions(url=f"{url}&deduplication_window=60", topic=topic, ids=True, columns=("value",))
+        for _ in range(2):
+            rows = pyarrow.RecordBatch.from_pydict({"value": numbered(5)})
+            assert _publish(options, iter([rows]), "query-7-0") == Written(5, None)
+        publish(bus, topic, [b"last"])
+        came: list[bytes | None] = []
+        with bus.messages(topic, subscription="reader") as consumer:
+            while b"last" not in came:
+                message = consumer.next_message(timeout=test_spool.SECONDS)
+                assert message is not None, came
+                came.append(message.data)
+                message.ack()
+        assert sorted(came, key=str) == sorted([*numbered(5), b"last"], key=str)
 
 
 def test_a_queue_is_drained_once(url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path) -> None:

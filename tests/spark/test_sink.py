@@ -158,8 +158,8 @@ def test_the_ids_of_a_task_do_not_change_with_its_attempts(url: str, bus: Bus, m
     ids = [record.id for batch in bus.log.read(topic, 0) for record in batch]
     assert len(set(ids)) == 6
     deduplicates = bus.capabilities.publish.deduplication
-    assert again.duplicates == (6 if deduplicates else 0)
+    assert again.duplicates == (6 if deduplicates else None)
     assert len(ids) == (6 if deduplicates else 12)
     # Rows in another order are other rows: twice rather than lost.
     turned = pyarrow.RecordBatch.from_pydict({"value": [b"b", b"a", b"a"]})
-    assert _publish(options, iter([turned]), "query-7-0").duplicates == (1 if deduplicates else 0)
+    assert _publish(options, iter([turned]), "query-7-0").duplicates == (1 if deduplicates else None)
