@@ -76,6 +76,5 @@ def show(screen: Screen, outcome: Outcome, airlines: Mapping[str, str]) -> None:
     for failure in outcome.failures:
         screen.say(f"[bold red]Does not hold:[/] {failure}")
     if not outcome.failures:
-        screen.say(
-            "[bold green]Equal, to the row:[/] nothing lost, nothing twice, every corrupted message a dead letter"
-        )
+        copies = f"{results.copies:,} copies in topics, told by their ids" if results.copies else "nothing twice"
+        screen.say(f"[bold green]Equal, to the row:[/] nothing lost, {copies}, every corrupted message a dead letter")

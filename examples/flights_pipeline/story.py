@@ -46,6 +46,8 @@ class Outcome:
     :ivar committed: rows of committed batches when Spark was killed, by pipeline; those that were told.
     :ivar cut_off: the batch of each pipeline that was under way then.
     :ivar second: the batches of the second life.
+    :ivar most_copies: how many messages may be there twice: those of the batches that were cut off, or none where the
+        broker knows a copy.
     """
 
     flights: int
@@ -55,6 +57,7 @@ class Outcome:
     committed: dict[str, int]
     cut_off: dict[str, int]
     second: list[BatchReport]
+    most_copies: int
     results: Results
     compared: list[Compared]
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -70,6 +73,7 @@ class Outcome:
             "a batch was under way when it was killed": bool(self.cut_off),
             "what was cut off was done first": first == self.cut_off,
             "each message that does not decode has one dead letter": self.results.letters_again == 0,
+            f"at most {self.most_copies:,} messages are there twice": self.results.copies <= self.most_copies,
         }
         return [promise for promise, holds in checks.items() if not holds] + [
             difference for each in self.compared for difference in each.differences
@@ -122,6 +126,7 @@ async def tell(url: str, flights: Sequence[Flight], directory: Path, screen: Scr
         committed,
         cut_off,
         second.reports,
+        0 if bus.capabilities.publish.deduplication else len(cut_off) * rows,
         results,
         compared,
         seconds,

@@ -162,7 +162,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str, Path]
 def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path]) -> None:
     outcome, shown, picture = whole
     assert outcome.failures == []
-    assert "Equal, to the row" in shown
+    # The embedded server knows a copy.
+    assert (outcome.results.copies, outcome.most_copies) == (0, 0)
+    assert "Equal, to the row: nothing lost, nothing twice" in shown
     assert picture.read_bytes().startswith(b"\x89PNG")
     kinds = Counter(each.kind for each in outcome.spoilt)
     assert set(kinds) == set(KINDS)
@@ -173,6 +175,14 @@ def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path
     }
     assert any("java" in name for name in outcome.killed), "the JVM was not killed"
     assert len(outcome.killed) > 2, "the workers were not killed"
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_more_copies_than_a_kill_explains_do_not_hold(whole: tuple[Outcome, str, Path]) -> None:
+    results = replace(whole[0].results, copies=3)
+    assert replace(whole[0], results=results, most_copies=3).failures == []
+    assert replace(whole[0], results=results, most_copies=2).failures == ["at most 2 messages are there twice"]
 
 
 @pytest.mark.chaos
