@@ -18,7 +18,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.nats import NatsServer
 from tests.spark.support import copy, copying, log, numbered, publish
 
-pytestmark = [pytest.mark.chaos, pytest.mark.deep, pytest.mark.slow]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 ROWS = 800
 BATCH = 100
@@ -93,6 +93,7 @@ def test_a_broker_that_is_killed_and_comes_back(
         books.balance(told, bus.capabilities.backend, numbered(ROWS), rows, ids=ids, **twice(bus))
 
 
+@pytest.mark.deep
 def test_a_broker_that_is_killed(spark: SparkSession, server: Server, tmp_path: Path, books: Books) -> None:
     # The query is to give up soon; what looks on has time, however busy the machine is.
     url = f"{server.url}?request_timeout=8"

@@ -25,7 +25,7 @@ from tests.servers.spark import SparkCluster
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import log, numbered, publish
 
-pytestmark = [pytest.mark.deep, pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 ROWS = 200
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,7 @@ def executor_of(worker: int) -> int:
     return worker
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_pretended_cluster_of_two_executors(
     home: Path, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path

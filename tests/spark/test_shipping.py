@@ -85,7 +85,6 @@ def test_an_archive_is_found_by_a_path_from_here(archive: Path, monkeypatch: pyt
     assert shipped_source(BrokerDataSource, package, ["elsewhere", archive.parent.name]) is not None
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_an_archive_says_how_to_read_streams(
     archive: Path, python: Path, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path
