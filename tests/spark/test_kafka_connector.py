@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
 
@@ -142,6 +142,29 @@ def test_patterns_and_several_topics(spark: SparkSession, bus: Bus, url: str, to
     assert read(spark, connector=how, url=url, topicPattern=f"{topic}-nothing").count() == 0
     with pytest.raises((ConfigurationError, PySparkException), match=rf"offsets of '{topic}\.y0', and topicPattern"):
         read(spark, connector=how, url=url, topicPattern=rf"{topic}\..*", start={f"{topic}.y0": {"0": 1}}).collect()
+
+
+@pytest.mark.parametrize("connector", SOURCES)
+def test_what_retention_removed_fails_a_stream_or_is_skipped(
+    spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path, connector: str
+) -> None:
+    def run(loss: str, timeout: int = 30) -> int:
+        where = f"{url}?request_timeout={timeout}"
+        frame = read_stream(spark, connector=connector, url=where, topic=topic, onDataLoss=loss)
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / loss))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+    publish(bus, topic, numbered(100))
+    assert [run(loss) for loss in ("fail", "skip")] == [100, 100]
+    publish(bus, topic, numbered(50, 100))
+    bus.admin.purge(topic)
+    publish(bus, topic, numbered(70, 150))
+    # Over another connection, since that of before may have what was removed, fetched behind what it read.
+    with pytest.raises(StreamingQueryException, match=r"(?i)data.?loss|Retention removed"):
+        run("fail", timeout=31)
+    assert run("skip", timeout=31) == 70
 
 
 def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path) -> None:

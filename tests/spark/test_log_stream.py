@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -28,9 +29,10 @@ Offsets = dict[str, Any]
 class Query:
     """Calls a reader in Spark's order; a new reader for each run, as a restart makes one."""
 
-    def __init__(self, url: str, topic: str, **options: Any) -> None:
+    def __init__(self, url: str, topic: str | None, **options: Any) -> None:
+        named = {} if topic is None else {"topic": topic}
         given = {name: str(value) for name, value in options.items()}
-        self.options = SourceOptions.parse({"url": url, "topic": topic, **given}).for_stream()
+        self.options = SourceOptions.parse({"url": url, **named, **given}).for_stream()
         self.reader = LogStreamReader(self.options)
         self.at: Offsets = self.reader.initialOffset()
 
@@ -152,6 +154,41 @@ def test_partitions_that_are_added_are_read_from_their_beginning(url: str, bus: 
     assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(40, 10))
     query.restart()
     assert sorted(query.rows(before, query.at)) == sorted(numbered(40, 10))
+
+
+@pytest.mark.parametrize("by", ["name", "pattern"])
+def test_a_stream_of_several_topics(url: str, bus: Bus, make_topic: MakeTopic, by: str) -> None:
+    first, second, other = make_topic(partitions=2), make_topic(partitions=1), make_topic()
+    for topic, start in ((first, 0), (second, 100), (other, 900)):
+        publish(bus, topic, numbered(100, start))
+    if by == "name":
+        query = Query(url, f"{first},{second}", maxRows=60)
+    else:
+        query = Query(url, None, topicPattern=f"{re.escape(first)}|{re.escape(second)}", maxRows=60)
+    batches = list(query.batches())
+    assert sorted(row for batch in batches for row in batch) == sorted(numbered(200))
+    assert max(map(len, batches)) <= 60
+    publish(bus, second, numbered(10, 200))
+    query.restart()
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(10, 200))
+    assert query.behind == 0
+
+
+def test_a_topic_that_comes_to_match_joins_a_stream_at_its_beginning(url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    first = make_topic()
+    second = f"{first}.later"
+    publish(bus, first, numbered(10))
+    query = Query(url, None, topicPattern=re.escape(first) + ".*", start="latest")
+    assert list(query.batches()) in ([], [[]])
+    bus.admin.ensure_topic(second)
+    try:
+        publish(bus, second, numbered(20, 10))
+        before = query.at
+        assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(20, 10))
+        query.restart()
+        assert sorted(query.rows(before, query.at)) == sorted(numbered(20, 10))
+    finally:
+        bus.admin.delete_topic(second)
 
 
 def test_an_idle_partition_is_not_taken_for_a_lost_one(url: str, bus: Bus, make_topic: MakeTopic) -> None:
