@@ -182,7 +182,7 @@ class SparkStage:
         self.kafka = kafka
         self.sides: tuple[Side, ...] = (jetstream, kafka)
         self.directory = directory
-        self.uncounted = 0 if quick else 1
+        self.uncounted = 0 if quick else 2
         self._settings = QUICK if quick else {}
         began = time.perf_counter()
         self.spark = self._session("local[2]")
