@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow
+
 import broker
 from broker_pulsar.client import Client, pulsar
 
@@ -55,6 +57,25 @@ class RawPulsar:
                 message.data()
                 consumer.acknowledge(message)
             count -= len(taken)
+
+    def read(self, topic: str, count: int) -> None:
+        """A log from its beginning, to Arrow: topic, partition, offset (as ledger and entry), key and value."""
+        reader = self._client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=BATCH)
+        while count > 0:
+            taken = [reader.read_next(30_000) for _ in range(min(count, 10 * BATCH))]
+            ids = [message.message_id() for message in taken]
+            pyarrow.table(
+                {
+                    "topic": [topic] * len(taken),
+                    "partition": [0] * len(taken),
+                    "ledger": [each.ledger_id() for each in ids],
+                    "entry": [each.entry_id() for each in ids],
+                    "key": [message.partition_key() for message in taken],
+                    "value": [message.data() for message in taken],
+                }
+            )
+            count -= len(taken)
+        reader.close()
 
     def receive_one(self, consumer: Any, arrived: Callable[[bytes | None], object]) -> None:
         """Wait for one message, tell it and acknowledge it."""

@@ -19,6 +19,7 @@ from benchmarks.report import Page, Section
 from benchmarks.spark.crossover import measure_crossover
 from benchmarks.spark.decoding import measure_decoding
 from benchmarks.spark.micro_batches import measure_micro_batches
+from benchmarks.spark.other_brokers import measure_other_brokers
 from benchmarks.spark.pipelines import measure_pipelines
 from benchmarks.spark.reading import measure_reading
 from benchmarks.spark.scaling import measure_scaling
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[SparkStage, float, int], list[Section]]] = {
     "micro-batches": measure_micro_batches,
     "pipelines": measure_pipelines,
     "decoding": measure_decoding,
+    "other-brokers": measure_other_brokers,
     "crossover": measure_crossover,
     # Last, since it goes on in other sessions.
     "scaling": measure_scaling,

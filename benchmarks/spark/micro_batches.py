@@ -131,6 +131,22 @@ def _medians(stage: SparkStage, asked: _Asked, batches: int) -> dict[str, float]
     return {step: statistics.median(each["durationMs"].get(step, 0) for each in counted) for step in _STEPS}
 
 
+def spooled(stage: SparkStage, url: str, topic: str, chosen: Mapping[str, str]) -> Callable[[str, str], Done]:
+    """What drains a subscription, by its name, through a spool at a path.
+
+    :param chosen: options that say which columns.
+    """
+
+    def run(subscription: str, place: str) -> Done:
+        options = {"url": url, "topic": topic, "subscription": subscription, "spool": place, **chosen}
+        frame = stage.spark.readStream.format("broker").options(**options).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", stage.place())
+        # The first too: what is received meanwhile is read by those that follow.
+        return finished(writer.trigger(availableNow=True).start(), skip=0)
+
+    return run
+
+
 def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
     section = Section(
         "A queue through the spool",
@@ -146,20 +162,8 @@ def _spool(stage: SparkStage, scale: float, rounds: int) -> Section:
         topic = side.filled(count, size)
 
         def work(chosen: Mapping[str, str], topic: str = topic, count: int = count) -> Work:
-            def run(place: str) -> Done:
-                options = {
-                    "url": side.url,
-                    "topic": topic,
-                    "subscription": place.rpartition("/")[2],
-                    "spool": place,
-                    **chosen,
-                }
-                frame = stage.spark.readStream.format("broker").options(**options).load()
-                writer = frame.writeStream.format("noop").option("checkpointLocation", stage.place())
-                # The first too: what is received meanwhile is read by those that follow.
-                return finished(writer.trigger(availableNow=True).start(), skip=0)
-
-            return Work(count, run, lambda: stage.place("spool"))
+            run = spooled(stage, side.url, topic, chosen)
+            return Work(count, lambda place: run(place.rpartition("/")[2], place), lambda: stage.place("spool"))
 
         works = {name: work(chosen) for name, chosen in columns.items()}
         for name, series in in_turn(works, rounds, stage.roots, uncounted=stage.uncounted).items():

@@ -18,6 +18,7 @@ from benchmarks.spark import raw_clients
 from benchmarks.spark.rowwise import PLAIN
 from benchmarks.spark.stage import KafkaSide, Side, SparkStage, sizes
 from benchmarks.spark.timing import Done, Work, in_turn
+from broker.blocking import Bus
 from broker_spark.schema import COLUMNS, RECORD_COLUMNS
 
 __all__ = ["finished", "measure_reading", "read_log"]
@@ -40,7 +41,8 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     stream = Section(
         "Streaming read",
         f"Rows per second of one task in {_BATCHES} micro-batches or more, without the first, as ratios. In a "
-        "comparison all micro-batches have equally many rows; on Kafka at 100 B as many as `maxRows` is by default.",
+        "comparison all micro-batches have equally many rows; on Kafka as many as `maxRows` is by default. `raw "
+        "client` is that of a batch read, all at once.",
         "times as fast",
     )
     for side in stage.sides:
@@ -50,22 +52,18 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
             topic = side.filled(count, size)
             series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots, uncounted=stage.uncounted)
             _tell(batch, f"{side.name}, {label}", series, side)
-            # Row by row once only: it takes many seconds, and what is larger tells no more.
-            small = size < 1000
-            most = int(count * (side.stream_share if small else 1)) // _BATCHES
+            most = int(count * side.stream_share) // _BATCHES
             works = _stream_works(stage, side, topic, count, most)
-            if not small:
-                works.pop("row-wise")
             series = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
             _tell_streams(stream, f"{side.name}, {label}", series, side)
             side.drop(topic)
     return [batch, stream]
 
 
-def read_log(side: Side, topic: str, columns: tuple[str, ...], stop: int | None = None) -> int:
+def read_log(bus: Bus, topic: str, columns: tuple[str, ...], stop: int | None = None) -> int:
     """Our reader without Spark, to Arrow; the bytes it made."""
     names = [RECORD_COLUMNS[name] for name in columns if name in RECORD_COLUMNS]
-    found = side.bus.log.read(topic, 0, None, stop, max_records=10_000)
+    found = bus.log.read(topic, 0, None, stop, max_records=10_000)
     return sum(batch.to_arrow(names).nbytes for batch in found)
 
 
@@ -81,12 +79,13 @@ def _batch_works(stage: SparkStage, side: Side, topic: str, count: int) -> Mappi
     stop = side.bus.log.bounds(topic)[0].first + few
     part = {**options, "end": json.dumps({"0": stop})}
     rowwise = spark.read.format(f"rows-{side.name}").options(**side.rowwise(topic), rows=rows)
+    log = partial(read_log, side.bus, topic)
     works: dict[str, Work] = {
         "raw client, five": Work(count, lambda _: raw_clients.read_columns(side, topic, count)),
-        "LogReader, five": Work(count, lambda _: read_log(side, topic, PLAIN)),
-        "LogReader, five, seldom collected": Work(count, lambda _: _seldom(partial(read_log, side, topic, PLAIN))),
-        "LogReader, all": Work(few, lambda _: read_log(side, topic, COLUMNS, stop)),
-        "LogReader, all, seldom collected": Work(few, lambda _: _seldom(partial(read_log, side, topic, COLUMNS, stop))),
+        "LogReader, five": Work(count, lambda _: log(PLAIN)),
+        "LogReader, five, seldom collected": Work(count, lambda _: _seldom(partial(log, PLAIN))),
+        "LogReader, all": Work(few, lambda _: log(COLUMNS, stop)),
+        "LogReader, all, seldom collected": Work(few, lambda _: _seldom(partial(log, COLUMNS, stop))),
         "broker, five": to_noop(count, spark.read.format("broker").options(**options, columns=five).load),
         "broker, all": to_noop(few, spark.read.format("broker").options(**part).load),
         "row-wise, five": to_noop(rows, rowwise.load),
@@ -148,6 +147,7 @@ def _stream_works(stage: SparkStage, side: Side, topic: str, count: int, most: i
     few = _BATCHES * most
     rows = spark.readStream.format(f"rows-{side.name}").options(**side.rowwise(topic), rows=few, maxrows=most)
     works: dict[str, Work] = {
+        "raw client": Work(count, lambda _: raw_clients.read_columns(side, topic, count)),
         "broker": to_noop(spark.readStream.format("broker").options(**options).load),
         "row-wise": to_noop(rows.load, few),
     }
@@ -177,7 +177,11 @@ def finished(query: Any, *, skip: int = 1) -> Done:
 
 def _tell_streams(section: Section, where: str, series: Mapping[str, Series], side: Side) -> None:
     section.runs.update({f"{where}: {name}": runs for name, runs in series.items()})
-    ratios: list[tuple[str, str, float | None]] = [("broker", "row-wise", 3.0)] if "row-wise" in series else []
+    ratios: list[tuple[str, str, float | None]] = [
+        ("broker", "row-wise", 3.0),
+        ("raw client", "row-wise", None),
+        ("broker", "raw client", None),
+    ]
     if isinstance(side, KafkaSide):
         ratios += [("broker by connector", "connector", 0.95), ("broker", "connector", None)]
     for ours, theirs, bar in ratios:

@@ -31,7 +31,18 @@ from broker_spark.testing import QUICK
 from tests.servers.kafka import BUSY_OPTIONS, KafkaServer
 from tests.servers.kafka_jars import jars_of
 
-__all__ = ["CARRIERS", "Flight", "JetStreamSide", "KafkaSide", "Side", "SparkStage", "body_of", "open_stage", "sizes"]
+__all__ = [
+    "CARRIERS",
+    "Flight",
+    "JetStreamSide",
+    "KafkaSide",
+    "Side",
+    "SparkStage",
+    "body_of",
+    "fill",
+    "open_stage",
+    "sizes",
+]
 
 _SIZES = {"100 B": 100, "1 KiB": 1024}
 CARRIERS = 16
@@ -68,6 +79,19 @@ def body_of(size: int) -> Callable[[int], bytes]:
         fields["pad"] = "x" * max(0, size - len(json.dumps(fields)))
         made.append(json.dumps(fields).encode())
     return lambda number: made[number % 1000]
+
+
+def fill(bus: broker.blocking.Bus, topic: str, count: int, size: int) -> str:
+    """Publish so many messages; the topic's name."""
+    body = body_of(size)
+    for start in range(0, count, 5000):
+        bus.topic(topic).publish_batch(
+            [
+                OutboundMessage(body(number), KEYS[number % 1000], {"type": "created"} if number % 2 else None)
+                for number in range(start, min(count, start + 5000))
+            ]
+        )
+    return topic
 
 
 class Side(ABC):
@@ -127,16 +151,7 @@ class JetStreamSide(Side):
         super().__init__(self.place.url.replace("://", f"://{self.place.token}@"))
 
     def filled(self, count: int, size: int) -> str:
-        name, body = self.target(), body_of(size)
-        topic = self.bus.topic(name)
-        for start in range(0, count, 5000):
-            topic.publish_batch(
-                [
-                    OutboundMessage(body(number), KEYS[number % 1000], {"type": "created"} if number % 2 else None)
-                    for number in range(start, min(count, start + 5000))
-                ]
-            )
-        return name
+        return fill(self.bus, self.target(), count, size)
 
     def rowwise(self, topic: str) -> Mapping[str, str]:
         return {"url": self.place.url, "token": self.place.token, "stream": topic, "subject": f"{topic}.0"}
