@@ -41,11 +41,13 @@ class Lag:
     :ivar waiting: messages, or records, not delivered yet.
     :ivar unsettled: delivered and not settled; None where the broker does not tell.
     :ivar partitions: records behind per partition, for a record group.
+    :ivar current: whether it is as of now; else the broker tells what was some minutes ago.
     """
 
     waiting: int
     unsettled: int | None = None
     partitions: Mapping[int, int] = field(default_factory=dict[int, int])
+    current: bool = True
 
 
 @runtime_checkable

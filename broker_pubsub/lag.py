@@ -15,7 +15,7 @@ import grpc
 import requests
 from google.auth.transport.requests import AuthorizedSession
 
-from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized
+from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized, Unsupported
 from broker.spi import Lag
 from broker_pubsub import credentials, subscriptions
 from broker_pubsub.connection import Connection
@@ -35,14 +35,23 @@ async def measure(connection: Connection, topic: str, found: Any) -> Lag:
     """What waits and what is unsettled, together.
 
     :raises NotAuthorized, AuthenticationFailed, ConnectionFailed, BackendError: Cloud Monitoring does not tell.
+    :raises Unsupported: of a topic that retains nothing an emulator does not tell.
     """
     if connection.settings.emulator is not None:
         return Lag(waiting=await _count(connection, topic, found.name))
-    return Lag(waiting=await asyncio.to_thread(_ask_monitoring, connection, found.name))
+    return Lag(waiting=await asyncio.to_thread(_ask_monitoring, connection, found.name), current=False)
 
 
 async def _count(connection: Connection, topic: str, path: str) -> int:
     what = f"Counting what {path!r} has"
+    asked = request_of(Methods.GET_TOPIC, topic=connection.names.topic(topic))
+    described = await connection.call(Methods.GET_TOPIC, asked, f"Topic {topic!r}", "topic")
+    if not described.HasField("message_retention_duration"):
+        # A snapshot on an emulator holds what the topic does.
+        raise Unsupported(
+            f"An emulator does not tell the lag of a topic that retains nothing, and {topic!r} does not",
+            advice="Make it with a retention, or a setting topic_retention that is not 0",
+        )
     mark = f"{connection.names.project}/snapshots/lag~{token_hex(8)}"
     fresh = subscriptions.temporary(connection, topic)
     fresh.enable_message_ordering = False

@@ -30,6 +30,7 @@ from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.files import told_of
 from broker_spark.options import SourceOptions
 from broker_spark.spool.columns import Stamps, stamps_of, table_of
+from broker_spark.spool.draining import FOREVER, IDLE, Goal, goal_of
 from broker_spark.spool.lease import BEAT
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
@@ -40,10 +41,7 @@ SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
 LINGER: Final = 0.1
 """Seconds from the first message of a segment until it is written, however few there are."""
-IDLE: Final = 1.0
-"""Seconds without a message after which a queue counts as empty, if nothing is on its way to somebody."""
 _STOP_SECONDS: Final = 10.0
-_FOREVER: Final = 2**31 - 1
 
 
 class Receiver:
@@ -181,12 +179,13 @@ class Receiver:
                         raise
                     # Some subscriptions cannot, as those of Pub/Sub without exactly-once delivery.
                     consumer = await stack.enter_async_context(self._consumer(bus, topics, None))
-                target, patience = await self._target(bus, topics, family.lease_seconds or 0.0)
+                lease = family.lease_seconds or 0.0
+                goal = await goal_of(bus, topics, options.subscription or "", lease) if self._draining else None
                 await self._look(bus, topics)
                 self._opened.set()
                 watch = asyncio.create_task(self._watch_lag(bus, topics))
                 try:
-                    await self._fill(consumer, target, patience)
+                    await self._fill(consumer, goal)
                 finally:
                     watch.cancel()
 
@@ -197,26 +196,30 @@ class Receiver:
             subscription=options.subscription or "",
             start="earliest" if options.start.offsets else options.start.default,
             # However often the query was killed with it, a message is never given up here.
-            retry=broker.Retry(max_deliveries=_FOREVER),
+            retry=broker.Retry(max_deliveries=FOREVER),
             confirm_acks=confirm_acks,
             max_outstanding=max(3 * self._rows, 2 * len(topics)),
             max_outstanding_bytes=4 * self._bytes,
             prefetch=max(self._rows, len(topics)),
         )
 
-    async def _fill(self, consumer: MessageConsumer[bytes], target: int, patience: float) -> None:
+    async def _fill(self, consumer: MessageConsumer[bytes], goal: Goal | None) -> None:
+        """:param goal: None is to receive for ever."""
         kept: asyncio.Task[None] | None = None
+        most = FOREVER if goal is None else goal.messages
+        is_new = False
         try:
             heard = monotonic()
-            while self._came < target:
+            while self._came < most and not is_new:
                 if await self._wait_for_room():
                     # Nobody listened meanwhile, so that the queue is not known to be empty.
                     heard = monotonic()
-                batches = await self._gather(consumer, target - self._came)
+                batches = await self._gather(consumer, most - self._came)
                 if batches:
                     heard = monotonic()
                     self._came += sum(map(len, batches))
-                elif self._draining and monotonic() - heard >= patience:
+                    is_new = goal is not None and goal.came_after(batches)
+                elif goal is not None and monotonic() - heard >= goal.patience:
                     break
                 if kept is not None and (batches or kept.done()):
                     # A stop meanwhile is to end this loop, and not what is being written.
@@ -348,18 +351,6 @@ class Receiver:
         if not found:
             raise ConfigurationError(f"Option topicPattern {pattern!r} matches no topic", advice="Make one first")
         return found
-
-    async def _target(self, bus: Bus, topics: Sequence[str], lease: float) -> tuple[int, float]:
-        """How many messages to receive, and after how many idle seconds to end before; only when draining."""
-        if not self._draining:
-            return _FOREVER, IDLE
-        try:
-            lags = [await bus.admin.lag(topic, self._options.subscription or "") for topic in topics]
-        except (NotAuthorized, Unsupported):
-            return _FOREVER, IDLE
-        unsettled = sum(each.unsettled or 0 for each in lags)
-        # What a process held that was killed comes when its lease is over.
-        return sum(each.waiting or 0 for each in lags) + unsettled, lease + IDLE if unsettled else IDLE
 
 
 async def _identity_of(bus: Bus, topic: str) -> str | None:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 import broker
-from broker import errors
+from broker import Lag, errors
 from broker.names import native_name
 from broker.testing.waiting import eventually
 from broker_pubsub import lag
@@ -188,7 +188,7 @@ async def test_the_lag_of_a_subscription_is_asked_for_in_its_own_project(inbox: 
     monkeypatch.setattr(lag, "MONITORING", monitoring.url)
     monitoring.answer = (200, {"timeSeries": [{"points": [{"value": {"int64Value": "7"}}]}]})
     try:
-        assert (await inbox.bus.admin.lag(inbox.topic, name)).waiting == 7
+        assert await inbox.bus.admin.lag(inbox.topic, name) == Lag(waiting=7, current=False)
     finally:
         monitoring.stop()
     ((path, _, _),) = monitoring.asked

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+import broker
+from broker import Lag
+from broker.admin import AdminFacade
 from broker.blocking import connect
+from broker.errors import Unsupported
+from broker_spark.spool.draining import FOREVER, Goal, goal_of
 from tests.servers import kafka, pubsub
 from tests.servers.servicebus import double
 from tests.spark.support import numbered, publish
@@ -46,6 +53,104 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             assert all(time for table in tables for time in table["broker_time"])
         finally:
             query.reader.stop()
+
+
+def test_a_queue_whose_broker_does_not_tell_what_waits_is_drained(tmp_path: Path) -> None:
+    url = f"{pubsub.shared_server().url}&topic_retention=0&lease_seconds=1"
+    topic = f"spark-{uuid.uuid4().hex[:12]}"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic)
+        bus.admin.ensure_subscription(topic, "spark")
+        publish(bus, topic, numbered(ROWS))
+        with pytest.raises(Unsupported, match="retains nothing"):
+            bus.admin.lag(topic, "spark")
+        query = Query(url, topic, tmp_path / "spool", maxRows=40)
+        try:
+            batches = list(query.begin(drain=True).batches())
+        finally:
+            query.reader.stop()
+        assert sorted(row for batch in batches for row in batch) == sorted(numbered(ROWS))
+
+
+def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the service tells its lag, some minutes old; it ends though somebody publishes all the time."""
+
+    async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
+        return Lag(waiting=0, current=False)
+
+    monkeypatch.setattr(AdminFacade, "lag", lag)
+    url = pubsub.shared_server().url
+    topic = f"spark-{uuid.uuid4().hex[:12]}"
+    stop = threading.Event()
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic)
+        bus.admin.ensure_subscription(topic, "spark")
+        publish(bus, topic, numbered(ROWS))
+
+        def publish_on() -> None:
+            while not stop.wait(0.05):
+                bus.topic(topic).publish(b"later")
+
+        publisher = threading.Thread(target=publish_on)
+        publisher.start()
+        query = Query(url, topic, tmp_path / "spool", maxRows=40)
+        try:
+            came = [row for batch in query.begin(drain=True).batches() for row in batch]
+        finally:
+            stop.set()
+            publisher.join()
+            query.reader.stop()
+        assert sorted(row for row in came if row != b"later") == sorted(numbered(ROWS))
+
+
+def told(waiting: int, unsettled: int | None = None, *, current: bool = True) -> Lag:
+    return Lag(waiting=waiting, unsettled=unsettled, current=current)
+
+
+@pytest.mark.parametrize(
+    ("lags", "expected"),
+    [
+        ([told(3, 0), told(4, 0)], (7, 1.0)),
+        ([told(3, 2)], (5, 31.0)),
+        # What somebody holds is among what waits there, and comes when its lease is over.
+        ([told(3)], (3, 31.0)),
+        ([told(3, 0), told(0, current=False)], (FOREVER, 31.0)),
+        ([], (FOREVER, 31.0)),
+    ],
+)
+async def test_how_far_a_queue_is_drained(
+    lags: list[Lag], expected: tuple[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lag(admin: AdminFacade, topic: str, subscription: str) -> Lag:
+        if not lags:
+            raise Unsupported("The broker does not tell")
+        return lags[int(topic)]
+
+    monkeypatch.setattr(AdminFacade, "lag", lag)
+    began = datetime.now(UTC)
+    async with broker.connect("inmem://") as bus:
+        goal = await goal_of(bus, [str(each) for each in range(max(1, len(lags)))], "spark", 30.0)
+    assert (goal.messages, goal.patience) == expected
+    assert (goal.began is not None and began <= goal.began) is (expected[0] == FOREVER)
+
+
+async def test_what_is_published_after_a_drain_began_ends_it() -> None:
+    async with broker.connect("inmem://") as bus:
+        await bus.admin.ensure_topic("orders")
+        await bus.admin.ensure_subscription("orders", "spark")
+        async with bus.messages("orders", subscription="spark") as consumer:
+            await bus.topic("orders").publish(b"before")
+            before = await consumer.next_batch(1)
+            await bus.topic("orders").publish(b"after")
+            after = await consumer.next_batch(1)
+    began = before[0].broker_time or before[0].publish_time
+    assert began is not None
+    assert not Goal(FOREVER, 1.0, began).came_after([before])
+    assert not Goal(FOREVER, 1.0, began).came_after([after, before])
+    assert Goal(FOREVER, 1.0, began).came_after([after])
+    assert not Goal(FOREVER, 1.0, None).came_after([after])
 
 
 def test_a_queue_of_kafka_tells_the_places_of_its_messages(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from broker.messages import Message, MessageBatch
 from broker.reading.record_views import FIRST
 from broker_spark.files import Fill, LocalFiles
 from broker_spark.options import SourceOptions
+from broker_spark.spool.draining import Goal
 from broker_spark.spool.receiver import Receiver, _first_places
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
@@ -127,7 +128,8 @@ def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) ->
 
     async def fill() -> None:
         receiver._in_hand = 1
-        filling = asyncio.create_task(receiver._fill(SimpleNamespace(next_batch=next_batch), 1, 0.05))  # pyright: ignore[reportArgumentType]
+        consumer: Any = SimpleNamespace(next_batch=next_batch)
+        filling = asyncio.create_task(receiver._fill(consumer, Goal(1, 0.05, None)))
         await asyncio.sleep(0.1)
         receiver._in_hand = 0
         receiver._room.set()
