@@ -22,6 +22,7 @@ from broker_spark.connections import check_reachable
 from broker_spark.files import open_files, why
 from broker_spark.options import SourceOptions
 from broker_spark.spool import segments
+from broker_spark.spool.ending import Ending
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import Segment
@@ -50,6 +51,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._spool: Spool | None = None
         self._receiver: Receiver | None = None
+        self._ending = Ending()
         self._draining = False
         self._held_since: float | None = None
         """Since when there are rows, but fewer than minRows."""
@@ -151,12 +153,14 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Give messages back that are not written yet, and the spool to the next owner."""
+        self._ending.begin()
         spool, receiver = self._spool, self._receiver
         self._spool = self._receiver = None
         if receiver is not None:
             receiver.stop()
         if spool is not None:
             spool.release()
+        self._ending.end()
 
     def _begin(self) -> tuple[Spool, Receiver]:
         """Own the spool and receive, from the first call on."""
@@ -173,6 +177,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     advice="It takes a directory, or a URI such as s3://bucket/spools/orders, that can be written to",
                 ) from error
             collect_seldom()
+            self._ending.watch()
             receiver = Receiver(options, spool)
             if self._draining:
                 receiver.drain()

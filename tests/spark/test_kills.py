@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -47,18 +47,17 @@ SERVERS: dict[str, Callable[[], str]] = {
     "kafka": lambda: kafka.shared_server().url,
 }
 LOGS = [
-    ("jetstream", "planned", 0),
-    ("kafka", "read", KILLED),
-    ("jetstream", "half", KILLED),
-    ("kafka", "written", KILLED),
-    ("jetstream", "committed", KILLED),
+    (backend, step, 0 if step == "planned" else KILLED)
+    for step in ("planned", "read", "half", "written", "committed")
+    for backend in SERVERS
 ]
-"""Backend, step and batch: each step once, as a query costs seconds; the steps of a spool are tested elsewhere."""
+"""Backend, step and batch: each step on each log; a spool has its own in `test_spool_killed`."""
 PIPELINES = [("jetstream", "never", "between"), ("kafka", "always", "written")]
-"""Backend, whether Spark's own connector reads, and the step."""
+"""Backend, whether Spark's own connector reads, and the step: each on one log, since a pipeline takes ten seconds."""
 
 AGAIN = {
     "read": "the batch is run again, with tasks that had written",
+    "half": "the batch is run again, with tasks that had written",
     "written": "the batch is run again",
 }
 """Why rows may come twice where a broker does not deduplicate."""
@@ -104,26 +103,7 @@ class Killed:
 
     def kill(self) -> None:
         """Have each get to its step, and end them all at once."""
-        plan = self._directory / "cases"
-        plan.write_text("".join(json.dumps(asdict(case)) + "\n" for case in self.cases.values()))
-        output = self._directory / "output"
-        with output.open("w") as file, quick_python():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.halted_process", str(plan)],
-                cwd=Path(__file__).parents[2],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            deadline = time.monotonic() + SECONDS
-            while late := [name for name, case in self.cases.items() if not case.halted]:
-                assert process.poll() is None, output.read_text()[-6000:]
-                assert time.monotonic() < deadline, f"{late} do not get to their step: {output.read_text()[-6000:]}"
-                time.sleep(0.05)
-        finally:
-            kill_session(process.pid)
-            process.wait()
+        kill_when_halted("tests.spark.halted_process", list(self.cases.values()), self._directory)
         for name, case in self.cases.items():
             self.before[name] = len(log(self.buses[case.backend], case.target))
 
@@ -179,6 +159,32 @@ class Killed:
         if rows:
             publish(bus, name, rows)
         return name
+
+
+def kill_when_halted(program: str, cases: Sequence[Halted], directory: Path) -> None:
+    """Run cases in a process with a JVM of its own, and kill all of it when each stands still.
+
+    :param program: a module that is given a file with a case in each line.
+    """
+    plan, output = directory / "cases", directory / "output"
+    plan.write_text("".join(json.dumps(asdict(case)) + "\n" for case in cases))
+    with output.open("w") as file, quick_python():
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, str(plan)],
+            cwd=Path(__file__).parents[2],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while late := [(case.kind, case.backend, case.step) for case in cases if not case.halted]:
+            assert process.poll() is None, output.read_text()[-6000:]
+            assert time.monotonic() < deadline, f"{late} do not get to their step: {output.read_text()[-6000:]}"
+            time.sleep(0.05)
+    finally:
+        kill_session(process.pid)
+        process.wait()
 
 
 def kill_session(leader: int) -> None:

@@ -1,0 +1,48 @@
+"""How Spark ends the process of a streaming source: by SIGTERM, at which Python would end without a word.
+
+What a reader holds is given back before. *Concurrency.* In the main thread, in which Spark calls the reader. Nothing
+happens in other processes, as where somebody calls a reader himself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Final
+
+__all__ = ["Ending"]
+
+_PROCESS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+class Ending:
+    """Has SIGTERM leave what the process does, so that Spark's runner calls the reader's `stop` on the way out."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._leaving = False
+
+    def watch(self) -> None:
+        """From now on; only in the process of a streaming source."""
+        running = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if running is not None and running.name == _PROCESS and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._leave)
+
+    def begin(self) -> None:
+        """What is held is being given back, which no signal is to break off."""
+        self._leaving = True
+
+    def end(self) -> None:
+        """End the process, if it was asked to: after that Spark's runner would only tell that nobody listens."""
+        if self._asked:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        # Spark sends it twice, and perhaps when its runner is on the way out already.
+        self._asked = True
+        if not self._leaving:
+            self._leaving = True
+            raise SystemExit(128 + number)
