@@ -24,7 +24,7 @@ from broker_spark.configured import configured
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
 from broker_spark.python_sockets import socket_settings
-from broker_spark.shipping import python_path, shipped_source
+from broker_spark.shipping import python_path, sent_files, shipped_source
 
 __all__ = ["register", "session"]
 
@@ -200,6 +200,6 @@ def register(spark: SparkSession) -> SparkSession:
 
     Where PySpark looks for data sources by itself it finds this one under the same name, without the call.
     """
-    shipped = shipped_source(BrokerDataSource, Path(__file__).parent, python_path(spark))
+    shipped = shipped_source(BrokerDataSource, Path(__file__).parent, python_path(spark), sent_files(spark))
     spark.dataSource.register(shipped or BrokerDataSource)
     return spark

@@ -2,8 +2,8 @@
 
 What `--py-files`, `spark.submit.pyFiles` and `addPyFile` ship is found by tasks and by a batch read, and not by the
 process in which Spark runs a streaming source: it looks elsewhere, and all it can say is "No module named
-'broker_spark'". So where the package came that way, a source is registered that Spark can unpickle there without it,
-and that says more.
+'broker_spark'". So where the package came that way, or is sent to others so, a source is registered that Spark can
+unpickle there without it, and that says more if it is not there.
 """
 
 from __future__ import annotations
@@ -12,25 +12,46 @@ import os
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
+from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
-__all__ = ["python_path", "shipped_source"]
+__all__ = ["python_path", "sent_files", "shipped_source"]
 
 
-def shipped_source(source: type[DataSource], package: Path, found_in: Sequence[str]) -> type[DataSource] | None:
-    """A source that explains itself, in place of one whose package streaming sources would not find; None if they do.
+def shipped_source(
+    source: type[DataSource], package: Path, found_in: Sequence[str], sent: Sequence[Path] = ()
+) -> type[DataSource] | None:
+    """A source that explains itself, in place of one whose package streaming sources may not find; None if they do.
 
     :param source: what Spark calls, importable where batch reads are planned.
     :param package: the directory of the package as Python found it, perhaps within an archive.
     :param found_in: where the process of a streaming source looks for packages, besides what is installed.
+    :param sent: the files that the session sends to its executors.
     """
-    archive = next((each for each in package.parents if each.is_file()), None)
+    archives = [each for each in (*package.parents, *sent) if each.is_file() and _holds(each, package.name)]
     # Spark starts that process where it runs itself, so that paths from there mean the same.
-    if archive is None or archive.resolve() in {Path(each).resolve() for each in found_in}:
+    if not archives or archives[0].resolve() in {Path(each).resolve() for each in found_in}:
         return None
-    return _explaining(source.name(), source.__module__, source.__qualname__, archive.name)
+    return _explaining(source.name(), source.__module__, source.__qualname__, archives[0].name)
+
+
+def sent_files(spark: SparkSession) -> list[Path]:
+    """What `addPyFile`, `addFile` and the settings for them send to executors, as it is here."""
+    if not hasattr(spark, "_jvm"):
+        return []
+    return [Path(SparkFiles.get(Path(each).name)) for each in spark.sparkContext.listFiles]
+
+
+def _holds(archive: Path, package: str) -> bool:
+    """Whether a package can be imported from a file."""
+    try:
+        with ZipFile(archive) as file:
+            return f"{package}/__init__.py" in file.namelist()
+    except (OSError, BadZipFile):
+        return False
 
 
 def python_path(spark: SparkSession) -> list[str]:
@@ -80,6 +101,10 @@ def _explaining(called: str, module: str, qualified: str, archive: str) -> type[
             return load(self._given).streamWriter(schema, overwrite)
 
         def streamReader(self, schema: Any) -> Any:
-            raise RuntimeError(message)
+            try:
+                source = load(self._given)
+            except ModuleNotFoundError:
+                raise RuntimeError(message) from None
+            return source.streamReader(schema)
 
     return Shipped

@@ -1,4 +1,7 @@
-"""What works with Spark Connect: `connect_process JARS URL SOURCE TARGET KAFKA TOPIC DIRECTORY` prints it as JSON."""
+"""What works with Spark Connect: `connect_process JARS URL SOURCE TARGET KAFKA TOPIC QUEUE DIRECTORY` prints JSON.
+
+The queue is a topic of the broker at `URL`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
 
 import broker_spark
 from broker.errors import Unsupported
@@ -21,7 +26,7 @@ class Row:
     number: int
 
 
-def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, directory: str) -> None:
+def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, queue: str, directory: str) -> None:
     spark = broker_spark.session("connect", remote="local[2]", config={**SETTINGS, "spark.jars": jars})
     found: dict[str, Any] = {
         "mode": type(spark).__module__,
@@ -34,14 +39,7 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
         frame = broker_spark.read(spark, connector=connector, url=kafka, topic=topic)
         found[connector] = [sorted(bytes(row.value).decode() for row in frame.collect()), frame.columns[:3]]
     frame = broker_spark.read_stream(spark, url=url, topic=source, maxRows=4)
-    query = (
-        frame.drop("id")
-        .writeStream.format("broker")
-        .options(url=url, topic=target, checkpointLocation=f"{directory}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    query = copy(frame, url, target, f"{directory}/checkpoint")
     found["rows of batches"] = [each.numInputRows for each in query.recentProgress]
     found["lags"] = [sum(broker_spark.lag(each)[source].values()) for each in query.recentProgress]
     values = spark.range(2).select(F.concat(F.lit("x"), F.col("id")).alias("value"))
@@ -61,7 +59,40 @@ def main(jars: str, url: str, source: str, target: str, kafka: str, topic: str, 
             call(pipeline, spark=spark)
         except Unsupported as error:
             found[name] = str(error)
+    # Each is started twice: a second run finds nothing new.
+    streams: dict[str, tuple[dict[str, Any], str, str]] = {
+        "connector": ({"connector": "always", "url": kafka, "topic": topic, "maxRows": 2}, kafka, f"{topic}.copy"),
+        "spool": (
+            {"url": url, "topic": queue, "subscription": "spark", "spool": f"{directory}/spool", "maxRows": 4},
+            url,
+            f"{queue}.copy",
+        ),
+    }
+    for name, (options, to, copied) in streams.items():
+        for _ in range(2):
+            frame = broker_spark.read_stream(spark, **options)
+            query = copy(frame, to, copied, f"{directory}/{name}")
+            rows = [each.numInputRows for each in query.recentProgress if each.numInputRows]
+            sources = {source.description for each in query.recentProgress for source in each.sources}
+            found.setdefault(name, []).append({"rows": rows, "columns": frame.columns, "sources": sorted(sources)})
+    try:
+        broker_spark.read_stream(spark, checkpoint=f"{directory}/connector", **streams["connector"][0])
+    except Unsupported as error:
+        found["ids"] = str(error)
     print(json.dumps(found))
+
+
+def copy(frame: DataFrame, url: str, target: str, checkpoint: str) -> StreamingQuery:
+    """What is there now, and ends."""
+    query = (
+        frame.drop("id")
+        .writeStream.format("broker")
+        .options(url=url, topic=target, checkpointLocation=checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return query
 
 
 if __name__ == "__main__":

@@ -1,83 +1,135 @@
-"""The package in an archive that `spark-submit` ships: batch reads work, and a streaming one says what to do."""
+"""The ways by which the package reaches a cluster whose Python does not have it, and what the others say."""
 
 from __future__ import annotations
 
 import os
-import shutil
+import pickle
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from shutil import copy, copytree, make_archive
+from typing import NamedTuple
+from uuid import uuid4
 
-import pyspark
 import pytest
+from pyspark import cloudpickle
+from pyspark.serializers import CloudPickleSerializer
 
-from broker.blocking import Bus
+import broker_spark
+from broker.blocking import Bus, connect
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.home import home_without_archive
 from broker_spark.shipping import shipped_source
-from tests.spark.conftest import SETTINGS, MakeTopic
-from tests.spark.support import numbered, publish
+from tests.servers import nats
+from tests.servers.spark import SparkCluster
+from tests.spark.conftest import SETTINGS
+from tests.spark.support import log, numbered, publish
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("shipped_program.py")
+ROWS = numbered(30)
+
+
+class Shipped(NamedTuple):
+    """All our packages, as somebody has them who cannot install anything on the nodes."""
+
+    packages: Path
+    """A directory to be on the path."""
+    archive: Path
+    """The same in an archive."""
+    environment: Path
+    """A directory with `bin/python`, which has our packages."""
+    packed: Path
+    """The same in an archive."""
+    python: Path
+    """One that has all but our packages, as nodes have it."""
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All our packages, as somebody ships them who cannot install anything on the nodes."""
-    path = tmp_path_factory.mktemp("shipped") / "anybroker.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        for package in sorted(ROOT.glob("broker*")):
-            for source in sorted(package.rglob("*.py")):
-                file.write(source, source.relative_to(ROOT))
-        # Where entry points are looked for: backends are found by them.
-        for info in ROOT.glob("*.egg-info"):
-            for each in sorted(info.iterdir()):
-                file.write(each, f"anybroker-0.dist-info/{'METADATA' if each.name == 'PKG-INFO' else each.name}")
-    return path
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
+    directory = tmp_path_factory.mktemp("shipped")
+    environment, libraries = directory / "environment", directory / "libraries"
+    packages = environment / "lib"
+    for package in sorted(ROOT.glob("broker*")):
+        # With what is compiled, since each process of Python would compile it anew.
+        copytree(package, packages / package.name)
+    archive = directory / "anybroker.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for source in sorted(packages.rglob("*.py")):
+            file.write(source, source.relative_to(packages))
+    libraries.mkdir()
+    for installed in Path(sysconfig.get_path("purelib")).iterdir():
+        if "anybroker" not in installed.name:
+            (libraries / installed.name).symlink_to(installed)
+    python = directory / "python"
+    write_python(python, f"{libraries}")
+    (environment / "bin").mkdir()
+    write_python(environment / "bin" / "python", f'$(dirname "$0")/../lib:{libraries}')
+    packed = Path(make_archive(str(environment), "gztar", environment))
+    return Shipped(packages, archive, environment, packed, python)
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This Python without our packages: `-S` leaves the links out by which they are installed here."""
-    path = tmp_path_factory.mktemp("python") / "python"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
-def submit(archive: Path, python: Path, work: Path, *arguments: str, path: str = "") -> str:
-    real = Path(pyspark.__file__).parent
-    # Python starts several times.
-    home = home_without_archive(real, work) or real
-    libraries = [sysconfig.get_path("purelib"), path]
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": str(python),
-        "PYTHONPATH": os.pathsep.join(filter(None, libraries)),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    command = [str(home / "bin" / "spark-submit"), "--master", "local[1]", "--py-files", str(archive)]
-    for name, value in SETTINGS.items():
-        command += ["--conf", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    command += [str(PROGRAM), *arguments]
-    done = subprocess.run(
-        command,
-        env=environment,
-        cwd=work,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+def write_python(path: Path, found_in: str) -> None:
+    # `-S` leaves out what is installed, and the links by which our packages are.
+    path.write_text(
+        f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{found_in}" exec "{sys.executable}" -S "$@"\n'
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    path.chmod(0o755)
 
 
-def test_an_archive_is_found_by_a_path_from_here(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    with SparkCluster(workers=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def bus() -> Iterator[Bus]:
+    with connect(nats.shared_server().url) as bus:
+        yield bus
+
+
+class Told(NamedTuple):
+    output: str
+    copied: list[bytes]
+
+
+Submit = Callable[..., Told]
+
+
+@pytest.fixture
+def submit(cluster: SparkCluster, shipped: Shipped, bus: Bus, tmp_path: Path) -> Submit:
+    """`submit(options, arguments, PYTHONPATH=...)` runs the program with such an environment; what it did."""
+
+    def call(options: Sequence[str] = (), arguments: Sequence[str] = (), **variables: str) -> Told:
+        source, target = topics = [f"spark.{uuid4().hex[:12]}" for _ in range(2)]
+        for topic in topics:
+            bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, source, ROWS)
+        home = {"SPARK_HOME": str(cluster.home), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {**os.environ, **home, "PYSPARK_PYTHON": str(shipped.python), **variables}
+        command = [str(cluster.home / "bin" / "spark-submit"), "--master", cluster.url, *options]
+        for name, value in {**SETTINGS, "spark.executor.memory": "512m"}.items():
+            command += ["--conf", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        done = subprocess.run(
+            [*command, str(PROGRAM), nats.shared_server().url, source, target, *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return Told(done.stdout, sorted(body for _, body in log(bus, target)))
+
+    return call
+
+
+def test_an_archive_is_found_by_a_path_from_here(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = shipped.archive
     monkeypatch.chdir(archive.parent)
     package = archive / "broker_spark"
     for path in (archive.name, f"./{archive.name}", str(archive)):
@@ -85,17 +137,82 @@ def test_an_archive_is_found_by_a_path_from_here(archive: Path, monkeypatch: pyt
     assert shipped_source(BrokerDataSource, package, ["elsewhere", archive.parent.name]) is not None
 
 
-@pytest.mark.parametrize("url", ["kafka"], indirect=True)
-def test_an_archive_says_how_to_read_streams(
-    archive: Path, python: Path, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path
+def test_the_python_of_the_nodes_does_not_have_the_package(shipped: Shipped) -> None:
+    program = [str(shipped.python), "-c", "import pyspark.worker, nats; import broker_spark"]
+    done = subprocess.run(program, cwd=shipped.python.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'broker_spark'"
+
+
+@pytest.mark.slow
+def test_a_path_that_all_nodes_have(submit: Submit, shipped: Shipped) -> None:
+    path = str(shipped.packages)
+    told = submit(["--conf", f"spark.executorEnv.PYTHONPATH={path}"], PYTHONPATH=path)
+    assert told == all_of_it(shipped.packages)
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_packed_environment_that_is_unpacked_where_the_driver_starts(
+    submit: Submit, shipped: Shipped, tmp_path: Path
 ) -> None:
-    topic = make_topic()
-    publish(bus, topic, numbered(30))
-    told = submit(archive, python, tmp_path, url, topic)
-    assert "anybroker.zip" in told.splitlines()[0]
-    assert "batch 30" in told
-    assert "cannot be read from anybroker.zip" in told, told
-    assert "PYTHONPATH" in told
-    shutil.rmtree(tmp_path / "spark-warehouse", ignore_errors=True)
-    told = submit(archive, python, tmp_path, url, topic, path=os.path.relpath(archive, tmp_path))
-    assert "stream ok" in told
+    (tmp_path / "environment").symlink_to(shipped.environment)
+    told = submit(["--archives", f"{shipped.packed}#environment"], PYSPARK_PYTHON="environment/bin/python")
+    assert told == all_of_it(tmp_path / "environment" / "lib")
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_a_shipped_archive_that_the_driver_has_on_its_path(submit: Submit, shipped: Shipped, tmp_path: Path) -> None:
+    archive = tmp_path / "anybroker.zip"
+    copy(shipped.archive, archive)
+    assert submit(["--py-files", archive.name], PYTHONPATH=archive.name) == all_of_it(archive)
+
+
+@pytest.mark.slow
+def test_a_shipped_archive_is_enough_for_all_but_streaming_sources(submit: Submit, shipped: Shipped) -> None:
+    told = submit(["--py-files", str(shipped.archive)])
+    came, batch, stream, sink = told.output.splitlines()
+    assert "anybroker.zip" in came
+    assert (batch, sink) == ("batch ok", "sink ok")
+    assert 'A streaming source of format("broker") cannot be read from anybroker.zip' in stream
+    assert "Install anybroker on all nodes, or set PYTHONPATH" in stream
+    assert told.copied == sorted([*ROWS, b"line"])
+
+
+@pytest.mark.slow
+def test_a_driver_that_has_the_package_installed_sends_it_to_all_but_streaming_sources(
+    submit: Submit, shipped: Shipped
+) -> None:
+    told = submit(arguments=[str(shipped.archive)], PYSPARK_DRIVER_PYTHON=sys.executable)
+    came, batch, stream, sink = told.output.splitlines()
+    assert came == f"from {broker_spark.__file__}"
+    assert (batch, sink) == ("batch ok", "sink ok")
+    assert 'A streaming source of format("broker") cannot be read from anybroker.zip' in stream
+    assert told.copied == sorted([*ROWS, b"line"])
+
+
+def test_what_is_sent_is_looked_for_in_archives_that_have_the_package(shipped: Shipped, tmp_path: Path) -> None:
+    package = Path(broker_spark.__file__).parent
+    other, text = tmp_path / "other.zip", tmp_path / "notes.txt"
+    with zipfile.ZipFile(other, "w") as file:
+        file.writestr("notes.txt", "")
+    text.write_text("")
+    missing = tmp_path / "missing.zip"
+    assert shipped_source(BrokerDataSource, package, [], [other, text, missing]) is None
+    assert shipped_source(BrokerDataSource, package, [], [other, shipped.archive]) is not None
+    assert shipped_source(BrokerDataSource, package, [str(shipped.archive)], [shipped.archive]) is None
+
+
+def test_the_package_cannot_be_pickled_by_value() -> None:
+    cloudpickle.register_pickle_by_value(broker_spark)
+    try:
+        with pytest.raises(pickle.PicklingError, match="cannot pickle '_thread"):
+            CloudPickleSerializer().dumps(BrokerDataSource)
+    finally:
+        cloudpickle.unregister_pickle_by_value(broker_spark)
+
+
+def all_of_it(packages: Path) -> Told:
+    """What the program says and does where all works."""
+    module = packages / "broker_spark" / "__init__.py"
+    return Told(f"from {module}\nbatch ok\nstream ok\n", sorted(ROWS * 2))
