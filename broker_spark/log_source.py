@@ -96,6 +96,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """... when that was."""
         self._told: dict[tuple[str, int], int] = {}
         """What the group of the options was told last, by topic and partition."""
+        self._is_told = False
+        """Whether the log says that there is none to tell."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed.
@@ -186,7 +188,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is None:
             return
         try:
-            admin = bus_of(self._options.url).admin
+            bus = bus_of(self._options.url)
+            records = bus.capabilities.records
+            if records is None or not records.group_admin:
+                if not self._is_told:
+                    backend = bus.capabilities.backend
+                    logger.warning(
+                        "Option group %r does nothing: %s has no groups to tell a position to", group, backend
+                    )
+                self._is_told = True
+                return
+            admin = bus.admin
             for name, topic in Offsets.from_json(end).topics.items():
                 for partition, position in topic.next.items():
                     if self._told.get((name, partition)) != position:

@@ -88,12 +88,13 @@ class SinkOptions:
             raise ConfigurationError(
                 "Neither option topic nor a column topic is given", advice="Give either; the option goes first"
             )
-        publish = check_reachable(url).capabilities.publish
-        for column, able in (("deliver_at", publish.deliver_at), ("partition", publish.partitions)):
-            if column in columns and not able:
-                raise Unsupported(
-                    f"This broker has no use for column {column!r}", advice=f"Drop it before the write: {mend(column)}"
-                )
+        broker = check_reachable(url).capabilities
+        able = {"deliver_at": broker.publish.deliver_at, "partition": broker.publish.partitions}
+        for column in [name for name, is_able in able.items() if name in columns and not is_able]:
+            way_out = f"Drop it before the write: {mend(column)}"
+            if (needed := broker.settings_needed.get(f"publish.{column}")) is not None:
+                way_out += f"; or give what it takes: {needed}"
+            raise Unsupported(f"This broker has no use for column {column!r}", advice=way_out)
         ids = choice("ids", found.get("ids", "always"), ("always", "never")) == "always"
         write_id = found.get("writeId")
         if write_id is not None and (not ids or not 0 < len(write_id) <= _LONGEST_WRITE_ID):

@@ -8,6 +8,7 @@ A word behind `python` in the fence says what else a block is:
     python forever    runs until it is stopped, by Ctrl-C after two seconds
     python pytest     a test file, run by pytest
     python raises     ends with an error of `broker`
+    python file       belongs into the file that its first line names, which a test of its own runs
 
 In a `console` block each `$ broker …` line is run, by a shell where it is more than one command, and what the page
 shows below is compared with what it printed; `…` stands for anything, within a line or as a line of its own.
@@ -59,7 +60,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<mark>```+|~~~+) *(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=mark) *$",
     re.MULTILINE | re.DOTALL,
 )
-MARKERS = {"notest", "forever", "pytest", "raises"}
+MARKERS = {"notest", "forever", "pytest", "raises", "file"}
 FOREVER_SECONDS = 2.0
 KAFKA = "kafka://localhost:9092"
 """What a page calls the Kafka broker of the tests."""
@@ -150,7 +151,7 @@ def test_page(page: Path, environment: dict[str, str], monkeypatch: pytest.Monke
         make_spark_quick(tmp_path, monkeypatch)
     with python, holding(os.environ["BROKER_URL"]), asyncio.Runner() as runner:
         for block in found:
-            if block.language == "python" and not block.markers & {"notest", "pytest"}:
+            if block.language == "python" and not block.markers & {"notest", "pytest", "file"}:
                 run_python(block, runner, module.__dict__, environment)
             elif block.language == "console":
                 for command in commands(block):
@@ -166,9 +167,8 @@ def make_spark_quick(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_python(block: Block, runner: asyncio.Runner, namespace: dict[str, Any], places: Mapping[str, str]) -> None:
-    code = replaced(block.code, places)
     # Lines are numbered as on the page, so that a traceback leads there.
-    tree = ast.parse("\n" * block.line + code, block.place)
+    tree = ast.parse("\n" * block.line + replaced(block.code, places), block.place)
     compiled = compile(tree, block.place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
     def execute() -> None:

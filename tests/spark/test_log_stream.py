@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from broker.blocking import Bus
-from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound
+from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound, Unsupported
 from broker.outbound import OutboundMessage
 from broker_jetstream.names import stream_name
 from broker_spark.log_source import LogStreamReader
@@ -322,6 +322,7 @@ def test_what_retention_removed_is_an_error_or_skipped(
     assert "before they were read, 50 at most" in caplog.text
 
 
+@pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_group_is_told_the_position(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)
     publish(bus, topic, numbered(10))
@@ -329,7 +330,27 @@ def test_a_group_is_told_the_position(url: str, bus: Bus, make_topic: MakeTopic)
     query = Query(url, topic, group=group)
     query.batch()
     query.reader.commit(query.at)
-    records = bus.capabilities.records
-    if records is not None and records.group_admin:
-        assert bus.admin.lag(topic, group).waiting == 0
-        assert sum(bus.admin.describe_group(group).positions.values()) == 10
+    assert bus.admin.lag(topic, group).waiting == 0
+    assert sum(bus.admin.describe_group(group).positions.values()) == 10
+    publish(bus, topic, numbered(5, start=10))
+    assert bus.admin.lag(topic, group).waiting == 5
+
+
+@pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+def test_where_a_group_cannot_be_told_the_log_warns_and_the_query_goes_on(
+    url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(partitions=2)
+    publish(bus, topic, numbered(10))
+    group = f"{topic}.lag"
+    query = Query(url, topic, group=group, maxRows=5)
+    batches = list(query.batches())
+    query.reader.commit(query.at)
+    assert len(batches) > 1
+    assert sorted(row for batch in batches for row in batch) == sorted(numbered(10))
+    told = [(each.levelname, each.message) for each in caplog.records if group in each.message]
+    assert told == [("WARNING", f"Option group '{group}' does nothing: jetstream has no groups to tell a position to")]
+    # Nor is anything of that name left there, which a tool would take for a position.
+    assert bus.admin.subscriptions(topic) == []
+    with pytest.raises(Unsupported, match="does not administer groups"):
+        bus.admin.describe_group(group)

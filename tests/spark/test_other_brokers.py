@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -21,7 +22,7 @@ from broker_spark.log_source import LogBatchReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
 from broker_spark.sink import SinkOptions, Written, _publish
-from tests.servers import pubsub, pulsar, servicebus
+from tests.servers import kafka, pubsub, pulsar, servicebus
 from tests.spark import test_spool
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import copy, log, numbered, publish, read, rows_of, values
@@ -35,6 +36,10 @@ def url(request: pytest.FixtureRequest) -> str:
     match request.param:
         case "pulsar":
             return pulsar.shared_server().url
+        case "kafka":
+            return kafka.shared_server().url
+        case "kafka with a queue that schedules":
+            return f"{kafka.shared_server().url}?queue=markers"
         case "pubsub":
             return f"{pubsub.shared_server().url}&lease_seconds=2"
         case _:
@@ -172,3 +177,48 @@ def test_rows_arrive_with_their_columns(spark: SparkSession, url: str, bus: Bus,
     for value, (key, attributes, time) in came.items():
         assert (key, attributes) == (b"k" + (value or b""), {"colour": "red"})
         assert time is not None
+
+
+@pytest.mark.parametrize("url", ["pulsar", "servicebus", "kafka with a queue that schedules"], indirect=True)
+def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
+    assert bus.capabilities.publish.deliver_at
+    topic = make_topic(partitions=1)
+    bus.admin.ensure_subscription(topic, "reader")
+    with bus.messages(topic, subscription="reader") as consumer:
+        # On a busy machine a write may take longer than that, and then says nothing.
+        for seconds in (2, 12, 60):
+            due = datetime.now(UTC) + timedelta(seconds=seconds)
+            rows = spark.createDataFrame([("later", due), ("now", None)], "value string, deliver_at timestamp")
+            rows.write.format("broker").options(url=url, topic=topic).mode("append").save()
+            came: dict[bytes | None, datetime] = {}
+            while len(came) < 2:
+                message = consumer.next_message(timeout=seconds + test_spool.SECONDS)
+                assert message is not None, came
+                came[message.data] = datetime.now(UTC)
+                message.ack()
+            assert came.keys() == {b"now", b"later"}
+            # The broker's clock is another one.
+            assert came[b"later"] >= due - timedelta(milliseconds=20)
+            if came[b"now"] < due:
+                return
+    pytest.fail("no write was done before its row was due")
+
+
+@pytest.mark.parametrize("url", ["kafka", "pubsub"], indirect=True)
+def test_rows_for_later_are_refused_before_one_is_written_where_nothing_schedules(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic
+) -> None:
+    assert not bus.capabilities.publish.deliver_at
+    topic = make_topic(partitions=1)
+    bus.admin.ensure_subscription(topic, "reader")
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    rows = spark.createDataFrame([("now", None), ("later", due)], "value string, deliver_at timestamp")
+    write = rows.write.format("broker").options(url=url, topic=topic).mode("append")
+    with pytest.raises(PySparkException, match=r"no use for column 'deliver_at'.*df\.drop\('deliver_at'\)"):
+        write.save()
+    publish(bus, topic, [b"last"])
+    with bus.messages(topic, subscription="reader") as consumer:
+        message = consumer.next_message(timeout=test_spool.SECONDS)
+        assert message is not None
+        assert message.data == b"last"
+        message.ack()
