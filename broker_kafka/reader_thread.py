@@ -66,11 +66,13 @@ class _Ahead(NamedTuple):
     """What a client fetches while nobody reads.
 
     :ivar start: where it begins.
-    :ivar until: the end of it, as `time.monotonic` has it.
+    :ivar since: when fetching began there or before that, as `time.monotonic` has it.
+    :ivar until: the end of it.
     """
 
     place: TopicPartition
     start: int
+    since: float
     until: float
 
 
@@ -90,6 +92,8 @@ class ReaderThread(OwnerThread[Consumer]):
         """Set when nobody waits for the records of the newest read, and of the one that is carried out."""
         self._told_ahead: _Ahead | None = None
         """The loop's; the thread gets to know of it later."""
+        self._since = 0.0
+        """When what is read was begun to be fetched, without a new beginning since."""
         self._ahead: _Ahead | None = None
         self._behind: deque[NativeRecord] = deque()
         """What came behind the range: records, ends of the partition, and that the log does not go on there."""
@@ -114,6 +118,8 @@ class ReaderThread(OwnerThread[Consumer]):
     async def begin(self, place: TopicPartition, start: int, stop: int, most: int) -> Chunk:
         """Read this range from now on; its first records, as of `take`."""
         left = self._left = Event()
+        if not _is_at(self._told_ahead, place, start):
+            self._since = monotonic()
         self._told_ahead = None
 
         def begin(client: Consumer) -> Chunk:
@@ -146,7 +152,7 @@ class ReaderThread(OwnerThread[Consumer]):
 
     def go_on(self, place: TopicPartition, stop: int) -> None:
         """Fetch on behind this range, which was read, for a while."""
-        ahead = self._told_ahead = _Ahead(place, stop, monotonic() + _AHEAD)
+        ahead = self._told_ahead = _Ahead(place, stop, self._since, monotonic() + _AHEAD)
 
         def go_on(_: Consumer) -> None:
             self._ahead = ahead
@@ -154,12 +160,12 @@ class ReaderThread(OwnerThread[Consumer]):
         self.tell(go_on)
 
     def forget(self, topic: str, changed: float) -> None:
-        """Fetch on no more in this topic, if that began before it was made or changed.
+        """Fetch on no more in this topic, if fetching began before it was made or changed.
 
         :param changed: when that was, as `time.monotonic` has it.
         """
         ahead = self._told_ahead
-        if ahead is not None and ahead.place.topic == topic and ahead.until - _AHEAD <= changed:
+        if ahead is not None and ahead.place.topic == topic and ahead.since <= changed:
             self.end()
 
     def use(self, place: TopicPartition, start: int) -> Use:

@@ -118,6 +118,22 @@ async def test_a_topic_that_is_made_anew_is_read_anew(
     assert found == numbered(20, "new-")[10:]
 
 
+async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_anew_behind_that(
+    reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str
+) -> None:
+    produce(kafka.bootstrap, topic, numbered(20, "old-"))
+    reading = reader.read(topic, 0, 0, 10, 5)
+    assert len(await anext(reading)) == 5
+    admin.delete_topic(topic)
+    await KafkaTopics(reader._connection).ensure(topic, 1, TopicOptions())
+    produce(kafka.bootstrap, topic, numbered(20, "new-"))
+    async with asyncio.timeout(20):
+        async for _ in reading:
+            pass
+        found = [record.data async for batch in reader.read(topic, 0, 10, 20, 100) for record in batch]
+    assert found == numbered(20, "new-")[10:]
+
+
 async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str, transactions: Transactions
 ) -> None:
