@@ -31,7 +31,8 @@ def shipped_source(
     :param found_in: where the process of a streaming source looks for packages, besides what is installed.
     :param sent: the files that the session sends to its executors.
     """
-    archives = [each for each in (*package.parents, *sent) if each.is_file() and _holds(each, package.name)]
+    archives = [each for each in package.parents if each.is_file()]
+    archives += [each for each in sent if _holds(each, package.name)]
     # Spark starts that process where it runs itself, so that paths from there mean the same.
     if not archives or archives[0].resolve() in {Path(each).resolve() for each in found_in}:
         return None
@@ -72,6 +73,8 @@ def _explaining(called: str, module: str, qualified: str, archive: str) -> type[
         "PYTHONPATH in the environment of the driver and spark.executorEnv.PYTHONPATH to a path that all nodes have"
     )
 
+    ours = (module, module.partition(".")[0])
+
     def load(options: MutableMapping[str, str]) -> Any:
         from importlib import import_module
 
@@ -103,7 +106,9 @@ def _explaining(called: str, module: str, qualified: str, archive: str) -> type[
         def streamReader(self, schema: Any) -> Any:
             try:
                 source = load(self._given)
-            except ModuleNotFoundError:
+            except ModuleNotFoundError as error:
+                if error.name not in ours:
+                    raise
                 raise RuntimeError(message) from None
             return source.streamReader(schema)
 

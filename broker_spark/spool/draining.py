@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from broker.bus import Bus
-from broker.errors import NotAuthorized, Unsupported
+from broker.errors import BrokerError
+from broker.hooks import logger
 from broker.messages import MessageBatch
 
 __all__ = ["FOREVER", "IDLE", "Goal", "goal_of"]
@@ -23,7 +24,7 @@ class Goal:
     """How far a queue is drained.
 
     :ivar messages: so many are received, and no more.
-    :ivar patience: seconds without a message after which it ends before that.
+    :ivar patience: seconds without a message that waited after which it ends before that.
     :ivar began: when it began, where the broker does not tell what waits; None where it does.
     """
 
@@ -31,28 +32,26 @@ class Goal:
     patience: float
     began: datetime | None
 
-    def came_after(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
-        """Whether all of these were published since it began, so that what waited then has been received.
-
-        By this machine's clock and the broker's: one that is late here may end it as much too soon.
-        """
-        began = self.began
-        if began is None:
-            return False
-        times = [message.broker_time or message.publish_time for batch in batches for message in batch]
-        return all(time is not None and time > began for time in times)
+    def waited(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
+        """Whether one of these may have waited when it began, by the broker's clock; all do that have no time of it."""
+        if self.began is None:
+            return True
+        times = [message.broker_time for batch in batches for message in batch]
+        return any(time is None or time <= self.began for time in times)
 
 
 async def goal_of(bus: Bus, topics: Sequence[str], subscription: str, lease: float) -> Goal:
     """What to receive now.
 
     :param lease: seconds for which a message belongs to who got it.
-    :raises BrokerError: the broker does not answer.
     """
     began = datetime.now(UTC)
     try:
         lags = [await bus.admin.lag(topic, subscription) for topic in topics]
-    except (NotAuthorized, Unsupported):
+    except BrokerError as error:
+        logger.info(
+            "What waits for subscription %s is not known, so that it is drained for longer: %s", subscription, error
+        )
         lags = []
     if not lags or not all(each.current for each in lags):
         return Goal(FOREVER, lease + IDLE, began)

@@ -41,7 +41,8 @@ SEGMENT_ROWS: Final = 20_000
 SEGMENT_BYTES: Final = 16 << 20
 LINGER: Final = 0.1
 """Seconds from the first message of a segment until it is written, however few there are."""
-_STOP_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 4.0
+"""Less than who takes over on this machine waits for an owner to end."""
 
 
 class Receiver:
@@ -207,20 +208,18 @@ class Receiver:
         """:param goal: None is to receive for ever."""
         kept: asyncio.Task[None] | None = None
         most = FOREVER if goal is None else goal.messages
-        is_new = False
+        is_over = False
         try:
             heard = monotonic()
-            while self._came < most and not is_new:
+            while self._came < most and not is_over:
                 if await self._wait_for_room():
                     # Nobody listened meanwhile, so that the queue is not known to be empty.
                     heard = monotonic()
                 batches = await self._gather(consumer, most - self._came)
-                if batches:
+                self._came += sum(map(len, batches))
+                if batches and (goal is None or goal.waited(batches)):
                     heard = monotonic()
-                    self._came += sum(map(len, batches))
-                    is_new = goal is not None and goal.came_after(batches)
-                elif goal is not None and monotonic() - heard >= goal.patience:
-                    break
+                is_over = goal is not None and monotonic() - heard >= goal.patience
                 if kept is not None and (batches or kept.done()):
                     # A stop meanwhile is to end this loop, and not what is being written.
                     await asyncio.shield(kept)

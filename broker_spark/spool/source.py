@@ -153,6 +153,10 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Give messages back that are not written yet, and the spool to the next owner."""
+        self._give_back()
+        self._ending.end()
+
+    def _give_back(self) -> None:
         self._ending.begin()
         spool, receiver = self._spool, self._receiver
         self._spool = self._receiver = None
@@ -160,7 +164,6 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             receiver.stop()
         if spool is not None:
             spool.release()
-        self._ending.end()
 
     def _begin(self) -> tuple[Spool, Receiver]:
         """Own the spool and receive, from the first call on."""
@@ -178,15 +181,15 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from error
             collect_seldom()
             self._ending.watch()
-            receiver = Receiver(options, spool)
+            self._spool, self._receiver = spool, receiver = spool, Receiver(options, spool)
             if self._draining:
                 receiver.drain()
             try:
                 receiver.start()
             except BaseException:
-                spool.release()
+                # Also where the signal by which Spark ends this process came while it was opened.
+                self._give_back()
                 raise
-            self._spool, self._receiver = spool, receiver
         return self._spool, self._receiver
 
     def _position(self, spool: Spool, given: dict[str, Any]) -> SpoolPosition:

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,28 +19,39 @@ from pyspark.sql import SparkSession
 from broker.blocking import connect
 from broker.testing.waiting import eventually
 from tests.servers import nats
-from tests.spark.support import copying, log, numbered, publish
+from tests.spark.support import copying, numbered, publish
 
 PATIENCE = 20.0
+LEASE = 120
+"""Seconds after which messages come again that nobody gave back: longer than the tests wait for them."""
+HELD = 60
 
 
 @pytest.mark.parametrize("ended", ["by a stop", "by its trigger"])
-def test_a_query_that_ends_gives_its_spool_back(spark: SparkSession, ended: str, tmp_path: Path) -> None:
-    url = nats.shared_server().url
+def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
+    spark: SparkSession, ended: str, tmp_path: Path
+) -> None:
+    url = f"{nats.shared_server().url}?lease_seconds={LEASE}"
     source, target = (f"spark.{uuid.uuid4().hex[:12]}" for _ in range(2))
     spool = tmp_path / "spool"
     with connect(url) as bus:
         for topic in (source, target):
             bus.admin.ensure_topic(topic, partitions=1)
         bus.admin.ensure_subscription(source, "spark")
-        publish(bus, source, numbered(20))
-        writer = copying(spark, url, source, target, tmp_path / "checkpoint", subscription="spark", spool=str(spool))
+        options: dict[str, Any] = {"subscription": "spark", "spool": str(spool), "maxRows": 10, "aheadRows": 10}
+        writer = copying(spark, url, source, target, tmp_path / "checkpoint", **options)
+        publish(bus, source, numbered(HELD))
         if ended == "by a stop":
-            query = writer.start()
-            query.processAllAvailable()
+            # After a batch it holds what there is room for, and more that it received.
+            query = writer.trigger(processingTime="1 hour").start()
+            deadline = time.monotonic() + 6 * PATIENCE
+            while not any(progress["numInputRows"] for progress in query.recentProgress):
+                assert time.monotonic() < deadline
+                assert not query.awaitTermination(1)
             query.stop()
         else:
-            writer.trigger(availableNow=True).start().awaitTermination(60)
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
 
         def released() -> list[bool]:
             """Of its owners, when all of them have said so."""
@@ -46,35 +59,69 @@ def test_a_query_that_ends_gives_its_spool_back(spark: SparkSession, ended: str,
             return found if all(found) else []
 
         asyncio.run(eventually(released, PATIENCE, "that the spool was given back"))
-        assert sorted(value for _, value in log(bus, target)) == sorted(numbered(20))
+        lag = bus.admin.lag(source, "spark")
+        left = lag.waiting + (lag.unsettled or 0)
+        assert (left > 0) is (ended == "by a stop")
+        with bus.messages(source, subscription="spark") as consumer:
+            for number in range(left):
+                message = consumer.next_message(timeout=PATIENCE)
+                assert message is not None, f"{number} of {lag} came before their lease was over"
+                message.ack()
 
 
 PROCESS = """
-import sys
+import signal, sys, threading
 from broker_spark.spool.ending import Ending
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": sys.argv[1]})
-ending = Ending()
+ending, when = Ending(), sys.argv[2]
 ending.watch()
 try:
-    print("watching", flush=True)
-    sys.stdin.read()
+    if when == "at once":
+        print("ready", flush=True)
+        sys.stdin.read()
 finally:
+    ending.begin()
+    if when == "meanwhile":
+        print("ready", flush=True)
+        while not ending._asked:
+            signal.pause()
     print("given back", flush=True)
     ending.end()
+    if when == "after":
+        print("ready", flush=True)
+        signal.pause()
     print("not ended", flush=True)
 """
+SPARKS = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 @pytest.mark.parametrize(
-    ("runs", "expected"),
-    [("pyspark.sql.streaming.python_streaming_source_runner", "given back\n"), ("somebodys_program", "")],
+    ("runs", "when", "expected"),
+    [
+        (SPARKS, "at once", ["ready", "given back"]),
+        (SPARKS, "meanwhile", ["ready", "given back"]),
+        (SPARKS, "after", ["given back", "ready"]),
+        ("somebodys_program", "at once", ["ready"]),
+    ],
 )
-def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, expected: str) -> None:
+def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: str, expected: list[str]) -> None:
+    said: list[str] = []
     with subprocess.Popen(
-        [sys.executable, "-c", PROCESS, runs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROCESS, runs, when], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "watching\n"
+        while "ready" not in said:
+            said.append(process.stdout.readline().strip())
         os.kill(process.pid, signal.SIGTERM)
-        assert process.stdout.read() == expected
+        said += process.stdout.read().split("\n")[:-1]
+        assert said == expected
         assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_what_cannot_be_given_back_does_not_keep_the_process() -> None:
+    hanging = PROCESS.replace(
+        "ending, when", "import broker_spark.spool.ending as own; own._LONGEST = 0.2\nending, when"
+    )
+    hanging = hanging.replace('print("given back", flush=True)', "threading.Event().wait()")
+    done = subprocess.run([sys.executable, "-c", hanging, SPARKS, "after"], timeout=6 * PATIENCE, check=False)
+    assert done.returncode == 128 + signal.SIGTERM
