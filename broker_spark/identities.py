@@ -20,7 +20,7 @@ from broker_spark.connections import bus_of
 from broker_spark.files import NEXT, replace_file
 from broker_spark.hadoop import find_place
 from broker_spark.kept import object_of
-from broker_spark.offsets import GONE, Offsets, TopicOffsets
+from broker_spark.offsets import ADVICE, GONE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
 from broker_spark.spark_errors import named_place, said
 from broker_spark.topics import check_start, chosen_topics, identity_of, was_there
@@ -47,6 +47,7 @@ class Identities:
         self._spark = spark
         self._checkpoint = checkpoint.rstrip("/")
         self._now: dict[str, Any] = {}
+        self._watched: dict[str, SourceOptions] = {}
 
     @cached_property
     def _place(self) -> tuple[Any, Any]:
@@ -93,12 +94,42 @@ class Identities:
                 topics[topic] = TopicOffsets(identity_of(bus, topic), {})
         if start and not self._has_batches:
             check_start(bus, options)
-        known = {topic: each for topic, each in before.topics.items() if topic in topics}
         identities = {topic: each.identity for topic, each in topics.items()}
-        Offsets(before.backend, known).check(backend, identities, named=False)
+        before.check(backend, identities, named=options.pattern is None)
         # One that the broker does not tell now keeps what it was.
         now = {topic: each for topic, each in topics.items() if each.identity is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
+
+    def check_known(self, name: str) -> None:
+        """Make sure that the checkpoint is not one of other sources only.
+
+        :raises ConfigurationError: it is.
+        """
+        others = [each for each in self._kept if each != _TASKS]
+        if others and name not in others and self._has_batches:
+            raise ConfigurationError(
+                f"The checkpoint is of a query on {', '.join(map(repr, others))}, and this one reads {name!r}",
+                advice=ADVICE,
+            )
+
+    def watch(self, name: str, options: SourceOptions) -> None:
+        """Have `check_again` look at a checked source, whose offsets do not tell which topics they are of."""
+        self._watched[name] = options
+
+    def check_again(self) -> None:
+        """Make sure that the topics of watched sources are still those that were checked.
+
+        :raises ConfigurationError: one was made anew, or deleted.
+        :raises BrokerError: a broker does not answer.
+        """
+        for name, options in self._watched.items():
+            bus = bus_of(options.url)
+            before = Offsets.from_json(self._now[name])
+            identities: dict[str, str | None] = {}
+            for topic in before.topics:
+                with was_there(GONE, when=True):
+                    identities[topic] = identity_of(bus, topic)
+            before.check(bus.capabilities.backend, identities, named=False)
 
     def check_positions(self) -> None:
         """Make sure that the query's id and the positions of the last batch are whole: Spark goes on from them, and

@@ -1,6 +1,6 @@
 """Spark's own Kafka connector under the options and columns of this package, where its jars are on the session.
 
-It reads in the JVM, several times as fast as a Python source. What the two do differently is in `docs/spark.md`.
+It reads in the JVM, where a Python source takes a second process. What the two do differently is in `docs/spark.md`.
 Positions are looked up here, when the read is planned, so that both begin and end at the same records; the connector
 then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
 """
@@ -30,7 +30,7 @@ from broker_spark.positions import Bound, Position
 from broker_spark.session import register
 from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, resolve
 
-__all__ = ["read", "read_stream"]
+__all__ = ["pipeline_stream", "read", "read_stream"]
 
 _PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
@@ -75,21 +75,45 @@ def read_stream(
     :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written.
     :raises Unsupported: `checkpoint` over Spark's connector in a session of Spark Connect.
     """
-    given = as_texts(options)
-    source = SourceOptions.parse(given).for_stream()
+    source = SourceOptions.parse(as_texts(options)).for_stream()
     found = _settings(spark, source, connector)
+    if found is not None and checkpoint is not None:
+        _check_checkpoint(spark, checkpoint, source)
+    elif found is not None and connector == CONNECTORS[0] and hasattr(spark, "_jvm"):
+        logger.warning(
+            "Spark's Kafka connector reads this stream, whose checkpoint has offsets only: give read_stream the "
+            "query's checkpoint, and a topic that was made anew is refused. With connector=always this is not said"
+        )
+    return _stream(spark, source, found, options)
+
+
+def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
+    """As `read_stream`, for who keeps himself which topics a checkpoint is of; and whether Spark's connector reads."""
+    source = SourceOptions.parse(as_texts(options)).for_stream()
+    found = _settings(spark, source, connector)
+    return _stream(spark, source, found, options), found is not None
+
+
+def _check_checkpoint(spark: SparkSession, checkpoint: str, source: SourceOptions) -> None:
+    if not hasattr(spark, "_jvm"):
+        raise Unsupported(
+            "The ids of topics cannot be kept beside a checkpoint over Spark Connect, whose server has its files",
+            advice='Leave checkpoint out, or take connector="never", whose offsets have them',
+        )
+    name = source.pattern or ",".join(source.topics)
+    identities = Identities(spark, checkpoint)
+    identities.check_known(name)
+    identities.check(name, source, start=False)
+    identities.check_positions()
+    identities.keep()
+
+
+def _stream(
+    spark: SparkSession, source: SourceOptions, found: dict[str, str] | None, options: Mapping[str, Any]
+) -> DataFrame:
+    """:param found: the connector's options, or None where the Python source reads."""
     if found is None:
-        return register(spark).readStream.format("broker").options(**given).load()
-    if checkpoint is not None:
-        if not hasattr(spark, "_jvm"):
-            raise Unsupported(
-                "The ids of topics cannot be kept beside a checkpoint over Spark Connect, whose server has its files",
-                advice='Leave checkpoint out, or take connector="never", whose offsets have them',
-            )
-        identities = Identities(spark, checkpoint)
-        identities.check(source.pattern or ",".join(source.topics), source, start=False)
-        identities.check_positions()
-        identities.keep()
+        return register(spark).readStream.format("broker").options(**as_texts(options)).load()
     found |= _bounds(source, stream=True)
     found["maxOffsetsPerTrigger"] = str(source.max_rows)
     if source.min_rows is not None:

@@ -17,11 +17,11 @@ from typing import Any, Final, NoReturn, cast
 from broker.errors import ConfigurationError
 from broker_spark.kept import check_source
 
-__all__ = ["GONE", "Offsets", "TopicOffsets"]
+__all__ = ["ADVICE", "GONE", "Offsets", "TopicOffsets"]
 
 _SOURCE: Final = "broker-log"
 _VERSION: Final = 1
-_ADVICE: Final = "Give this query a checkpointLocation of its own"
+ADVICE: Final = "Give this query a checkpointLocation of its own"
 GONE: Final = (
     "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: make it anew, or read "
     "other topics, and give this query a checkpointLocation of its own"
@@ -82,7 +82,7 @@ class Offsets:
 
         :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
         """
-        check_source(given, _SOURCE, _VERSION, _ADVICE)
+        check_source(given, _SOURCE, _VERSION, ADVICE)
         try:
             topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
             return cls(
@@ -133,7 +133,7 @@ class Offsets:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ConfigurationError(reason, advice=_ADVICE)
+    raise ConfigurationError(reason, advice=ADVICE)
 
 
 def _numbered(positions: Mapping[int, int]) -> dict[str, int]:

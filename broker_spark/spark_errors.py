@@ -16,11 +16,13 @@ from broker import errors
 from broker.errors import BackendError, BrokerError, ConfigurationError, PublishError
 from broker.urls import mask_within
 
-__all__ = ["named_place", "ours", "planned", "said"]
+__all__ = ["in_short", "interrupted", "named_place", "ours", "planned", "said"]
 
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """Where PySpark writes each error with its plan and stack as JSON, before it raises it."""
 _OURS: Final = re.compile(r"^broker\.errors\.(\w+): (.+)$", re.MULTILINE)
+_INTERRUPTION: Final = "java.lang.InterruptedException"
+_SHOWN: Final = 500
 _ANOTHER: Final = re.compile(r"^(The above exception was the direct cause|During handling of the above)", re.MULTILINE)
 """What a traceback has between an error and the one that it became."""
 
@@ -42,6 +44,22 @@ def said(error: Exception) -> str:
     java: Any = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     return text.strip().partition("\n")[0].rstrip(";. ")
+
+
+def interrupted() -> InterruptedError:
+    """What Spark takes for the interruption with which it ends a query."""
+    return InterruptedError(f"py4j.protocol.Py4JJavaError: An error occurred while calling sleep: {_INTERRUPTION}")
+
+
+def in_short(error: BaseException) -> Exception:
+    """What a batch that failed tells Spark, which looks through the text for an interruption.
+
+    Its pattern takes some of the stack for each character, and a text as long as a trace of Java takes all of it: then
+    the query stands still for ever. Py4J gives it no answer at all to what is no `Exception`.
+    """
+    if _INTERRUPTION in str(error):
+        return interrupted()
+    return RuntimeError(f"The batch ended with {type(error).__name__}: {str(error)[:_SHOWN]}")
 
 
 @contextmanager

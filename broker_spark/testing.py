@@ -168,6 +168,8 @@ def _moved(pipeline: Pipeline, url: str, directory: Path) -> Pipeline:
         options = {
             key: str(directory / "spools" / name) if key.lower() == "spool" else value
             for key, value in here.options.items()
+            # The embedded server is no Kafka.
+            if key.lower() != "connector"
         }
         return dataclasses.replace(here, url=None, options=options)
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, TopicNotFound, Unsupported
+from broker.hooks import Event, Warned, logger
 from broker_spark.options import SourceOptions
 from broker_spark.positions import Bound, Position
 
@@ -93,7 +94,17 @@ def look(bus: Bus, topic: str, *, shared: bool) -> TopicLog:
     """The topic as it is now. :raises TopicNotFound: there is none."""
     # First, so that a topic that is made anew meanwhile is another for who reads between these bounds.
     identity = identity_of(bus, topic)
-    return replace(bounds_of(bus, topic, shared=shared), identity=identity)
+    remove = bus.hooks.listen(_log_warning)
+    try:
+        return replace(bounds_of(bus, topic, shared=shared), identity=identity)
+    finally:
+        remove()
+
+
+def _log_warning(event: Event) -> None:
+    """What a backend warns of when a log is looked at, as that it keeps nothing for who reads by position."""
+    if isinstance(event, Warned):
+        logger.warning("%s", event.text)
 
 
 def bounds_of(bus: Bus, topic: str, *, shared: bool) -> TopicLog:

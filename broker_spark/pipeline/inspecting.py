@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -220,7 +221,8 @@ def _told(options: Mapping[str, str]) -> str:
 
 def _file_system(checkpoint: str) -> tuple[Any, str]:
     if "://" in checkpoint or checkpoint.startswith("file:"):
-        return fs.FileSystem.from_uri(checkpoint)
+        # Hadoop's names of what Arrow has one name for.
+        return fs.FileSystem.from_uri(re.sub("^s3[an]://", "s3://", checkpoint, flags=re.IGNORECASE))
     return fs.LocalFileSystem(), checkpoint.rstrip("/")
 
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker_spark.identities import Identities
-from broker_spark.kafka_connector import read_stream
+from broker_spark.kafka_connector import pipeline_stream
 from broker_spark.pipeline.checking import check_rows, check_topics
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
@@ -40,7 +40,7 @@ from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
 from broker_spark.schema import unused
 from broker_spark.session import register, session
-from broker_spark.spark_errors import ours, planned
+from broker_spark.spark_errors import in_short, interrupted, ours, planned
 
 __all__ = ["BatchReport", "Run", "run", "stream"]
 
@@ -49,9 +49,6 @@ _STARTS: Final = 3
 _OTHER_SOURCES: Final = re.compile(r"There are \[\d+\] sources in the checkpoint offsets and now there are \[\d+\]")
 """What Spark counts there are branches of its plan: a source with `decode` may be two of them."""
 _NOT_UP: Final = "Python worker failed to connect back"
-_INTERRUPTED: Final = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
-)
 _NO_STREAM: Final = 'Aggregates need a watermark, or output_mode "update"; a sort is for a sink, or a reader'
 _ADDED: Final = "addBatch"
 """What the durations of a batch have that was run."""
@@ -108,6 +105,7 @@ class Run:
         self._began = False
         self._query_id = ""
         self._claimed = False
+        self._identities: Identities | None = None
         self._written: dict[int, _Written] = {}
         self._failure: BaseException | None = None
         self._reported = -1
@@ -152,6 +150,7 @@ class Run:
                 identities.check(name, pipeline.parsed_options(name))
         identities.check_positions()
         identities.keep()
+        self._identities = identities
         try:
             for left in reversed(range(_STARTS)):
                 if self._ran(spark, writer, last_start=not left):
@@ -226,10 +225,7 @@ class Run:
             self._written[batch] = self._write(frame, batch)
         except BaseException as error:
             self._failure = error
-            if isinstance(error, Exception):
-                raise
-            # Py4J gives Spark no answer to these, which would wait for one for ever.
-            raise RuntimeError(f"The batch ended with {error!r}") from error
+            raise in_short(error) from None
         finally:
             self._running = False
 
@@ -240,8 +236,7 @@ class Run:
             while not self._over.is_set():
                 # In Spark's own thread, which the end of the query interrupts.
                 machine.java.lang.Thread.sleep(_PARK_MILLISECONDS)
-        # What Spark takes for that interruption, and by its pattern only where the text is short.
-        raise InterruptedError(_INTERRUPTED)
+        raise interrupted()
 
     def _write(self, frame: DataFrame, batch: int) -> _Written:
         """Put a batch into all sinks. It is read, decoded and transformed once, whatever the number of sinks."""
@@ -254,6 +249,8 @@ class Run:
         kept = frame.persist()
         try:
             counts = _counted(pipeline, kept)
+            if self._identities is not None:
+                self._identities.check_again()
             out = kept.where(F.col(DEAD).isNull()).select(f"{OUT}.*")
             for name, sink in pipeline.sinks.items():
                 if counts.rows_out[name]:
@@ -358,7 +355,9 @@ def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | Non
     sources: dict[str, DataFrame] = {}
     for name in pipeline.sources:
         with part_of(f"sources.{name}"):
-            sources[name] = read_stream(spark, **pipeline.source_options(name))
+            sources[name], by_connector = pipeline_stream(spark, **pipeline.source_options(name))
+            if by_connector and identities is not None:
+                identities.watch(name, pipeline.parsed_options(name))
     tasks = spark.sparkContext.defaultParallelism
     frames = counted_frames_of(pipeline, sources, tasks if identities is None else identities.tasks(tasks))
     check_rows(pipeline, frames)

@@ -18,6 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError
+from broker.hooks import logger
+from broker.urls import mask_within
 from broker_spark.hadoop import find_place
 from broker_spark.pipeline.definition import FileSink, Pipeline, TableSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT
@@ -29,6 +31,10 @@ __all__ = ["try_sinks"]
 _FORMATS: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text"})
 """Of tables that are but files in a directory."""
 _CATALOG: Final = "spark_catalog"
+_KEPT_CATALOG: Final = (
+    "Set spark.sql.catalogImplementation to hive in `config` or spark-defaults.conf, or name a table of a catalog of "
+    "your own"
+)
 _MEND: Final = "Mend its format or options, or let the transform give what they take"
 
 
@@ -67,11 +73,12 @@ def _try_files(sink: FileSink, rows: DataFrame) -> None:
 
 def _try_table(sink: TableSink, rows: DataFrame) -> None:
     spark = rows.sparkSession
-    if (
-        sink.format.lower() not in _FORMATS
-        or not _is_sparks(spark, sink.table)
-        or spark.catalog.tableExists(sink.table)
-    ):
+    if not _is_sparks(spark, sink.table) or spark.catalog.tableExists(sink.table):
+        return
+    if spark.conf.get("spark.sql.catalogImplementation") == "in-memory":
+        with planned("The rows cannot be written", _MEND):
+            _check_forgotten(spark, sink)
+    if sink.format.lower() not in _FORMATS:
         return
     # Its path has to be empty, so that it is tried beside.
     plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
@@ -83,6 +90,27 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
                     table_writer(replace(sink, options=plain), rows).save(directory)
         except Py4JJavaError as error:
             raise ConfigurationError(f"The rows cannot be written: {said(error)}", advice=_MEND) from error
+
+
+def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
+    """Refuse to make a table again of which a run before left the files, and say that this one will, too."""
+    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
+    name = sink.table.replace("`", "").rpartition(".")[2]
+    above = _place_of(spark, sink)
+    where = given[-1] if given else None if above is None else f"{above.rstrip('/')}/{name.lower()}"
+    if where is not None:
+        place, files = find_place(spark, where)
+        if files.exists(place) and len(files.listStatus(place)):
+            raise ConfigurationError(
+                f"Table {sink.table!r} is not in the catalog, and {mask_within(where)} has files already: the catalog "
+                "of a session is in its memory, and the table of a run before was forgotten",
+                advice=f"{_KEPT_CATALOG}; then make the table of its files, or name another one",
+            )
+    logger.warning(
+        "Table %s will be in a catalog in memory, which ends with this session, and the next run will not find it. %s",
+        sink.table,
+        _KEPT_CATALOG,
+    )
 
 
 def _is_sparks(spark: SparkSession, table: str) -> bool:

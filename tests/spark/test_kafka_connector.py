@@ -197,6 +197,25 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
     publish(bus, topic, numbered(90))
     with pytest.raises(ConfigurationError, match=f"'{topic}' was deleted and made anew"):
         run()
+    other = f"{topic}.other"
+    bus.admin.ensure_topic(other)
+    with pytest.raises(ConfigurationError, match=f"is of a query on '{topic}', and this one reads '{other}'"):
+        read_stream(spark, connector="always", checkpoint=str(tmp_path / "checkpoint"), url=url, topic=other)
+    bus.admin.delete_topic(other)
+
+
+def test_a_stream_of_the_connector_says_what_its_checkpoint_does_not_tell(
+    spark: SparkSession, url: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(**options: Any) -> bool:
+        caplog.clear()
+        read_stream(spark, url=url, topic=topic, **options)
+        return "give read_stream the query's checkpoint" in caplog.text
+
+    assert warned()
+    assert not warned(checkpoint=str(tmp_path))
+    assert not warned(connector="always")
+    assert not warned(connector="never")
 
 
 def test_what_the_connector_cannot_do_is_ours_or_an_error(spark: SparkSession, url: str, topic: str) -> None:

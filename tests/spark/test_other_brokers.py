@@ -3,6 +3,7 @@ and the double of Service Bus."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,8 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+import broker
 from broker.blocking import Bus, connect
 from broker.errors import Unsupported
+from broker.testing.waiting import eventually
 from broker_spark import progress
 from broker_spark.log_source import LogBatchReader
 from broker_spark.options import SourceOptions
@@ -85,6 +88,32 @@ def test_bounded_batches_of_a_log_in_ledgers_read_each_row_once(url: str, batche
     # One that is behind all there is goes on with what comes.
     publish(batched, topic, numbered(5, start=250))
     assert sorted(query.batch() or []) == sorted(numbered(5, start=250))
+
+
+@on_pulsar
+def test_a_log_that_keeps_nothing_for_who_reads_by_position_is_warned_of(
+    url: str, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(partitions=1)
+    nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+
+    async def keep_nothing() -> None:
+        async with broker.connect(url) as bus:
+            connection: Any = bus.backend.connection  # pyright: ignore[reportAttributeAccessIssue]
+            place = f"{connection.topic(topic).path}/retention"
+
+            async def is_set() -> bool:
+                await connection.http.request("POST", place, "", nothing)
+                return await connection.http.get(f"{place}?applied=true", "") == nothing
+
+            await eventually(is_set, test_spool.SECONDS, "the policy of the topic")
+
+    asyncio.run(keep_nothing())
+    query = Query(url, topic)
+    query.batch()
+    query.batch()
+    (told,) = [each.message for each in caplog.records if topic in each.message]
+    assert told.startswith(f"Topic {topic!r} has no retention: Pulsar removes what all its subscriptions have acked")
 
 
 @on_pulsar

@@ -83,17 +83,20 @@ def test_an_end_that_the_run_did_not_ask_for_is_an_error(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, another_run: bool
 ) -> None:
     topic = make_topic(1)
-    publish(bus, topic, numbered(6))
+    # One by one they take longer than until the first report.
+    publish(bus, topic, numbered(60))
     whole = Pipeline(
         name="whole",
         url=url,
-        sources={"numbers": Source(topic, options={"maxRows": 1})},
+        sources={"numbers": Source(topic)},
         sinks={"rows": CallSink(lambda frame, batch: None)},
         checkpoint=str(tmp_path / "checkpoint"),
         trigger="available-now",
     )
 
     def disturb(report: BatchReport) -> None:
+        if report.batch > 0:
+            return
         with pytest.raises(ConfigurationError, match="name is 'disturbed', and a query of this name runs in this sess"):
             run(disturbed, spark=spark)
         if another_run:
@@ -102,7 +105,13 @@ def test_an_end_that_the_run_did_not_ask_for_is_an_error(
             [query] = [each for each in spark.streams.active if each.name == "disturbed"]
             query.stop()
 
-    disturbed = replace(whole, name="disturbed", trigger="" if another_run else "available-now", on_batch=disturb)
+    disturbed = replace(
+        whole,
+        name="disturbed",
+        sources={"numbers": Source(topic, options={"maxRows": 1})},
+        trigger="" if another_run else "available-now",
+        on_batch=disturb,
+    )
     with pytest.raises(ConfigurationError, match=r"^The query was stopped from outside, or by another run"):
         run(disturbed, spark=spark)
     if not another_run:

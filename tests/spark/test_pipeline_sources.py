@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from broker.blocking import connect
 from broker.cli import main
@@ -118,6 +119,59 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
         with pytest.raises(ConfigurationError, match=rf"sources\.log: Topic '{topic}' was deleted and made anew"):
             run(pipeline, spark=spark)
     assert rows == [3]
+
+
+def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_connector_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    rows: list[int] = []
+    with connect(kafka.shared_server().url) as bus:
+
+        def take(frame: DataFrame, batch: int) -> None:
+            rows.append(frame.count())
+            if batch == 0:
+                bus.admin.delete_topic(topic)
+                bus.admin.ensure_topic(topic, partitions=1)
+                publish(bus, topic, numbered(40))
+
+        pipeline = Pipeline(
+            name="anew",
+            url=kafka.shared_server().url,
+            sources={"log": Source(topic, options={"connector": "always", "maxRows": 10})},
+            sinks={"rows": CallSink(take)},
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger="available-now",
+        )
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, numbered(30))
+        with pytest.raises(ConfigurationError, match=rf"Topic '{topic}' was deleted and made anew"):
+            run(pipeline, spark=spark)
+    assert rows == [10]
+
+
+def test_a_checkpoint_of_another_topic_is_refused_over_the_connector_too(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "broker")
+    first, second = (f"spark.{uuid.uuid4().hex[:12]}" for _ in range(2))
+    pipeline = Pipeline(
+        name="other",
+        url=kafka.shared_server().url,
+        sources={"log": Source(first, options={"connector": "always"})},
+        sinks={"rows": CallSink(lambda frame, _: frame.count())},
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+    )
+    with connect(kafka.shared_server().url) as bus:
+        for topic in (first, second):
+            bus.admin.ensure_topic(topic, partitions=1)
+            publish(bus, topic, numbered(3))
+        assert run(pipeline, spark=spark) == 1
+        assert "other: batch 0: 3 rows in, 3 to rows, 0 dead, 0 behind, " in caplog.text
+        other = replace(pipeline, sources={"log": Source(second, options={"connector": "always"})})
+        with pytest.raises(ConfigurationError, match=rf"of a query on topic '{first}', and this one reads {second}"):
+            run(other, spark=spark)
 
 
 def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:

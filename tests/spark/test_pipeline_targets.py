@@ -14,8 +14,9 @@ from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
 from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.frames import Frames
-from broker_spark.pipeline.inspecting import status
+from broker_spark.pipeline.inspecting import _file_system, status
 from broker_spark.pipeline.owning import claim
+from broker_spark.pipeline.trial import _try_table
 from broker_spark.pipeline.writing import write
 from tests.servers import nats
 from tests.spark.support import log, publish
@@ -43,6 +44,32 @@ def make(directory: Path, **sinks: Sink) -> Pipeline:
 def test_sinks_that_would_overwrite_each_other_are_refused(tmp_path: Path, one: Sink, other: Sink) -> None:
     with pytest.raises(ConfigurationError, match=r"sinks\.other has the (path|table) of sinks\.one, or one within"):
         make(tmp_path, one=one, other=other)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a", "S3N"])
+def test_a_checkpoint_is_looked_at_where_spark_has_it(scheme: str) -> None:
+    files, path = _file_system(f"{scheme}://bucket/checkpoints/orders?region=eu-west-1")
+    assert (files.type_name, path) == ("s3", "bucket/checkpoints/orders")
+
+
+def test_a_table_that_a_session_before_forgot_is_refused(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the next process finds it, whose catalog in memory is empty; beside, Spark would refuse it in a batch."""
+    rows = spark.range(1)
+    in_warehouse, elsewhere = TableSink(f"forgotten_{tmp_path.name}"), TableSink("far", options={"path": str(tmp_path)})
+    warehouse = Path(spark.catalog.getDatabase("default").locationUri.removeprefix("file:"))
+    directory = warehouse / in_warehouse.table.lower()
+    _try_table(in_warehouse, rows)
+    assert f"Table {in_warehouse.table} will be in a catalog in memory" in caplog.text
+    for sink, place in ((in_warehouse, directory), (elsewhere, tmp_path)):
+        (place / "batch=0").mkdir(parents=True)
+        try:
+            with pytest.raises(ConfigurationError, match=r"has files already: .*in its memory.*catalogImplementation"):
+                _try_table(sink, rows)
+        finally:
+            (place / "batch=0").rmdir()
+    directory.rmdir()
 
 
 def test_sinks_beside_each_other_are_no_trouble(tmp_path: Path) -> None:

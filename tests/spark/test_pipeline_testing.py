@@ -68,8 +68,10 @@ def test_the_pipeline(run_pipeline: Any) -> None:
 
 
 def test_nothing_that_is_the_applications_own_is_touched(tmp_path: Path) -> None:
-    queue = Source("orders", decode=Order, options={"subscription": "spark", "spool": "/var/spool/orders"})
+    options = {"subscription": "spark", "spool": "/var/spool/orders", "connector": "always"}
+    queue = Source("orders", decode=Order, options=options)
     moved = _moved(dataclasses.replace(PIPELINE, sources={"orders": queue}), "nats://127.0.0.1:4222", tmp_path)
+    assert moved.sources["orders"].options.keys() == {"subscription", "spool"}
     spool = moved.sources["orders"].options["spool"]
     assert all(Path(place).is_relative_to(tmp_path) for place in (moved.checkpoint, spool))
     assert moved.sinks["table"] == TableSink(f"large_orders_{tmp_path.name}")
