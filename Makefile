@@ -137,7 +137,7 @@ bench: $(STAMP) kafka
 bench-queue: $(STAMP) kafka
 	$(BIN)/python -m benchmarks kafka-markers kafka-queue kafka-queue-published $(ARGS)
 
-bench-spark: $(STAMP) kafka
+bench-spark: $(STAMP) kafka pulsar
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
 docs: $(STAMP) kafka pulsar

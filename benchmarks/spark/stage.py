@@ -141,7 +141,7 @@ class JetStreamSide(Side):
     """The embedded server. `portal` runs what is raw and asynchronous."""
 
     name = "jetstream"
-    quick, all_share, row_share, stream_share = 1.0, 0.5, 0.15, 0.5
+    quick, all_share, row_share, stream_share = 1.0, 0.5, 0.15, 1.0
 
     def __init__(self) -> None:
         self.portal = Portal()
