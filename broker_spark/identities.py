@@ -95,18 +95,23 @@ class Identities:
         if start and not self._has_batches:
             check_start(bus, options)
         identities = {topic: each.identity for topic, each in topics.items()}
-        before.check(backend, identities, named=options.pattern is None)
+        # Where some are read no more the offsets of Spark tell; where none of them is, it is another query's.
+        known = {topic: each for topic, each in before.topics.items() if topic in topics} or before.topics
+        Offsets(before.backend, known).check(backend, identities, named=options.pattern is None)
         # One that the broker does not tell now keeps what it was.
         now = {topic: each for topic, each in topics.items() if each.identity is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
 
-    def check_known(self, name: str) -> None:
-        """Make sure that the checkpoint is not one of other sources only.
+    def check_known(self, name: str, options: SourceOptions) -> None:
+        """Make sure that the checkpoint is not one of other topics only.
 
         :raises ConfigurationError: it is.
         """
         others = [each for each in self._kept if each != _TASKS]
-        if others and name not in others and self._has_batches:
+        if not others or name in others or not self._has_batches:
+            return
+        topics = {topic for each in others for topic in Offsets.from_json(self._kept[each]).topics}
+        if topics.isdisjoint(chosen_topics(bus_of(options.url), options)):
             raise ConfigurationError(
                 f"The checkpoint is of a query on {', '.join(map(repr, others))}, and this one reads {name!r}",
                 advice=ADVICE,
@@ -117,7 +122,7 @@ class Identities:
         self._watched[name] = options
 
     def check_again(self) -> None:
-        """Make sure that the topics of watched sources are still those that were checked.
+        """Make sure that the topics of watched sources are still those that were checked, and keep what new ones are.
 
         :raises ConfigurationError: one was made anew, or deleted.
         :raises BrokerError: a broker does not answer.
@@ -130,6 +135,11 @@ class Identities:
                 with was_there(GONE, when=True):
                     identities[topic] = identity_of(bus, topic)
             before.check(bus.capabilities.backend, identities, named=False)
+            if options.pattern is not None:
+                new = [topic for topic in chosen_topics(bus, options) if topic not in before.topics]
+                found = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in new}
+                self._now[name] = Offsets(before.backend, {**before.topics, **found}).to_json()
+                self.keep()
 
     def check_positions(self) -> None:
         """Make sure that the query's id and the positions of the last batch are whole: Spark goes on from them, and

@@ -102,7 +102,7 @@ def _check_checkpoint(spark: SparkSession, checkpoint: str, source: SourceOption
         )
     name = source.pattern or ",".join(source.topics)
     identities = Identities(spark, checkpoint)
-    identities.check_known(name)
+    identities.check_known(name, source)
     identities.check(name, source, start=False)
     identities.check_positions()
     identities.keep()

@@ -22,6 +22,13 @@ _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 """Where PySpark writes each error with its plan and stack as JSON, before it raises it."""
 _OURS: Final = re.compile(r"^broker\.errors\.(\w+): (.+)$", re.MULTILINE)
 _INTERRUPTION: Final = "java.lang.InterruptedException"
+_INTERRUPTIONS: Final = (
+    _INTERRUPTION,
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+_CALLED: Final = "An error occurred while calling"
+"""How an error of Java begins that came to Python."""
 _SHOWN: Final = 500
 _ANOTHER: Final = re.compile(r"^(The above exception was the direct cause|During handling of the above)", re.MULTILINE)
 """What a traceback has between an error and the one that it became."""
@@ -48,7 +55,7 @@ def said(error: Exception) -> str:
 
 def interrupted() -> InterruptedError:
     """What Spark takes for the interruption with which it ends a query."""
-    return InterruptedError(f"py4j.protocol.Py4JJavaError: An error occurred while calling sleep: {_INTERRUPTION}")
+    return InterruptedError(f"py4j.protocol.Py4JJavaError: {_CALLED} sleep: {_INTERRUPTION}")
 
 
 def in_short(error: BaseException) -> Exception:
@@ -57,9 +64,10 @@ def in_short(error: BaseException) -> Exception:
     Its pattern takes some of the stack for each character, and a text as long as a trace of Java takes all of it: then
     the query stands still for ever. Py4J gives it no answer at all to what is no `Exception`.
     """
-    if _INTERRUPTION in str(error):
+    text = str(error)
+    if text.startswith(_CALLED) and any(each in text for each in _INTERRUPTIONS):
         return interrupted()
-    return RuntimeError(f"The batch ended with {type(error).__name__}: {str(error)[:_SHOWN]}")
+    return RuntimeError(f"The batch ended with {type(error).__name__}: {text[:_SHOWN]}")
 
 
 @contextmanager

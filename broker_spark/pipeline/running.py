@@ -212,6 +212,9 @@ class Run:
         """Whether every batch that was begun is committed."""
         if self._parked.is_set():
             return True
+        if self._failure is not None:
+            # Spark ends the query with it.
+            return False
         return not self._running and self._reported >= max(self._written, default=-1)
 
     def _batch(self, frame: DataFrame, batch: int) -> None:
@@ -248,9 +251,12 @@ class Run:
             self._claimed = True
         kept = frame.persist()
         try:
-            counts = _counted(pipeline, kept)
-            if self._identities is not None:
-                self._identities.check_again()
+            try:
+                counts = _counted(pipeline, kept)
+            finally:
+                # Of a topic that was made anew Spark may have told something else, or nothing.
+                if self._identities is not None:
+                    self._identities.check_again()
             out = kept.where(F.col(DEAD).isNull()).select(f"{OUT}.*")
             for name, sink in pipeline.sinks.items():
                 if counts.rows_out[name]:

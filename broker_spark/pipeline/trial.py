@@ -75,19 +75,28 @@ def _try_table(sink: TableSink, rows: DataFrame) -> None:
     spark = rows.sparkSession
     if not _is_sparks(spark, sink.table) or spark.catalog.tableExists(sink.table):
         return
-    if spark.conf.get("spark.sql.catalogImplementation") == "in-memory":
-        with planned("The rows cannot be written", _MEND):
+    if (
+        spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") == ""
+    ):
+        with _told():
             _check_forgotten(spark, sink)
     if sink.format.lower() not in _FORMATS:
         return
     # Its path has to be empty, so that it is tried beside.
     plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
+    with _told():
+        place = _place_of(spark, sink)
+        if place is not None:
+            with _passing(spark, place) as directory:
+                table_writer(replace(sink, options=plain), rows).save(directory)
+
+
+@contextlib.contextmanager
+def _told() -> Generator[None]:
     with planned("The rows cannot be written", _MEND):
         try:
-            place = _place_of(spark, sink)
-            if place is not None:
-                with _passing(spark, place) as directory:
-                    table_writer(replace(sink, options=plain), rows).save(directory)
+            yield
         except Py4JJavaError as error:
             raise ConfigurationError(f"The rows cannot be written: {said(error)}", advice=_MEND) from error
 
@@ -104,7 +113,7 @@ def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
             raise ConfigurationError(
                 f"Table {sink.table!r} is not in the catalog, and {mask_within(where)} has files already: the catalog "
                 "of a session is in its memory, and the table of a run before was forgotten",
-                advice=f"{_KEPT_CATALOG}; then make the table of its files, or name another one",
+                advice=f"{_KEPT_CATALOG}; and move the files away, or name another table",
             )
     logger.warning(
         "Table %s will be in a catalog in memory, which ends with this session, and the next run will not find it. %s",

@@ -33,10 +33,10 @@ class Goal:
     began: datetime | None
 
     def waited(self, batches: Sequence[MessageBatch[bytes]]) -> bool:
-        """Whether one of these may have waited when it began, by the broker's clock; all do that have no time of it."""
+        """Whether one of these may have waited when it began, by the broker's clock, or else by the publisher's."""
         if self.began is None:
             return True
-        times = [message.broker_time for batch in batches for message in batch]
+        times = [message.broker_time or message.publish_time for batch in batches for message in batch]
         return any(time is None or time <= self.began for time in times)
 
 
@@ -49,7 +49,7 @@ async def goal_of(bus: Bus, topics: Sequence[str], subscription: str, lease: flo
     try:
         lags = [await bus.admin.lag(topic, subscription) for topic in topics]
     except BrokerError as error:
-        logger.info(
+        logger.warning(
             "What waits for subscription %s is not known, so that it is drained for longer: %s", subscription, error
         )
         lags = []

@@ -38,10 +38,8 @@ class Ending:
     def begin(self) -> None:
         """What is held is being given back, which no signal is to break off."""
         self._leaving = True
-        if self._watching:
-            bound = threading.Timer(_LONGEST, os._exit, (128 + signal.SIGTERM,))
-            bound.daemon = True
-            bound.start()
+        if self._asked:
+            _start_bound()
 
     def end(self) -> None:
         """End the process, if it was asked to: after that Spark's runner would only tell that nobody listens."""
@@ -52,7 +50,15 @@ class Ending:
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         # Spark sends it twice, and perhaps when its runner is on the way out already.
-        self._asked = True
+        is_first, self._asked = not self._asked, True
         if not self._leaving:
             self._leaving = True
             raise SystemExit(128 + number)
+        if is_first:
+            _start_bound()
+
+
+def _start_bound() -> None:
+    bound = threading.Timer(_LONGEST, os._exit, (128 + signal.SIGTERM,))
+    bound.daemon = True
+    bound.start()

@@ -212,9 +212,8 @@ class Receiver:
         try:
             heard = monotonic()
             while self._came < most and not is_over:
-                if await self._wait_for_room():
-                    # Nobody listened meanwhile, so that the queue is not known to be empty.
-                    heard = monotonic()
+                # Nobody listened meanwhile, so that the queue is not known to be empty.
+                heard += await self._wait_for_room()
                 batches = await self._gather(consumer, most - self._came)
                 self._came += sum(map(len, batches))
                 if batches and (goal is None or goal.waited(batches)):
@@ -232,16 +231,15 @@ class Receiver:
                 # It is in the spool, or will be: to leave it unacked would have it come again.
                 await asyncio.shield(kept)
 
-    async def _wait_for_room(self) -> bool:
-        """Return when there is room; whether it had to be waited for."""
-        waited = False
+    async def _wait_for_room(self) -> float:
+        """Return when there is room; the seconds that it had to be waited for."""
+        began = monotonic()
         while not self.has_room:
             self._room.clear()
             if self.has_room:
                 break
             await self._room.wait()
-            waited = True
-        return waited
+        return monotonic() - began
 
     async def _gather(self, consumer: MessageConsumer[bytes], most: int) -> list[MessageBatch[bytes]]:
         """The messages of one segment; none after some idle time."""

@@ -15,7 +15,16 @@ def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:
     assert isinstance(in_short(SystemExit(1)), Exception)
 
 
-@pytest.mark.parametrize("text", ["java.lang.InterruptedException", "x" * 100_000 + "java.lang.InterruptedException"])
-def test_an_interruption_is_told_as_one(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("An error occurred while calling o7.sleep.\n: java.lang.InterruptedException", True),
+        (f"An error occurred while calling o7.count.\n: {'x' * 100_000} java.io.InterruptedIOException: closed", True),
+        ("An error occurred while calling o7.count.\n: org.apache.spark.SparkException: Job aborted", False),
+        ("Row 7 has the text java.lang.InterruptedException", False),
+    ],
+)
+def test_an_interruption_is_told_as_one(text: str, is_one: bool) -> None:
     told = str(in_short(RuntimeError(text)))
-    assert told.endswith("Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException")
+    expected = "Py4JJavaError: An error occurred while calling sleep: java.lang.InterruptedException"
+    assert told.endswith(expected) is is_one

@@ -82,7 +82,7 @@ def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
         return Lag(waiting=0, current=False)
 
     monkeypatch.setattr(AdminFacade, "lag", lag)
-    url = f"{pubsub.shared_server().url}&lease_seconds=2"
+    url = f"{pubsub.shared_server().url}&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     stop = threading.Event()
     with connect(url) as bus:
@@ -113,7 +113,7 @@ def test_a_queue_is_drained_though_what_is_new_comes_first(tmp_path: Path, monke
         raise ConnectionFailed("Cloud Monitoring is away")
 
     monkeypatch.setattr(AdminFacade, "lag", lag)
-    url = f"{pubsub.shared_server().url}&lease_seconds=2"
+    url = f"{pubsub.shared_server().url}&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
     with connect(url) as bus, connect(url) as other:
         bus.admin.ensure_topic(topic)

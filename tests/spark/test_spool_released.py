@@ -43,7 +43,7 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
         publish(bus, source, numbered(HELD))
         if ended == "by a stop":
             # After a batch it holds what there is room for, and more that it received.
-            query = writer.trigger(processingTime="1 hour").start()
+            query = writer.trigger(processingTime="3 seconds").start()
             deadline = time.monotonic() + 6 * PATIENCE
             while not any(progress["numInputRows"] for progress in query.recentProgress):
                 assert time.monotonic() < deadline
@@ -70,7 +70,7 @@ def test_a_query_that_ends_gives_back_its_spool_and_its_messages(
 
 
 PROCESS = """
-import signal, sys, threading
+import signal, sys, threading, time
 from broker_spark.spool.ending import Ending
 sys.modules["__main__"].__spec__ = type("Spec", (), {"name": sys.argv[1]})
 ending, when = Ending(), sys.argv[2]
@@ -84,7 +84,7 @@ finally:
     if when == "meanwhile":
         print("ready", flush=True)
         while not ending._asked:
-            signal.pause()
+            time.sleep(0.01)
     print("given back", flush=True)
     ending.end()
     if when == "after":
@@ -119,9 +119,12 @@ def test_the_signal_ends_spark_s_process_in_order_and_no_other(runs: str, when: 
 
 
 def test_what_cannot_be_given_back_does_not_keep_the_process() -> None:
-    hanging = PROCESS.replace(
-        "ending, when", "import broker_spark.spool.ending as own; own._LONGEST = 0.2\nending, when"
-    )
-    hanging = hanging.replace('print("given back", flush=True)', "threading.Event().wait()")
-    done = subprocess.run([sys.executable, "-c", hanging, SPARKS, "after"], timeout=6 * PATIENCE, check=False)
-    assert done.returncode == 128 + signal.SIGTERM
+    bound = "import broker_spark.spool.ending as own; own._LONGEST = 0.2\n"
+    hanging = (bound + PROCESS).replace('print("given back", flush=True)', "threading.Event().wait()")
+    with subprocess.Popen(
+        [sys.executable, "-c", hanging, SPARKS, "meanwhile"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(6 * PATIENCE) == 128 + signal.SIGTERM
