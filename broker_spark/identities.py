@@ -132,11 +132,13 @@ class Identities:
             before = Offsets.from_json(self._now[name])
             identities: dict[str, str | None] = {}
             for topic in before.topics:
-                with was_there(GONE, when=True):
+                with was_there(GONE):
                     identities[topic] = identity_of(bus, topic)
             before.check(bus.capabilities.backend, identities, named=False)
-            if options.pattern is not None:
-                new = [topic for topic in chosen_topics(bus, options) if topic not in before.topics]
+            if options.pattern is None:
+                continue
+            new = [topic for topic in chosen_topics(bus, options) if topic not in before.topics]
+            if new:
                 found = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in new}
                 self._now[name] = Offsets(before.backend, {**before.topics, **found}).to_json()
                 self.keep()

@@ -103,10 +103,9 @@ def _told() -> Generator[None]:
 
 def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
     """Refuse to make a table again of which a run before left the files, and say that this one will, too."""
-    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
-    name = sink.table.replace("`", "").rpartition(".")[2]
-    above = _place_of(spark, sink)
-    where = given[-1] if given else None if above is None else f"{above.rstrip('/')}/{name.lower()}"
+    where = _path_of(sink)
+    if where is None and (above := _place_of(spark, sink)) is not None:
+        where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
     if where is not None:
         place, files = find_place(spark, where)
         if files.exists(place) and len(files.listStatus(place)):
@@ -130,11 +129,17 @@ def _is_sparks(spark: SparkSession, table: str) -> bool:
     return spark.catalog.currentCatalog() == _CATALOG and spark.conf.get(f"spark.sql.catalog.{first}", "") == ""
 
 
+def _path_of(sink: TableSink) -> str | None:
+    """The directory that the options of a table name."""
+    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
+    return given[-1] if given else None
+
+
 def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
     """The directory in which that of a new table will be."""
-    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
-    if given:
-        above = find_place(spark, given[-1])[0].getParent()
+    given = _path_of(sink)
+    if given is not None:
+        above = find_place(spark, given)[0].getParent()
         return None if above is None else str(above.toString())
     name = sink.table.replace("`", "").removeprefix(f"{_CATALOG}.")
     return spark.catalog.getDatabase(name.rpartition(".")[0] or spark.catalog.currentDatabase()).locationUri

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -96,17 +98,21 @@ def test_lag_status_and_plan_of_a_connector_and_a_queue(
     assert said["problem"] == f"sources.jobs: {tmp_path / 'spool'} is not the spool of the checkpoint"
 
 
+def over_connector(topic: str, directory: Path, take: Callable[[DataFrame, int], object], **options: Any) -> Pipeline:
+    return Pipeline(
+        name="connected",
+        url=kafka.shared_server().url,
+        sources={"log": Source(topic, options={"connector": "always", **options})},
+        sinks={"rows": CallSink(take)},
+        checkpoint=str(directory / "checkpoint"),
+        trigger="available-now",
+    )
+
+
 def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     rows: list[int] = []
-    pipeline = Pipeline(
-        name="anew",
-        url=kafka.shared_server().url,
-        sources={"log": Source(topic, options={"connector": "always"})},
-        sinks={"rows": CallSink(lambda frame, _: rows.append(frame.count()))},
-        checkpoint=str(tmp_path / "checkpoint"),
-        trigger="available-now",
-    )
+    pipeline = over_connector(topic, tmp_path, lambda frame, _: rows.append(frame.count()))
     with connect(kafka.shared_server().url) as bus:
         bus.admin.ensure_topic(topic, partitions=1)
         publish(bus, topic, numbered(3))
@@ -135,14 +141,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_conn
                 bus.admin.ensure_topic(topic, partitions=1)
                 publish(bus, topic, numbered(40))
 
-        pipeline = Pipeline(
-            name="anew",
-            url=kafka.shared_server().url,
-            sources={"log": Source(topic, options={"connector": "always", "maxRows": 10})},
-            sinks={"rows": CallSink(take)},
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger="available-now",
-        )
+        pipeline = over_connector(topic, tmp_path, take, maxRows=10)
         bus.admin.ensure_topic(topic, partitions=1)
         publish(bus, topic, numbered(30))
         with pytest.raises(ConfigurationError, match=rf"Topic '{topic}' was deleted and made anew"):
@@ -155,20 +154,13 @@ def test_a_checkpoint_of_another_topic_is_refused_over_the_connector_too(
 ) -> None:
     caplog.set_level("INFO", "broker")
     first, second = (f"spark.{uuid.uuid4().hex[:12]}" for _ in range(2))
-    pipeline = Pipeline(
-        name="other",
-        url=kafka.shared_server().url,
-        sources={"log": Source(first, options={"connector": "always"})},
-        sinks={"rows": CallSink(lambda frame, _: frame.count())},
-        checkpoint=str(tmp_path / "checkpoint"),
-        trigger="available-now",
-    )
+    pipeline = over_connector(first, tmp_path, lambda frame, _: frame.count())
     with connect(kafka.shared_server().url) as bus:
         for topic in (first, second):
             bus.admin.ensure_topic(topic, partitions=1)
             publish(bus, topic, numbered(3))
         assert run(pipeline, spark=spark) == 1
-        assert "other: batch 0: 3 rows in, 3 to rows, 0 dead, 0 behind, " in caplog.text
+        assert "connected: batch 0: 3 rows in, 3 to rows, 0 dead, 0 behind, " in caplog.text
         other = replace(pipeline, sources={"log": Source(second, options={"connector": "always"})})
         with pytest.raises(ConfigurationError, match=rf"of a query on topic '{first}', and this one reads {second}"):
             run(other, spark=spark)
