@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 
-from broker.bus import connect
+from broker.bus import Bus, connect
 from broker.outbound import OutboundMessage
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
@@ -17,6 +17,7 @@ PATIENCE = 90.0
 QUEUES = [f"queue-{number:02}" for number in range(20)]
 EACH = 200
 SLOW = QUEUES[7]
+PARTITIONS = range(4)
 
 
 class Worker:
@@ -48,29 +49,41 @@ class Worker:
         await self._hearing
 
 
+async def publish(bus: Bus, topic: str, first: int, end: int) -> int:
+    """Send each queue the messages of these numbers, by turns of the partitions."""
+    for at in range(first, end, 100):
+        sent = [
+            OutboundMessage(f"{queue}/{number}".encode(), queue, partition=number % len(PARTITIONS))
+            for number in range(at, min(end, at + 100))
+            for queue in QUEUES
+        ]
+        await bus.topic(topic).publish_batch(sent)
+    return end
+
+
 async def test_of_many_queues_nothing_is_lost_with_a_process_that_is_killed(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:
-    topic = make_topic(partitions=4)
+    topic = make_topic(partitions=len(PARTITIONS))
     url = (
         f"{kafka.url}?queue=markers&session_timeout_ms=3000&heartbeat_interval_ms=300&lease_seconds=3"
         f"&queue_group={group}&queue_ids={','.join(QUEUES)}&queue_waiting=50"
     )
     workers = [Worker(), Worker()]
     async with connect(url) as bus:
-        for at in range(0, EACH, 100):
-            sent = [
-                OutboundMessage(f"{queue}/{number}".encode(), queue, partition=number % 4)
-                for number in range(at, at + 100)
-                for queue in QUEUES
-            ]
-            await bus.topic(topic).publish_batch(sent)
-        wanted = {f"{queue}/{number}" for queue in QUEUES for number in range(EACH)}
+        numbers = 0
         try:
             for worker in workers:
                 await worker.start(url, topic, SLOW, *QUEUES)
             async with asyncio.timeout(PATIENCE):
-                while not all(len(worker.acked) > 100 for worker in workers):
+                # Whoever joins first has all partitions, and would be done with the work before the other is there.
+                while not all(worker.acked for worker in workers):
+                    numbers = await publish(bus, topic, numbers, numbers + len(PARTITIONS))
+                    while sum(len(worker.acked + worker.unsure) for worker in workers) < numbers * len(QUEUES):
+                        await asyncio.sleep(0.02)
+                numbers = await publish(bus, topic, numbers, numbers + EACH)
+                begun = [len(worker.acked) for worker in workers]
+                while not all(len(worker.acked) > 100 + before for worker, before in zip(workers, begun, strict=True)):
                     await asyncio.sleep(0.02)
             await workers[0].kill()
             async with asyncio.timeout(PATIENCE):
@@ -82,6 +95,7 @@ async def test_of_many_queues_nothing_is_lost_with_a_process_that_is_killed(
         finally:
             for worker in workers:
                 await worker.kill()
+    wanted = {f"{queue}/{number}" for queue in QUEUES for number in range(numbers)}
     killed, other = workers
     assert all(body.startswith(f"{queue}/") for queue, _, body in killed.begun + other.begun)
     acked = Counter(body for _, _, body in killed.acked + other.acked)
