@@ -24,6 +24,7 @@ from benchmarks.spark.pipelines import measure_pipelines
 from benchmarks.spark.reading import measure_reading
 from benchmarks.spark.scaling import measure_scaling
 from benchmarks.spark.stage import SparkStage, open_stage
+from benchmarks.spark.state import measure_state
 from benchmarks.spark.writing import measure_writing
 
 __all__ = ["BENCHMARKS", "main"]
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[SparkStage, float, int], list[Section]]] = {
     "micro-batches": measure_micro_batches,
     "pipelines": measure_pipelines,
     "decoding": measure_decoding,
+    "state": measure_state,
     "other-brokers": measure_other_brokers,
     "crossover": measure_crossover,
     # Last, since it goes on in other sessions.

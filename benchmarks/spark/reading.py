@@ -47,12 +47,12 @@ def measure_reading(stage: SparkStage, scale: float, rounds: int) -> list[Sectio
     )
     for side in stage.sides:
         for label, size in sizes(scale):
-            # What a query costs whatever its rows is to be little of it.
-            count = max(2000, int(200_000 * scale * side.quick))
+            most = max(500, int(50_000 * scale * side.quick))
+            # What a query costs whatever its rows is to be little of it, also where rows are small.
+            count = most * _BATCHES * (2 if size < 1024 else 1)
             topic = side.filled(count, size)
             series = in_turn(_batch_works(stage, side, topic, count), rounds, stage.roots, uncounted=stage.uncounted)
             _tell(batch, f"{side.name}, {label}", series, side)
-            most = int(count * side.stream_share) // _BATCHES
             works = _stream_works(stage, side, topic, count, most)
             series = in_turn(works, rounds, stage.roots, uncounted=stage.uncounted)
             _tell_streams(stream, f"{side.name}, {label}", series, side)

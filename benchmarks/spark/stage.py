@@ -101,14 +101,12 @@ class Side(ABC):
     :ivar quick: how many times as many rows are read in the same time as on the other.
     :ivar all_share: of the rows, where all columns are read, which takes longer.
     :ivar row_share: of the rows, for what goes row by row.
-    :ivar stream_share: of the rows, for what goes row by row in a stream.
     """
 
     name: str
     quick: float
     all_share: float
     row_share: float
-    stream_share: float
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -141,7 +139,7 @@ class JetStreamSide(Side):
     """The embedded server. `portal` runs what is raw and asynchronous."""
 
     name = "jetstream"
-    quick, all_share, row_share, stream_share = 1.0, 0.5, 0.15, 1.0
+    quick, all_share, row_share = 1.0, 0.5, 0.15
 
     def __init__(self) -> None:
         self.portal = Portal()
@@ -166,7 +164,7 @@ class KafkaSide(Side):
     """One broker of Kafka."""
 
     name = "kafka"
-    quick, all_share, row_share, stream_share = 4.0, 1.0, 1.0, 1.0
+    quick, all_share, row_share = 4.0, 1.0, 1.0
 
     def __init__(self) -> None:
         self._server = KafkaServer(BUSY_OPTIONS).start()

@@ -86,7 +86,7 @@ def by_aircraft(messages: DataFrame) -> DataFrame:
     """What the flights of each aircraft come to, as `AircraftFigures`; a row for each that a batch has flights of.
 
     By `transformWithState`, whose state is a row of figures. Runs need an order, so that an aggregate of Spark's own
-    would have to collect all flights: twice as quick over a year of them, and its state grows with each.
+    would have to collect all flights: it is quicker over a year of them, and its state grows with each.
     """
     flights = decode(messages, ScheduledFlight).rows.select(
         *(f"payload.{name}" for name in ("aircraft", "leg", "departure_delay", "arrival_delay"))
