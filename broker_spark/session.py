@@ -35,9 +35,10 @@ _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStor
 _HERE: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.showConsoleProgress": "false",
 }
 """For a driver that runs here with all its executors."""
+_QUIET: Final = {"spark.ui.showConsoleProgress": "false"}
+"""For a driver that is started here, wherever its executors are: Spark takes it for a shell of its own."""
 _SERVER_HERE: Final = {"spark.connect.grpc.binding.address": "127.0.0.1"}
 """For a server of Spark Connect that runs here."""
 _BETTER: Final[Mapping[str, str]] = {
@@ -86,13 +87,15 @@ def session(
         given["spark.master"] = master
     asked = ", ".join(f"{key}={_shown(key, value)}" for key, value in given.items())
     server = given.get("spark.remote", "" if "spark.master" in given else os.environ.get("SPARK_REMOTE", ""))
-    local = (given.get("spark.master") or server).startswith("local")
-    if local:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # Else whichever Python comes first on the path is what rows are given to.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        said = {**configured(), **given}
-        ours = {**_HERE, **(_SERVER_HERE if server else {}), **socket_settings(said)}
+    said = {**configured(), **given} if not server or server.startswith("local") else given
+    local = (server or said.get("spark.master", "")).startswith("local")
+    if local or not server:
+        ours = _QUIET
+        if local:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            # Else whichever Python comes first on the path is what rows are given to.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            ours = {**ours, **_HERE, **(_SERVER_HERE if server else {}), **socket_settings(said)}
         given = {**{key: value for key, value in ours.items() if key not in said}, **given}
     builder = SparkSession.Builder().appName(name)
     for key, value in given.items():

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pandas
 import pyspark
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 import broker_spark
+from broker.blocking import connect
+from broker.testing.waiting import eventually
 from broker_spark.options import _READERS
 from broker_spark.sink import _KNOWN
 from tests.fault_matrix import Books
+from tests.servers import nats
+from tests.servers.spark import SparkCluster
+from tests.servers.spark_python import quick_python
+from tests.spark.support import numbered, plan_of, publish
+from tests.spark.test_spool import rows_kept
 
+PATIENCE = 60.0
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
@@ -36,6 +51,22 @@ def test_a_new_session_is_set_up_well(spark: SparkSession) -> None:
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    java: Any = spark.sparkContext._jsc
+    assert not java.sc().progressBar().isDefined()
+
+
+def test_rows_go_to_python_and_back_by_arrow(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = spark.createDataFrame(pandas.DataFrame({"number": [1, 2]}))
+    # What Python has pickled is scanned as an RDD.
+    assert [step for step in plan_of(frame) if "ExistingRDD" in step] == []
+    plan = plan_of(frame.select(F.udf(lambda number: number + 1, "long")("number")))
+    assert [step for step in plan if step.startswith("ArrowEvalPython")]
+
+    def by_rows(frame: DataFrame) -> NoReturn:
+        raise AssertionError("it was read row by row")
+
+    monkeypatch.setattr(type(frame), "collect", by_rows)
+    assert frame.toPandas()["number"].to_list() == [1, 2]
 
 
 PROGRAM = """
@@ -43,7 +74,7 @@ import sys, broker_spark
 spark = broker_spark.session(config={"spark.ui.enabled": False, **dict(each.split("=", 1) for each in sys.argv[1:])})
 from pyspark.sql import functions as F
 assert spark.range(3).select(F.udf(lambda number: number + 1, "long")("id").alias("n")).agg(F.sum("n")).first()[0] == 6
-print(*(spark.conf.get(name) for name in (
+print(*(spark.conf.get(name, "unset") for name in (
     "spark.master", "spark.python.unix.domain.socket.enabled", "spark.ui.showConsoleProgress", "spark.driver.host"
 )))
 """
@@ -134,14 +165,33 @@ def test_what_spark_was_told_goes_first(way: str, tmp_path: Path) -> None:
             path=tmp_path, PYSPARK_SUBMIT_ARGS=" ".join(["--master=local[2]", *as_arguments, "pyspark-shell"])
         )
     else:
+        command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]", *as_arguments]
         told, _ = in_a_session(
-            "spark.master=local[2]",
-            command=[str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), *as_arguments],
+            command=command,
             path=tmp_path,
             PYSPARK_PYTHON=sys.executable,
             SPARK_HOME=str(Path(pyspark.__file__).parent),
         )
     assert told == "local[2] false true 127.0.0.1"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("way", ["local-cluster", "standalone", "connect"])
+def test_no_progress_bar_is_in_the_way_on_any_master(way: str, tmp_path: Path) -> None:
+    with ExitStack() as cluster:
+        # Has the server of Spark Connect take a free port.
+        environment = {"SPARK_TESTING": "1"}
+        if way == "connect":
+            said, told = "spark.remote=local[2]", "local[2]"
+        elif way == "local-cluster":
+            said, told = "spark.master=local-cluster[1,1,1024]", "local-cluster[1,1,1024]"
+        else:
+            master = cluster.enter_context(SparkCluster(workers=1))
+            said, told = f"spark.master={master.url}", master.url
+            environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        found, _ = in_a_session(said, path=tmp_path, **environment)
+    assert found.split()[0] == told
+    assert found.split()[2] == "false"
 
 
 @pytest.mark.deep
@@ -161,6 +211,89 @@ def test_without_a_place_for_unix_sockets_it_is_tcp_with_the_reason(tmp_path: Pa
     assert told == "local[2] false false 127.0.0.1"
     assert f"{long}: its path has {len(str(long))} characters, and Spark takes 61" in said
     assert "Set spark.python.unix.domain.socket.dir to a directory with a short path" in said
+
+
+ENDING = """
+import atexit, sys
+from pyspark import SparkContext
+# Called after what is registered later.
+atexit.register(lambda: print("stopped" if SparkContext._active_spark_context is None else "not stopped", flush=True))
+import broker_spark
+from tests.spark.conftest import SETTINGS
+
+url, topic, directory, ends = sys.argv[1:]
+spark = broker_spark.session("ending", master="local[2]", config=SETTINGS)
+options = {"url": url, "topic": topic, "subscription": "spark", "spool": f"{directory}/spool", "maxRows": 10}
+frame = spark.readStream.format("broker").options(**options, aheadRows=10).load()
+write = frame.writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint")
+write.trigger(processingTime="1 hour").start()
+print(SparkContext._gateway.proc.pid, flush=True)
+sys.stdin.readline()
+if ends == "an error":
+    raise ValueError
+"""
+"""A stream over a spool that nobody stops; the program ends when it gets a line."""
+
+
+def runs(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("its last line", 0),
+        pytest.param("an error", 1, marks=pytest.mark.deep),
+        pytest.param("a signal", -signal.SIGTERM, marks=pytest.mark.deep),
+    ],
+)
+def test_a_program_that_stops_nothing_leaves_no_jvm_and_gives_its_spool_back(
+    ends: str, code: int, tmp_path: Path
+) -> None:
+    # Longer than the test waits for what nobody gave back.
+    url = f"{nats.shared_server().url}?lease_seconds=120"
+    topic, spool = f"spark.{uuid.uuid4().hex[:12]}", tmp_path / "spool"
+    with connect(url) as bus:
+        bus.admin.ensure_topic(topic, partitions=1)
+        bus.admin.ensure_subscription(topic, "spark")
+        publish(bus, topic, numbered(60))
+        with (
+            quick_python(),
+            subprocess.Popen(
+                [sys.executable, "-c", ENDING, url, topic, str(tmp_path), ends],
+                cwd=PAGE.parents[1],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as program,
+        ):
+            assert program.stdin is not None
+            assert program.stdout is not None
+            jvm = int(program.stdout.readline())
+            assert runs(jvm)
+            asyncio.run(eventually(lambda: list(spool.glob("segments/*.arrow")), PATIENCE, "what was received"))
+            if ends == "a signal":
+                program.terminate()
+            else:
+                program.stdin.write("\n")
+                program.stdin.flush()
+            assert program.wait(PATIENCE) == code
+            # Who is ended by a signal calls nothing at its exit.
+            assert program.stdout.read() == ("" if ends == "a signal" else "stopped\n")
+        asyncio.run(eventually(lambda: not runs(jvm), PATIENCE, "the end of the JVM"))
+        (owner,) = (spool / "owners").glob("*.json")
+        asyncio.run(eventually(lambda: json.loads(owner.read_text())["released"], PATIENCE, "that it was given back"))
+        lag = bus.admin.lag(topic, "spark")
+        left = lag.waiting + (lag.unsettled or 0)
+        assert left == 60 - rows_kept(spool) > 0
+        with bus.messages(topic, subscription="spark") as consumer:
+            for _ in range(left):
+                message = consumer.next_message(timeout=PATIENCE)
+                assert message is not None
+                message.ack()
 
 
 def test_spark_finds_the_source_by_its_name(spark: SparkSession) -> None:
