@@ -57,4 +57,4 @@ def said(files: Files, place: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else str(value)
+    return ", ".join(cast("list[str]", value)) if isinstance(value, list) else "none" if value is None else str(value)

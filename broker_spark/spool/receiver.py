@@ -24,7 +24,7 @@ import broker
 from broker.bus import Bus
 from broker.capabilities import ConfirmedAck
 from broker.consuming.consumer import MessageConsumer
-from broker.errors import BrokerError, ConfigurationError, NotAuthorized, Unsupported
+from broker.errors import BrokerError, ConfigurationError, InvalidName, NotAuthorized, Unsupported
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.files import told_of
@@ -60,7 +60,10 @@ class Receiver:
         self._options = options
         self._spool = spool
         self._rows = min(SEGMENT_ROWS, options.max_rows)
-        self._bytes = min(SEGMENT_BYTES, options.max_bytes or SEGMENT_BYTES)
+        # While one is written another is received.
+        self._bytes = min(SEGMENT_BYTES, options.max_bytes or SEGMENT_BYTES, max(1, options.ahead_bytes // 2))
+        self._mean = float(self._bytes)
+        """Bytes of a message, as those that came last; so the first one comes by itself."""
         self._columns = options.columns
         self._opened = threading.Event()
         self._draining = False
@@ -175,6 +178,13 @@ class Receiver:
             async with AsyncExitStack() as stack:
                 try:
                     consumer = await stack.enter_async_context(self._consumer(bus, topics, confirm))
+                except InvalidName as error:
+                    if options.pattern is None:
+                        raise
+                    raise ConfigurationError(
+                        f"Option topicPattern {options.pattern!r} matches what no consumer may read: {error.message}",
+                        advice="Leave it out of the pattern, as (?!.*[.]markers$) before it does on Kafka",
+                    ) from error
                 except Unsupported:
                     if confirm is None:
                         raise
@@ -249,13 +259,16 @@ class Receiver:
         left = IDLE / 2
         ends = 0.0
         while rows < most and size < self._bytes and left > 0:
-            batch = await consumer.next_batch(most - rows, timeout=left)
+            # The consumer may hold the bytes of several.
+            fit = int((self._bytes - size) / self._mean)
+            batch = await consumer.next_batch(max(1, min(most - rows, fit)), timeout=left)
             if not batch:
                 break
             ends = ends or monotonic() + LINGER
             found.append(batch)
             rows += len(batch)
             size += sum([message.size for message in batch])
+            self._mean = max(1.0, size / rows)
             left = ends - monotonic()
         self.busy = rows * 2 >= self._rows
         return found

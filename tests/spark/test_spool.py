@@ -285,13 +285,15 @@ def test_a_directory_without_room_is_named_and_loses_nothing(
     assert settled(bus, topic)
 
 
-def test_several_topics_and_patterns(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path) -> None:
+def test_several_topics_are_drained_together(bus: Bus, make_topic: MakeTopic, make_query: MakeQuery) -> None:
     one, two = make_topic(), make_topic()
     for number, topic in enumerate((one, two)):
         bus.admin.ensure_subscription(topic, "spark")
         publish(bus, topic, numbered(10, 10 * number))
     query = make_query(f"{one},{two}").begin(drain=True)
     assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(20))
+    assert settled(bus, one)
+    assert settled(bus, two)
 
 
 def test_what_is_being_written_when_a_query_stops_is_acked(
