@@ -32,6 +32,7 @@ from examples.flights_pipeline.schemas import CarrierHour, ScheduledFlight
 from examples.flights_pipeline.story import Outcome
 from examples.flights_pipeline.tables import read_tables
 from examples.flights_pipeline.transforms import JOINED, by_carrier_and_hour, with_tables
+from tests.servers import kafka
 from tests.servers.spark_python import quick_python
 from tests.spark.conftest import shared_session
 
@@ -175,6 +176,19 @@ def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path
     }
     assert any("java" in name for name in outcome.killed), "the JVM was not killed"
     assert len(outcome.killed) > 2, "the workers were not killed"
+
+
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.deep
+def test_the_same_on_kafka(tmp_path: Path) -> None:
+    screen = Screen(Console(file=io.StringIO()))
+    with quick_python():
+        outcome = app.run(kafka.shared_server().url, SLICE, tmp_path / "delays.png", screen)
+    assert outcome.failures == []
+    assert outcome.results.copies <= outcome.most_copies
+    assert {each.what: each.equal for each in outcome.compared}["joined flights"] == SLICE
+    assert any("java" in name for name in outcome.killed)
 
 
 @pytest.mark.chaos

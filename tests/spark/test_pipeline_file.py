@@ -21,7 +21,7 @@ from broker.cli import main
 from broker.errors import ConfigurationError
 from broker_spark.pipeline import FileSink, TopicSink
 from broker_spark.pipeline.inspecting import status
-from broker_spark.pipeline.toml_file import read_pipeline
+from broker_spark.pipeline.toml_file import _SINKS, _TOP, read_pipeline
 from tests.servers import nats
 from tests.spark.conftest import SETTINGS
 from tests.spark.support import publish
@@ -267,6 +267,20 @@ def test_the_command_runs_shows_and_explains(
             for record in batch
         ]
     assert sorted(record["number"] for record in records) == [*range(10, 60), 99]
+
+
+def test_every_key_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    table = text[text.index("| table | keys |") :].partition("\n\n")[0]
+    keys = {*_TOP, *_SINKS, *(key for _, known in _SINKS.values() for key in known)}
+    tables = {
+        "sources": "[sources.NAME]",
+        "sinks": "[sinks.NAME]",
+        "dead_letters": "[dead_letters]",
+        "spark": "[spark]",
+    }
+    for key in keys:
+        assert f"`{tables.get(key, key)}`" in table
 
 
 def test_no_other_command_imports_spark() -> None:
