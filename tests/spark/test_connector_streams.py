@@ -1,0 +1,312 @@
+"""Streams of Kafka by Spark's own connector and by our Python source: the same options, the same rows.
+
+What is read is counted against the topic each time. Where the two differ, as `docs/spark.md` tells, the test has both.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql.streaming.query import StreamingQuery
+
+from broker.blocking import Bus, connect
+from broker.errors import ConfigurationError
+from broker.outbound import OutboundMessage
+from broker_spark import lag, read_stream
+from broker_spark.identities import Identities
+from broker_spark.pipeline import CallSink, Pipeline, Source, run
+from tests.fault_matrix import Books
+from tests.servers import kafka
+from tests.servers.kafka_client import wait_for
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish
+
+SOURCES = ("always", "never")
+NAMES = {"always": "Spark's connector", "never": "the Python source"}
+
+Record = tuple[str, int, int, bytes]
+"""Topic, partition, offset and value."""
+
+
+@pytest.fixture
+def url() -> str:
+    return kafka.shared_server().url
+
+
+@pytest.fixture(params=SOURCES)
+def connector(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Stream:
+    """The runs of one query, and what they read."""
+
+    def __init__(self, spark: SparkSession, url: str, connector: str, checkpoint: Path) -> None:
+        self._spark = spark
+        self._fixed = {"url": url, "connector": connector, "checkpoint": str(checkpoint)}
+        self.batches: list[list[Record]] = []
+        """The rows of each that had any."""
+        self.tasks: list[dict[int, int]] = []
+        """By how many tasks each of its partitions was read."""
+        self.on_batch: Callable[[int], object] = lambda number: None
+        """Called behind each, with its number of all."""
+        self.queries: list[StreamingQuery] = []
+
+    def start(self, *, available_now: bool = False, **options: Any) -> StreamingQuery:
+        frame = read_stream(self._spark, **self._fixed, columns="topic,partition,offset,value", **options)
+        writer = frame.writeStream.foreachBatch(self._take)
+        writer = writer.option("checkpointLocation", self._fixed["checkpoint"])
+        writer = writer.trigger(availableNow=True) if available_now else writer
+        self.queries.append(writer.start())
+        return self.queries[-1]
+
+    def run(self, **options: Any) -> list[int]:
+        """Read what is there now, and tell how many rows each batch had."""
+        before = len(self.batches)
+        self.start(available_now=True, **options).awaitTermination()
+        return [len(batch) for batch in self.batches[before:]]
+
+    @property
+    def rows(self) -> list[Record]:
+        return [row for batch in self.batches for row in batch]
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for _, _, _, value in self.rows]
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        rows = frame.withColumn("task", F.spark_partition_id()).collect()
+        if not rows:
+            return
+        self.batches.append([(row.topic, row.partition, row.offset, bytes(row.value)) for row in rows])
+        tasks = {(row.partition, row.task) for row in rows}
+        self.tasks.append({each: sum(part == each for part, _ in tasks) for each, _ in tasks})
+        self.on_batch(len(self.batches))
+
+
+@pytest.fixture
+def progress_when_idle(spark: SparkSession) -> Iterator[None]:
+    """A query tells of each look at its sources, also where it takes nothing."""
+    name = "spark.sql.streaming.noDataProgressEventInterval"
+    spark.conf.set(name, 0)
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, url: str, connector: str, tmp_path: Path) -> Iterator[Stream]:
+    made = Stream(spark, url, connector, tmp_path / "checkpoint")
+    yield made
+    for query in made.queries:
+        query.stop()
+
+
+def there(bus: Bus, *topics: str) -> list[Record]:
+    """All that the topics hold."""
+    return [
+        (topic, partition, record.offset, record.data or b"")
+        for topic in topics
+        for partition in bus.log.partitions(topic)
+        for records in bus.log.read(topic, partition)
+        for record in records
+    ]
+
+
+def test_what_comes_later_is_read_from_its_beginning_and_what_goes_ends_the_stream(
+    stream: Stream, bus: Bus, connector: str, books: Books
+) -> None:
+    stem = f"spark.{uuid.uuid4().hex[:12]}"
+    first, second, other = (f"{stem}.{end}" for end in ("a", "ab", "abc"))
+    query = stream.start(topicPattern=rf"{stem}\.ab?", start="latest")
+    query.processAllAvailable()
+    assert stream.rows == []
+    for topic in (first, other):
+        bus.admin.ensure_topic(topic, partitions=1)
+        publish(bus, topic, numbered(20))
+    query.processAllAvailable()
+    assert sorted(stream.rows) == sorted(there(bus, first))
+
+    bus.admin.ensure_topic(second, partitions=2)
+    publish(bus, second, numbered(30, 100))
+    bus.admin.ensure_topic(first, partitions=3)
+    bus.topic(first).publish_batch([OutboundMessage(each, partition=int(each) % 3) for each in numbered(40, 200)])
+    query.processAllAvailable()
+    due = sorted(there(bus, first, second))
+    assert len(due) == 90
+    assert sorted(stream.rows) == due
+    sent = [value for _, _, _, value in due]
+    books.balance(f"partitions and topics are added; {NAMES[connector]}", "kafka", sent, stream.values)
+
+    bus.admin.delete_topic(second)
+    with pytest.raises(StreamingQueryException, match=r"does not exist any more|(was|have been) deleted"):
+        query.awaitTermination(60)
+    books.balance(f"a topic of a pattern is deleted; {NAMES[connector]}", "kafka", sent, stream.values)
+
+
+def test_available_now_reads_to_where_the_log_ended_in_bounded_batches(
+    stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str
+) -> None:
+    topic = make_topic(partitions=3)
+    now = datetime.now(UTC)
+    early, late = now - timedelta(hours=2), now - timedelta(hours=1)
+
+    def fill(time: datetime, *counts: int) -> None:
+        """So many rows of this time for each partition."""
+        bus.topic(topic).publish_batch(
+            [
+                OutboundMessage(each, publish_time=time, partition=partition)
+                for partition, count in enumerate(counts)
+                for each in numbered(count)
+            ]
+        )
+
+    fill(early, 10)
+    fill(late, 38, 1, 1)
+    due = sorted(there(bus, topic))[10:]
+    stream.on_batch = lambda number: fill(late, 30) if number == 1 else None
+    options = {"topic": topic, "start": now - timedelta(hours=1.5)}
+    sizes = stream.run(maxRows=20, **options)
+    assert sorted(stream.rows) == due
+    # The connector rounds each partition's share up.
+    assert sizes == {"always": [21, 19], "never": [20, 20]}[connector]
+
+    # A partition that is added is read from its beginning, whatever its time.
+    bus.admin.ensure_topic(topic, partitions=4)
+    fill(early, 0, 0, 0, 5)
+    assert stream.run(**options) == [35]
+    assert sorted(stream.rows) == sorted(there(bus, topic))[10:]
+
+
+def test_few_rows_wait_for_more(
+    stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, progress_when_idle: None
+) -> None:
+    topic = make_topic(partitions=1)
+    rows = iter(range(100))
+
+    def send(count: int) -> None:
+        publish(bus, topic, [b"%d" % next(rows) for _ in range(count)])
+
+    send(9)
+    query = stream.start(topic=topic, minRows=10, maxDelay=3600)
+    if connector == "always":
+        # What is there when a run begins waits for nothing.
+        query.processAllAvailable()
+        send(9)
+
+    def behind() -> dict[int, int]:
+        return lag(query.lastProgress).get(topic, {})
+
+    wait_for(lambda: behind() == {0: 9})
+    bus.admin.ensure_topic(topic, partitions=2)
+    wait_for(lambda: behind() == {0: 9, 1: 0})
+    send(1)
+    wait_for(lambda: len(stream.rows) == {"always": 19, "never": 10}[connector])
+    assert [len(batch) for batch in stream.batches] == {"always": [9, 10], "never": [10]}[connector]
+    query.processAllAvailable()
+    query.stop()
+
+    # At the end of a run the connector leaves fewer to the next.
+    send(15)
+    assert stream.run(topic=topic, minRows=10, maxRows=10) == {"always": [10], "never": [10, 5]}[connector]
+    query = stream.start(topic=topic, minRows=1000, maxDelay=0.3)
+    query.processAllAvailable()
+    send(5)
+    due = sorted(there(bus, topic))
+    wait_for(lambda: len(stream.rows) == len(due))
+    assert sorted(stream.rows) == due
+
+
+def test_a_topic_that_is_made_anew_is_told_at_once_or_when_its_checkpoint_is_used_again(
+    stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, books: Books
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(30))
+
+    def renew(number: int) -> None:
+        if number == 1:
+            bus.admin.delete_topic(topic)
+            bus.admin.ensure_topic(topic, partitions=1)
+            # More than there were, so that the old offsets would fit.
+            publish(bus, topic, numbered(50, 100))
+
+    stream.on_batch = renew
+    query = stream.start(topic=topic)
+    told = f"'{topic}' was deleted and made anew"
+    case = f"the topic is made anew under a query; {NAMES[connector]}"
+    sent = numbered(30) + numbered(50, 100)
+    if connector == "never":
+        with pytest.raises(StreamingQueryException, match=told):
+            query.awaitTermination(60)
+        books.balance(case, "kafka", sent, stream.values, lost=50, why="the query ends")
+    else:
+        query.processAllAvailable()
+        query.stop()
+        books.balance(case, "kafka", sent, stream.values, lost=30, why="it goes on at the old offsets")
+    before = stream.rows
+    with pytest.raises((ConfigurationError, StreamingQueryException), match=told):
+        stream.run(topic=topic)
+    assert stream.rows == before
+
+
+def test_values_of_the_largest_size_in_a_topic_that_was_empty(
+    stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str
+) -> None:
+    topic = make_topic(partitions=2)
+    most = bus.capabilities.publish.limits.body
+    assert most is not None
+    options = {"topic": topic, "start": "latest", "tasksPerPartition": 2}
+    assert stream.run(**options) == []
+    bus.topic(topic).publish_batch(
+        [
+            *(OutboundMessage(each * most, partition=0) for each in (b"x", b"y", b"z")),
+            OutboundMessage(b"small", partition=1),
+        ]
+    )
+    assert stream.run(**options) == [4]
+    assert sorted(stream.rows) == sorted(there(bus, topic))
+    # The connector makes twice as many tasks as partitions, by length.
+    assert stream.tasks == [{"always": {0: 3, 1: 1}, "never": {0: 2, 1: 1}}[connector]]
+
+
+def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    stem = f"spark.{uuid.uuid4().hex[:12]}"
+    first, second = f"{stem}.a", f"{stem}.b"
+    taken: list[list[str]] = []
+    with connect(url) as bus:
+
+        def renew(topic: str, count: int) -> None:
+            bus.admin.delete_topic(topic)
+            bus.admin.ensure_topic(topic, partitions=1)
+            publish(bus, topic, numbered(count))
+
+        def take(frame: DataFrame, batch: int) -> None:
+            assert batch < 2
+            taken.append(sorted(row.topic for row in frame.collect()))
+            # With more rows than it had, so that the old offsets would fit.
+            renew(second, 10 if batch == 0 else 40)
+
+        pipeline = Pipeline(
+            name="joined",
+            url=url,
+            sources={"log": Source(options={"connector": "always", "topicPattern": rf"{stem}\..*"})},
+            sinks={"rows": CallSink(take)},
+            checkpoint=str(tmp_path / "checkpoint"),
+        )
+        renew(first, 5)
+        told = f"Topic '{second}' was deleted and made anew"
+        with pytest.raises(ConfigurationError, match=told):
+            run(pipeline, spark=spark)
+        # What it was is kept for the next run too.
+        with pytest.raises(ConfigurationError, match=told):
+            Identities(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
+    assert taken == [[first] * 5, [second] * 10]

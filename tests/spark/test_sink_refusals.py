@@ -1,0 +1,133 @@
+"""What is wrong with a streaming write is told by its first batch, run at once, and before a row is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from broker.blocking import Bus
+from tests.fault_matrix import Books
+from tests.spark.conftest import MakeTopic
+from tests.spark.support import log, numbered, publish
+
+SECONDS = 60
+VALUE = ("value",)
+
+on_jetstream = pytest.mark.parametrize("url", ["jetstream"], indirect=True)
+
+
+def writing(
+    spark: SparkSession, url: str, source: str, checkpoint: Path, options: Mapping[str, Any], *columns: str
+) -> DataStreamWriter:
+    """A write of these columns of a topic, not started."""
+    frame = spark.readStream.format("broker").options(url=url, topic=source).load().selectExpr(*columns)
+    return frame.writeStream.format("broker").options(**{"url": url, "checkpointLocation": str(checkpoint), **options})
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "told"),
+    [
+        ("jetstream", {"topc": "x"}, "The sink has no option 'topc'. Did you mean 'topic'?"),
+        ("jetstream", {"topic": "a b"}, "topic name 'a b' is not portable. Use a letter, then letters"),
+        ("jetstream", {"url": "inmem:"}, "Use embedded:///directory"),
+        ("jetstream", {"ids": "sometimes"}, "Option ids is 'sometimes'. It takes always or never"),
+        (
+            "kafka",
+            {"keepPartition": "true"},
+            "Option keepPartition is true, and there is no column 'partition'. Bring one of type int, as a source does",
+        ),
+        (
+            "jetstream",
+            {"writeId": "mine"},
+            "Option writeId is for a batch write only. Leave it out: a stream makes ids of its batches",
+        ),
+    ],
+    indirect=["url"],
+)
+def test_a_wrong_option_of_a_stream_is_told_with_the_mend(
+    spark: SparkSession,
+    url: str,
+    bus: Bus,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    options: dict[str, Any],
+    told: str,
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(5))
+    write = writing(spark, url, source, tmp_path, {"topic": target, **options}, "value")
+    query = write.trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException) as caught:
+        query.awaitTermination()
+    assert told in str(caught.value)
+    assert log(bus, target) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "columns", "told"),
+    [
+        ("jetstream", ["value", "key as colour"], r"no column 'colour'. There are value, .*: df.drop\('colour'\)"),
+        ("jetstream", ["value as vale"], r"The sink has no column 'vale'. Did you mean 'value'.*df.drop\('vale'\)"),
+        ("jetstream", ["key"], "There is no column 'value'. Make one of bytes or text, for instance with to_json"),
+        ("jetstream", ["offset as value"], "Column 'value' is of type bigint. It takes binary or string: cast it"),
+        ("jetstream", ["value", "key", "key"], "There are two columns 'key'. Rename or leave out one of them before"),
+        (
+            "kafka",
+            ["value", "broker_time as deliver_at"],
+            r"no use for column 'deliver_at'. Drop it before the write: df.drop\('deliver_at'\); or give .*markers",
+        ),
+    ],
+    indirect=["url"],
+)
+def test_a_wrong_column_of_a_stream_is_told_with_the_mend(
+    spark: SparkSession,
+    url: str,
+    bus: Bus,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+    columns: list[str],
+    told: str,
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(5))
+    query = writing(spark, url, source, tmp_path, {"topic": target}, *columns).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=told):
+        query.awaitTermination()
+    assert log(bus, target) == []
+
+
+@on_jetstream
+def test_a_stream_without_a_topic_is_told_both_ways_to_name_one(
+    spark: SparkSession, url: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    query = writing(spark, url, make_topic(), tmp_path, {}, "value").trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=r"a column topic is given\. Give either"):
+        query.awaitTermination()
+
+
+@on_jetstream
+@pytest.mark.parametrize("waiting", [0, 5])
+def test_a_stream_is_refused_with_and_without_rows_and_goes_on_once_it_is_mended(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, waiting: int, books: Books
+) -> None:
+    source, target = make_topic(), make_topic()
+    publish(bus, source, numbered(waiting))
+    # With this trigger nothing but an error ends it.
+    wrong = writing(spark, url, source, tmp_path, {"topic": target}, "value", "1 as colour").start()
+    with pytest.raises(StreamingQueryException, match="The sink has no column 'colour'"):
+        wrong.awaitTermination(SECONDS)
+    assert "no column 'colour'" in str(wrong.exception())
+    assert log(bus, target) == []
+    case = f"a wrong column of a streaming sink, {waiting} rows wait"
+    books.refused(case, bus.capabilities.backend, "by the first batch")
+    # The batch that was planned for it is run again, and what came since is the next one.
+    publish(bus, source, numbered(3, waiting))
+    mended = writing(spark, url, source, tmp_path, {"topic": target}, "value").trigger(availableNow=True)
+    mended.start().awaitTermination()
+    assert sorted(body for _, body in log(bus, target)) == sorted(numbered(waiting + 3))
