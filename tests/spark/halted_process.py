@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import broker_spark
@@ -23,10 +26,14 @@ from tests.spark.conftest import CONNECTOR, SETTINGS
 from tests.spark.halting import Halt, HaltingSource
 from tests.spark.support import copying
 
-__all__ = ["BATCH", "Halted"]
+__all__ = ["BATCH", "LATE", "WINDOW", "Halted"]
 
 BATCH = 100
 """Rows of a batch."""
+WINDOW = 20
+"""Numbers of an order, which are its second, in one window of time."""
+LATE = 40
+"""How many the watermark is behind the highest number of the batches before."""
 AT_ONCE = 1
 """Queries that are under way to their step at a time: Spark gives each start of Python 10 s."""
 
@@ -43,7 +50,8 @@ class Order:
 class Halted:
     """A query, and where it stands still.
 
-    :ivar kind: `log` copies a topic, `pipeline` has several sinks and dead letters.
+    :ivar kind: `log` copies a topic, `pipeline` has several sinks and dead letters, and `windows` is one that keeps
+        state.
     :ivar connector: of a pipeline's source.
     """
 
@@ -86,13 +94,13 @@ class Halted:
 
         return Pipeline(
             # Those that run in one session have names of their own.
-            name=f"halted-{self.backend}-{self.step}-{self.connector}",
+            name=f"halted-{self.kind}-{self.backend}-{self.step}-{self.connector}",
             url=self.url,
             sources={"orders": Source(self.source, Order, options={"maxRows": BATCH, "connector": self.connector})},
-            transform=lambda frame: frame.select("key", "payload.*"),
+            transform=_windows if self.kind == "windows" else lambda frame: frame.select("key", "payload.*"),
             sinks={
                 "files": FileSink(f"{self.directory}/files"),
-                "topic": TopicSink(self.target, key="number"),
+                "topic": TopicSink(self.target, key="colour"),
                 "gate": CallSink(gate),
                 "more": FileSink(f"{self.directory}/more", partition_by=["colour"]),
             },
@@ -100,6 +108,31 @@ class Halted:
             checkpoint=self.checkpoint,
             trigger=trigger,
         )
+
+
+def _windows(orders: DataFrame) -> DataFrame:
+    """Orders in windows of their time, each when it is over."""
+    timed = orders.select("payload.*", F.timestamp_seconds("payload.number").alias("time"))
+    windows = F.window("time", f"{WINDOW} seconds")
+    counted = timed.withWatermark("time", f"{LATE} seconds").groupBy(windows, "colour")
+    totals = counted.agg(F.count("*").alias("orders"), F.sum("number").alias("total"))
+    return totals.select(F.unix_timestamp("window.start").alias("start"), "colour", "orders", "total")
+
+
+class _HaltingBroker(HaltingSource):
+    """`format("broker")`: what pipelines read and write, whose options they check. Spark gets it with its `halts`.
+
+    :cvar halts: by topic, which is one pipeline's.
+    """
+
+    halts: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__({**options, "halt": self.halts.get(options.get("topic", ""), "")})
+
+    @classmethod
+    def name(cls) -> str:
+        return "broker"
 
 
 class _HaltingRun(Run):
@@ -118,11 +151,16 @@ def main(file: str) -> None:
     spark = broker_spark.session("halted", master="local[8,3]", config={**SETTINGS, "spark.jars": jars})
     spark.dataSource.register(HaltingSource)
     cases = [Halted(**json.loads(line)) for line in Path(file).read_text().splitlines()]
+    pipelines = [case for case in cases if case.kind != "log"]
+    _HaltingBroker.halts.update({topic: case.halt for case in pipelines for topic in (case.source, case.target)})
+    # A pipeline registers it for itself.
+    registering: Any = import_module("broker_spark.session")
+    registering.BrokerDataSource = _HaltingBroker
 
     started: list[Halted] = []
     for case in cases:
         started.append(case)
-        if case.kind == "pipeline":
+        if case in pipelines:
             threading.Thread(target=_HaltingRun(case).execute, args=(spark,), daemon=True).start()
         else:
             # In this thread, whose session knows the source.

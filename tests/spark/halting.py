@@ -10,13 +10,15 @@ batch first writes the number of its process into the file, and does nothing mor
 | half | a task, half of whose rows are on the broker | |
 | written | the commit of the sink, after all tasks | |
 | committed | the planning of the next batch | that the batch is done |
+
+What a batch of a pipeline writes to a topic is a write of its own: of it there is `half`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -34,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from broker_spark.data_source import BrokerDataSource
 from broker_spark.log_source import LogStreamReader
-from broker_spark.sink import MessageStreamWriter, SinkOptions
+from broker_spark.sink import MessageStreamWriter, MessageWriter, SinkOptions
 
 __all__ = ["Halt", "HaltingSource", "stand"]
 
@@ -108,16 +111,34 @@ class _HaltingWriter(MessageStreamWriter):
     halt = Halt()
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
-        if self.halt.step == "half" and (first := next(iterator, None)) is not None:
-            if self.halt.claims("half", _batch()):
-                super().write(iter([first.slice(0, max(1, first.num_rows // 2))]))
-                stand(self.halt.file)
-            iterator = _with(first, iterator)
-        return super().write(iterator)
+        return _written(super().write, iterator, self.halt, _batch())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self.halt.at("written", batchId)
         super().commit(messages, batchId)
+
+
+class _HaltingBatchWriter(MessageWriter):
+    halt = Halt()
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
+        batch = (self._options.write_id or "").rpartition("-")[2]
+        return _written(super().write, iterator, self.halt, int(batch or 0))
+
+
+def _written(
+    write: Callable[[Iterator[pyarrow.RecordBatch]], WriterCommitMessage],
+    rows: Iterator[pyarrow.RecordBatch],
+    halt: Halt,
+    batch: int,
+) -> WriterCommitMessage:
+    """Write a task's rows, or half of the first of them and no more."""
+    if halt.step == "half" and (first := next(rows, None)) is not None:
+        if halt.claims("half", batch):
+            write(iter([first.slice(0, max(1, first.num_rows // 2))]))
+            stand(halt.file)
+        rows = _with(first, rows)
+    return write(rows)
 
 
 def _with(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
@@ -141,6 +162,11 @@ class HaltingSource(BrokerDataSource):
         reader = _HaltingReader(self._source(schema).for_stream())
         reader.halt = self._halt
         return reader
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        writer = _HaltingBatchWriter(SinkOptions.parse(self._given, schema))
+        writer.halt = self._halt
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         writer = _HaltingWriter(SinkOptions.parse(self._given, schema))

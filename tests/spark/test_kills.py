@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
@@ -30,7 +31,7 @@ from tests.fault_matrix import Books
 from tests.servers import kafka, nats
 from tests.servers.spark_python import quick_python
 from tests.spark.conftest import shared_session
-from tests.spark.halted_process import BATCH, Halted
+from tests.spark.halted_process import BATCH, LATE, WINDOW, Halted
 from tests.spark.support import log, numbered, publish
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]
@@ -42,6 +43,9 @@ AT_ONCE = 2
 KILLED = 1
 """The batch at which they are killed, with those before it committed."""
 
+FAR = 100 * ROWS
+"""The number of an order that is later than all others."""
+
 SERVERS: dict[str, Callable[[], str]] = {
     "jetstream": lambda: nats.shared_server().url,
     "kafka": lambda: kafka.shared_server().url,
@@ -52,8 +56,19 @@ LOGS = [
     for backend in SERVERS
 ]
 """Backend, step and batch: each step on each log; a spool has its own in `test_spool_killed`."""
-PIPELINES = [("jetstream", "never", "between"), ("kafka", "always", "written")]
-"""Backend, whether Spark's own connector reads, and the step: each on one log, since a pipeline takes ten seconds."""
+PIPELINES = [
+    ("kafka", "always", "planned", 0),
+    ("jetstream", "never", "half", KILLED),
+    ("jetstream", "never", "between", KILLED),
+    ("kafka", "always", "written", KILLED),
+    ("kafka", "never", "committed", KILLED),
+]
+"""Backend, whether Spark's own connector reads, step and batch: each step on one log, as a pipeline takes seconds."""
+WINDOWS = ("windows", "jetstream", "written", str(KILLED), "never")
+"""The one that keeps state, killed when that of its batch is written."""
+
+Log = list[tuple[str, bytes]]
+"""Ids and bodies."""
 
 AGAIN = {
     "read": "the batch is run again, with tasks that had written",
@@ -63,20 +78,30 @@ AGAIN = {
 """Why rows may come twice where a broker does not deduplicate."""
 
 
+def order(number: int) -> bytes:
+    return json.dumps({"number": number, "colour": "red" if number % 2 else "blue"}).encode()
+
+
 def orders() -> list[bytes]:
     """Every tenth does not decode."""
-    return [
-        json.dumps({"number": number, "colour": "red" if number % 2 else "blue"}).encode()
-        if number % 10
-        else b"bad %d" % number
-        for number in range(ROWS)
-    ]
+    return [order(number) if number % 10 else b"bad %d" % number for number in range(ROWS)]
+
+
+def windows() -> list[tuple[int, str, int, int]]:
+    """What is counted in each window of these orders, with its start, colour and total."""
+    found: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for number in range(ROWS):
+        if number % 10:
+            found[number // WINDOW * WINDOW, "red" if number % 2 else "blue"].append(number)
+    return [(*window, len(numbers), sum(numbers)) for window, numbers in found.items()]
 
 
 class Killed:
     """All queries, killed and resumed.
 
     :ivar before: how many rows were in the target of each when it was killed.
+    :ivar kept: the files of its checkpoint then.
+    :ivar logs: what is in each topic that they wrote to, when they were resumed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -85,6 +110,8 @@ class Killed:
         self.buses = {name: self._open.enter_context(connect(server())) for name, server in SERVERS.items()}
         self.cases: dict[tuple[str, ...], Halted] = {}
         self.before: dict[tuple[str, ...], int] = {}
+        self.kept: dict[tuple[str, ...], set[str]] = {}
+        self.logs: dict[str, Log] = {}
         self._failures: dict[tuple[str, ...], Exception] = {}
 
     def __enter__(self) -> Self:
@@ -95,17 +122,23 @@ class Killed:
 
     def add_all(self) -> None:
         logs = {name: self._topic(name, numbered(ROWS)) for name in SERVERS}
-        mixed = {name: self._topic(name, orders()) for name in SERVERS}
         for backend, step, batch in LOGS:
             self._add("log", backend, logs[backend], step, batch)
-        for backend, connector, step in PIPELINES:
-            self._add("pipeline", backend, mixed[backend], step, KILLED, connector)
+        for backend, connector, step, batch in PIPELINES:
+            self._add("pipeline", backend, self._topic(backend, orders()), step, batch, connector)
+        kind, backend, step, _, connector = WINDOWS
+        # In order, and with one that ends all windows before it.
+        source = self._topic(backend, [*orders(), order(FAR)], partitions=1)
+        self._add(kind, backend, source, step, KILLED, connector)
 
     def kill(self) -> None:
         """Have each get to its step, and end them all at once."""
         kill_when_halted("tests.spark.halted_process", list(self.cases.values()), self._directory)
+        logs = self._read()
         for name, case in self.cases.items():
-            self.before[name] = len(log(self.buses[case.backend], case.target))
+            self.before[name] = len(logs[case.target])
+            kept = Path(case.checkpoint)
+            self.kept[name] = {str(path.relative_to(kept)) for path in kept.rglob("*")}
 
     def resume(self, spark: SparkSession) -> None:
         """Run them to the end of their topics, a few at a time."""
@@ -115,7 +148,7 @@ class Killed:
                 under_way = [ran for ran in runs.values() if not ran.done()]
                 if len(under_way) >= AT_ONCE:
                     wait(under_way, return_when=FIRST_COMPLETED)
-                if case.kind == "pipeline":
+                if case.kind != "log":
                     runs[name] = pool.submit(run, case.pipeline(trigger=AVAILABLE_NOW), spark=spark)
                 else:
                     # In this thread, since Spark looks for the sink in the session of the thread.
@@ -126,12 +159,20 @@ class Killed:
             if error is not None:
                 assert isinstance(error, Exception)
                 self._failures[name] = error
+        self.logs = self._read()
 
     def case(self, *name: str) -> Halted:
         """One that was resumed. :raises Exception: it was not."""
         if name in self._failures:
             raise self._failures[name]
         return self.cases[name]
+
+    def _read(self) -> dict[str, Log]:
+        """What is in each topic that is written to, all at once since Kafka has each reader wait."""
+        topics = {topic: case for case in self.cases.values() for topic in (case.target, case.dead) if topic}
+        with ThreadPoolExecutor(len(topics)) as pool:
+            found = pool.map(lambda topic: log(self.buses[topics[topic].backend], topic), topics)
+            return dict(zip(topics, found, strict=True))
 
     def _add(self, kind: str, backend: str, source: str, step: str, batch: int, connector: str = "never") -> None:
         name = (kind, backend, step, str(batch), connector)
@@ -143,19 +184,19 @@ class Killed:
             url=SERVERS[backend](),
             source=source,
             target=self._topic(backend),
-            dead=self._topic(backend) if kind == "pipeline" else "",
+            dead="" if kind == "log" else self._topic(backend),
             directory=str(directory),
             step=step,
             batch=batch,
             connector=connector,
         )
 
-    def _topic(self, backend: str, rows: list[bytes] | None = None) -> str:
+    def _topic(self, backend: str, rows: list[bytes] | None = None, partitions: int = 2) -> str:
         name = f"spark.{uuid.uuid4().hex[:12]}"
         bus = self.buses[backend]
         # A slow machine may need longer than two minutes from the kill to the end.
         options: dict[str, Any] = {"deduplication_window": 1200} if bus.capabilities.publish.deduplication else {}
-        bus.admin.ensure_topic(name, partitions=2, **options)
+        bus.admin.ensure_topic(name, partitions=partitions, **options)
         if rows:
             publish(bus, name, rows)
         return name
@@ -227,27 +268,55 @@ def test_a_copy_of_a_log(killed: Killed, books: Books, backend: str, step: str, 
     name = ("log", backend, step, str(batch), "never")
     case, before, bus = killed.case(*name), killed.before[name] - batch * BATCH, killed.buses[backend]
     assert {"planned": before == 0, "read": 0 <= before < BATCH, "half": 0 < before < BATCH}.get(step, before == BATCH)
-    ids, rows = zip(*log(bus, case.target), strict=True)
+    ids, rows = zip(*killed.logs[case.target], strict=True)
     books.balance(f"SIGKILL of a query: {step}", backend, numbered(ROWS), rows, ids=ids, **allowed(bus, step))
 
 
-@pytest.mark.parametrize(("backend", "connector", "step"), PIPELINES)
-def test_a_pipeline(killed: Killed, books: Books, spark: SparkSession, backend: str, connector: str, step: str) -> None:
-    name = ("pipeline", backend, step, str(KILLED), connector)
-    case, bus = killed.case(*name), killed.buses[backend]
+@pytest.mark.parametrize(("backend", "connector", "step", "batch"), PIPELINES)
+def test_a_pipeline(
+    killed: Killed, books: Books, spark: SparkSession, backend: str, connector: str, step: str, batch: int
+) -> None:
+    name = ("pipeline", backend, step, str(batch), connector)
+    case, bus, kept = killed.case(*name), killed.buses[backend], killed.kept[name]
+    assert f"offsets/{batch}" in kept
+    assert (f"commits/{batch}" in kept) == (step == "committed")
+    assert f"offsets/{batch + 1}" not in kept
+    files = spark.read.parquet(f"{case.directory}/files").groupBy("batch").count().collect()
+    counts = {row["batch"]: row["count"] for row in files}
+    before = killed.before[name] - sum(count for number, count in counts.items() if number < batch)
+    assert {"planned": before == 0, "half": 0 < before < counts[batch]}.get(step, before == counts[batch])
     good = [b"%d" % number for number in range(ROWS) if number % 10]
     told = f"SIGKILL of a pipeline: {step}"
     via = f"{backend}, connector" if connector == "always" else backend
     for sink in ("files", "more"):
         rows = spark.read.parquet(f"{case.directory}/{sink}").select("number").collect()
         books.balance(f"{told}; {sink}", via, good, [b"%d" % row.number for row in rows])
-    ids, bodies = zip(*log(bus, case.target), strict=True)
+    ids, bodies = zip(*killed.logs[case.target], strict=True)
     again = allowed(bus, step)
     books.balance(
         f"{told}; topic", via, good, [b"%d" % json.loads(each)["number"] for each in bodies], ids=ids, **again
     )
-    ids, bodies = zip(*log(bus, case.dead), strict=True)
+    ids, bodies = zip(*killed.logs[case.dead], strict=True)
     bad = [each for each in orders() if each.startswith(b"bad")]
     # These are written last.
     again = again if step == "written" else {}
     books.balance(f"{told}; dead letters", via, bad, bodies, ids=ids, **again)
+
+
+def test_a_pipeline_that_keeps_state(killed: Killed, books: Books, spark: SparkSession) -> None:
+    case, kept = killed.case(*WINDOWS), killed.kept[WINDOWS]
+    # The state of both batches, of which one is committed, in each task of the aggregate.
+    assert {f"state/0/{task}/{version}.changelog" for task in (0, 1) for version in (1, 2)} <= kept
+    assert ("commits/0" in kept, "commits/1" in kept) == (True, False)
+    counts = windows()
+    # It gave those out that the first batch had ended.
+    over = [window for window in counts if window[0] + WINDOW <= BATCH * KILLED - 1 - LATE]
+    assert killed.before[WINDOWS] == len(over) > 0
+    told, due = f"SIGKILL of a pipeline with state: {case.step}", [json.dumps(window).encode() for window in counts]
+    columns = ("start", "colour", "orders", "total")
+    for sink in ("files", "more"):
+        rows = spark.read.parquet(f"{case.directory}/{sink}").select(*columns).collect()
+        books.balance(f"{told}; {sink}", case.backend, due, [json.dumps(row).encode() for row in rows])
+    ids, bodies = zip(*killed.logs[case.target], strict=True)
+    rows = [json.dumps([json.loads(each)[column] for column in columns]).encode() for each in bodies]
+    books.balance(f"{told}; topic", case.backend, due, rows, ids=ids, **allowed(killed.buses[case.backend], case.step))
