@@ -37,8 +37,13 @@ _TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999 in microseconds since 1970; Python has no others."""
 _OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
 """Columns that are made of headers, which take the connector a sixth of its time, of every record."""
-_LARGE: Final = {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": str(4 << 20)}
-"""Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew."""
+_QUICK: Final = {
+    # Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew.
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(4 << 20),
+    # The fetch from the end of the log, where nothing is, has the one that is due wait: half a second by default.
+    "kafka.fetch.max.wait.ms": "10",
+}
 _PACKED: Final = f"{RESERVED_PREFIX}attributes"
 """The header of the attributes whose names could be no header's."""
 _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
@@ -155,7 +160,7 @@ def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, s
     found |= {
         "kafka.isolation.level": "read_committed",
         "includeHeaders": str(not _OF_HEADERS.isdisjoint(source.columns)).lower(),
-        **_LARGE,
+        **_QUICK,
         "failOnDataLoss": str(source.on_data_loss == "fail").lower(),
     }
     return found, reason

@@ -59,12 +59,13 @@ class LogBatchReader(DataSourceReader):
         options = self._options
         bus = bus_of(options.url)
         shared = check_log(bus)
-        topics = chosen_topics(bus, options)
-        check_found("start", options.start, topics)
-        check_found("end", options.end, topics)
+        logs = _logs(bus, options, shared)
+        names = [log.name for log in logs]
+        check_found("start", options.start, names)
+        check_found("end", options.end, names)
         found: list[Range] = []
-        for name in topics:
-            log = look(bus, name, shared=shared)
+        for log in logs:
+            name = log.name
             start = resolve(bus, "start", options.start, log)
             end = resolve(bus, "end", options.end, log)
             if "end" in options.given:
@@ -105,7 +106,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         :raises ConfigurationError: the start is none of these topics.
         """
         bus, shared = self._bus()
-        start, logs = self._options.start, self._logs(bus, shared)
+        start, logs = self._options.start, _logs(bus, self._options, shared)
         check_found("start", start, [log.name for log in logs])
         topics = {log.name: TopicOffsets(log.identity, resolve(bus, "start", start, log)) for log in logs}
         return Offsets(bus.capabilities.backend, topics, initial=True, shared=shared).to_json()
@@ -211,21 +212,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bus = bus_of(self._options.url)
         return bus, check_log(bus)
 
-    def _logs(self, bus: Bus, shared: bool, known: Collection[str] = ()) -> list[TopicLog]:
-        """:param known: topics that were read before."""
-        found: list[TopicLog] = []
-        for name in chosen_topics(bus, self._options):
-            with was_there(GONE, when=name in known):
-                found.append(look(bus, name, shared=shared))
-        return found
-
     def _look(self, known: Offsets | None = None) -> Offsets:
         """Where the logs end.
 
         :param known: the checkpoint's, for the error of a topic that is missing.
         """
         bus, shared = self._bus()
-        logs = self._logs(bus, shared, known.topics if known is not None else ())
+        logs = _logs(bus, self._options, shared, known.topics if known is not None else ())
         # Where each begins rides along, for partitions that are new.
         self._seen = self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
         self._seen_at = time.monotonic()
@@ -275,6 +268,24 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = mean_size(bus, begins, ends)
             most = min(most, max(1, int(self._options.max_bytes / size)))
         return most
+
+
+def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str] = ()) -> list[TopicLog]:
+    """The topics as they are now.
+
+    :param known: those that were read before.
+    :raises TopicNotFound: one of them is gone, or one that is named is not there.
+    """
+    found: list[TopicLog] = []
+    for name in chosen_topics(bus, options):
+        try:
+            with was_there(GONE, when=name in known):
+                found.append(look(bus, name, shared=shared))
+        except TopicNotFound:
+            # What matched, and went before it was looked at, is as one that does not match.
+            if options.pattern is None or name in known:
+                raise
+    return found
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

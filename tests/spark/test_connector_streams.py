@@ -256,6 +256,19 @@ def test_a_topic_that_is_made_anew_is_told_at_once_or_when_its_checkpoint_is_use
     assert stream.rows == before
 
 
+def test_a_topic_that_is_deleted_ends_its_stream(
+    stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, books: Books
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(30))
+    query = stream.start(topic=topic)
+    query.processAllAvailable()
+    bus.admin.delete_topic(topic)
+    with pytest.raises(StreamingQueryException, match=f"TopicNotFound.*{topic}|UnknownTopicOrPartition"):
+        query.awaitTermination(60)
+    books.balance(f"the topic is deleted; {NAMES[connector]}", "kafka", numbered(30), stream.values)
+
+
 def test_values_of_the_largest_size_in_a_topic_that_was_empty(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str
 ) -> None:

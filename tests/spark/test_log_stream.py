@@ -17,9 +17,11 @@ from broker.blocking import Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound, Unsupported
 from broker.outbound import OutboundMessage
 from broker_jetstream.names import stream_name
-from broker_spark.log_source import LogStreamReader
+from broker_spark import log_source
+from broker_spark.log_source import LogBatchReader, LogStreamReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
+from broker_spark.topics import chosen_topics
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, rows_of
 
@@ -189,6 +191,24 @@ def test_a_topic_that_comes_to_match_joins_a_stream_at_its_beginning(url: str, b
         assert sorted(query.rows(before, query.at)) == sorted(numbered(20, 10))
     finally:
         bus.admin.delete_topic(second)
+
+
+def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
+    url: str, bus: Bus, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(10))
+
+    def listed_before(bus: Bus, options: SourceOptions) -> list[str]:
+        return [*chosen_topics(bus, options), f"{topic}.gone"]
+
+    monkeypatch.setattr(log_source, "chosen_topics", listed_before)
+    query = Query(url, None, topicPattern=f"{re.escape(topic)}.*")
+    assert sorted(row for batch in query.batches() for row in batch) == sorted(numbered(10))
+    reader = LogBatchReader(SourceOptions.parse({"url": url, "topicPattern": f"{re.escape(topic)}.*"}).for_batch())
+    assert {part.topic for part in reader.partitions() if isinstance(part, Range)} == {topic}
+    with pytest.raises(TopicNotFound):
+        Query(url, topic)
 
 
 def test_an_idle_partition_is_not_taken_for_a_lost_one(url: str, bus: Bus, make_topic: MakeTopic) -> None:
