@@ -116,10 +116,17 @@ class InvalidSetting(ConfigurationError):
 
 
 class InvalidName(ConfigurationError):
-    """A topic, subscription or group name that is not portable."""
+    """A topic, subscription or group name that is not portable, or that is another's.
+
+    :ivar topic: the topic that nobody may consume, where that is what is wrong.
+    """
 
     portable_advice = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
     default_advice = f"{portable_advice}; a name in the broker's own form goes through native_name(...)"
+
+    def __init__(self, message: str, *, topic: str | None = None, advice: str | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.topic = topic
 
 
 class MissingClient(ConfigurationError):

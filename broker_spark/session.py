@@ -61,7 +61,8 @@ def session(
     A new one keeps state in RocksDB with a changelog, moves rows to Python by Arrow, and stops with the process. One on
     this machine (`local[...]`, the default with all cores and three attempts per task) listens on loopback only, and
     talks to its Python processes through Unix sockets; over TCP, with a warning, where there can be none.
-    What `spark-submit`, `spark-defaults.conf` or `config` say goes first.
+    What `spark-submit`, `spark-defaults.conf` or `config` say goes first; the JVM of `spark-submit` runs before this,
+    and its web page is on loopback where `SPARK_LOCAL_IP` says so.
 
     :param master: where it runs, for instance "local[2,3]" or "spark://host:7077"; None is what `spark-submit` says.
     :param remote: instead of `master`: a server of Spark Connect, "sc://host:15002", or "local[2]" to start one here.
@@ -97,11 +98,8 @@ def session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             ours = {**ours, **_HERE, **(_SERVER_HERE if server else {}), **socket_settings(said)}
         given = {**{key: value for key, value in ours.items() if key not in said}, **given}
-    builder = SparkSession.Builder().appName(name)
-    for key, value in given.items():
-        builder = builder.config(key, value)
     with compiled_home() if local and "spark.pyspark.python" not in given else nullcontext():
-        made = _started(builder, server, asked)
+        made = _started(name, given, server, asked)
     atexit.register(made.stop)
     return register(made)
 
@@ -127,14 +125,18 @@ def _shown(key: str, value: str) -> str:
     return MASK if is_secret_name(key) else value.partition(";")[0] if key == "spark.remote" else value
 
 
-def _started(builder: SparkSession.Builder, server: str, asked: str) -> SparkSession:
+def _started(name: str, given: Mapping[str, str], server: str, asked: str) -> SparkSession:
     """The session, with what is better set where nobody said otherwise.
 
     :param asked: what was asked for, for people.
     :raises ConfigurationError: Spark does not start so.
     """
     made: SparkSession | None = None
+    builder = SparkSession.Builder().appName(name)
     try:
+        for key, value in given.items():
+            # It refuses what contradicts what is in it, or in the environment.
+            builder = builder.config(key, value)
         if server and not server.startswith("local"):
             _reach(server)
         made = builder.getOrCreate()

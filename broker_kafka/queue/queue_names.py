@@ -31,12 +31,14 @@ async def check_names(connection: Connection, subscription: MessageSubscription)
         if topic == markers:
             raise InvalidName(
                 f"{field} is {topic!r}, where the markers of subscription {name!r} lie",
+                topic=topic,
                 advice=f"Take another topic as {field}, or other markers with marker_topic",
             )
         if topic is not None and topic.endswith(MARKERS) and await _is_of_markers(connection, topic):
             queue = topic.removesuffix(MARKERS)
             raise InvalidName(
                 f"{field} is {topic!r}, where the markers of subscription {queue!r} lie",
+                topic=topic,
                 advice=f"Take another topic as {field}; broker queue inspect {queue} shows what these tell",
             )
 

@@ -171,25 +171,9 @@ class Receiver:
             family = bus.capabilities.messages
             if family is None:
                 raise Unsupported(f"{bus.capabilities.backend} has no subscriptions", advice="Leave subscription out")
-            topics = await self._topics(bus)
-            identities = {topic: await _identity_of(bus, topic) for topic in topics}
-            await asyncio.to_thread(self._spool.check_topics, identities)
             confirm = True if family.confirmed_ack is ConfirmedAck.OPTIONAL else None
             async with AsyncExitStack() as stack:
-                try:
-                    consumer = await stack.enter_async_context(self._consumer(bus, topics, confirm))
-                except InvalidName as error:
-                    if options.pattern is None:
-                        raise
-                    raise ConfigurationError(
-                        f"Option topicPattern {options.pattern!r} matches what no consumer may read: {error.message}",
-                        advice="Leave it out of the pattern, as (?!.*[.]markers$) before it does on Kafka",
-                    ) from error
-                except Unsupported:
-                    if confirm is None:
-                        raise
-                    # Some subscriptions cannot, as those of Pub/Sub without exactly-once delivery.
-                    consumer = await stack.enter_async_context(self._consumer(bus, topics, None))
+                consumer, topics = await self._subscribed(bus, stack, confirm)
                 lease = family.lease_seconds or 0.0
                 goal = await goal_of(bus, topics, options.subscription or "", lease) if self._draining else None
                 await self._look(bus, topics)
@@ -199,6 +183,28 @@ class Receiver:
                     await self._fill(consumer, goal)
                 finally:
                     watch.cancel()
+
+    async def _subscribed(
+        self, bus: Bus, stack: AsyncExitStack, confirm: bool | None
+    ) -> tuple[MessageConsumer[bytes], Sequence[str]]:
+        """What consumes, and the topics."""
+        topics = await self._topics(bus)
+        while True:
+            identities = {topic: await _identity_of(bus, topic) for topic in topics}
+            await asyncio.to_thread(self._spool.check_topics, identities)
+            try:
+                return await stack.enter_async_context(self._consumer(bus, topics, confirm)), topics
+            except Unsupported:
+                if confirm is None:
+                    raise
+                confirm = None  # some cannot, as those of Pub/Sub without exactly-once delivery
+            except InvalidName as error:
+                left = [topic for topic in topics if topic != error.topic]
+                if self._options.pattern is None or left in ([], topics):
+                    raise
+                # The queue itself may have made it since the pattern was written.
+                logger.info("Option topicPattern leaves out what is not to be consumed: %s", error.message)
+                topics = left
 
     def _consumer(self, bus: Bus, topics: Sequence[str], confirm_acks: bool | None) -> MessageConsumer[bytes]:
         options = self._options
@@ -270,7 +276,7 @@ class Receiver:
             size += sum([message.size for message in batch])
             self._mean = max(1.0, size / rows)
             left = ends - monotonic()
-        self.busy = rows * 2 >= self._rows
+        self.busy = rows * 2 >= self._rows or size * 2 >= self._bytes
         return found
 
     async def _keep(self, batches: Sequence[MessageBatch[bytes]]) -> None:

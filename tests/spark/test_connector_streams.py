@@ -32,6 +32,8 @@ from tests.spark.support import numbered, publish
 SOURCES = ("always", "never")
 NAMES = {"always": "Spark's connector", "never": "the Python source"}
 
+PATIENCE = 60.0
+
 Record = tuple[str, int, int, bytes]
 """Topic, partition, offset and value."""
 
@@ -204,11 +206,11 @@ def test_few_rows_wait_for_more(
     def behind() -> dict[int, int]:
         return lag(query.lastProgress).get(topic, {})
 
-    wait_for(lambda: behind() == {0: 9})
+    wait_for(lambda: behind() == {0: 9}, PATIENCE)
     bus.admin.ensure_topic(topic, partitions=2)
-    wait_for(lambda: behind() == {0: 9, 1: 0})
+    wait_for(lambda: behind() == {0: 9, 1: 0}, PATIENCE)
     send(1)
-    wait_for(lambda: len(stream.rows) == {"always": 19, "never": 10}[connector])
+    wait_for(lambda: len(stream.rows) == {"always": 19, "never": 10}[connector], PATIENCE)
     assert [len(batch) for batch in stream.batches] == {"always": [9, 10], "never": [10]}[connector]
     query.processAllAvailable()
     query.stop()
@@ -220,7 +222,7 @@ def test_few_rows_wait_for_more(
     query.processAllAvailable()
     send(5)
     due = sorted(there(bus, topic))
-    wait_for(lambda: len(stream.rows) == len(due))
+    wait_for(lambda: len(stream.rows) == len(due), PATIENCE)
     assert sorted(stream.rows) == due
 
 

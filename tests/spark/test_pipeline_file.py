@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -272,15 +273,14 @@ def test_the_command_runs_shows_and_explains(
 def test_every_key_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     table = text[text.index("| table | keys |") :].partition("\n\n")[0]
-    keys = {*_TOP, *_SINKS, *(key for _, known in _SINKS.values() for key in known)}
-    tables = {
-        "sources": "[sources.NAME]",
-        "sinks": "[sinks.NAME]",
-        "dead_letters": "[dead_letters]",
-        "spark": "[spark]",
-    }
-    for key in keys:
-        assert f"`{tables.get(key, key)}`" in table
+    rows = dict(line.strip("| ").split(" | ", 1) for line in table.splitlines()[2:])
+    of_file, source, sink, _ = rows.values()
+    tables = {"sources", "sinks", "dead_letters", "spark"}
+    assert set(re.findall(r"`\[(\w+)", " ".join(rows))) == tables
+    assert set(re.findall("`([^`]+)`", of_file)) == _TOP.keys() - tables
+    assert {"topic", "topicPattern", "decode", "url", "connector"} <= set(re.findall("`([^`]+)`", source))
+    for kind, told in zip(_SINKS, re.split(", or ", sink), strict=True):
+        assert {kind, *_SINKS[kind][1]} <= set(re.findall("`([^`]+)`", told))
 
 
 def test_no_other_command_imports_spark() -> None:

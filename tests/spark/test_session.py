@@ -104,6 +104,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"config": {"spark.executor.cores": None}}, "config['spark.executor.cores'] is None"),
     ({"master": 5}, "master is 5"),
     ({"master": "local[2]", "remote": "sc://there"}, "master 'local[2]' and remote are given"),
+    (
+        {"master": "local[1]", "config": {"spark.remote": "sc://there"}},
+        "Spark does not start with spark.remote=sc://there, spark.master=local[1]: ",
+    ),
     ({"remote": "http://there"}, "remote is no URL of a server: [INVALID_CONNECT_URL]"),
     ({"remote": "sc://there:x"}, "remote is no URL of a server"),
     ({"remote": "sc://127.0.0.1:1/;token=verysecret"}, "No server of Spark Connect answers at 127.0.0.1:1"),

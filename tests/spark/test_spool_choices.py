@@ -118,7 +118,7 @@ def test_a_pattern_without_a_topic_is_refused_until_there_is_one(
 
 
 @pytest.mark.parametrize("url", ["markers"], indirect=True)
-def test_a_pattern_that_takes_the_markers_of_its_queue_is_told_with_the_mend(
+def test_a_pattern_leaves_out_the_markers_of_its_queue_and_of_others(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path
 ) -> None:
     topic = make_topic(partitions=1)
@@ -129,12 +129,10 @@ def test_a_pattern_that_takes_the_markers_of_its_queue_is_told_with_the_mend(
     query.reader.stop()
     # The first run has made it.
     assert f"{topic}.billing.markers" in bus.admin.topics()
-    with pytest.raises(ConfigurationError, match=r"matches what no consumer may read.*Leave it out of the pattern"):
-        query.begin().until(1)
-    mended = make_query(topic, tmp_path / "another", subscription=f"{topic}.billing")
-    matching(mended, f"(?!.*[.]markers$){topic}.*").begin()
     publish(bus, topic, numbered(3, 5))
-    assert sorted(mended.until(3)) == numbered(3, 5)
+    assert sorted(query.begin().until(3)) == numbered(3, 5)
+    other = matching(make_query(topic, tmp_path / "other", subscription=f"{topic}.shipping"), f"{topic}.*")
+    assert sources(other.begin(), 8) == {topic: sorted(numbered(8))}
 
 
 @on_jetstream
@@ -221,7 +219,7 @@ def test_a_batch_has_about_as_many_bytes_as_it_may(bus: Bus, make_topic: MakeTop
     while sum(map(len, found)) < 60:
         found.append(query.until(1))
     assert max(sizes(found)) <= 120_000
-    assert len(found) < 30
+    assert max(map(len, found)) > 1
     assert sorted(row for batch in found for row in batch) == bodies
     # What is larger than that by itself is a batch of its own.
     bus.topic(topic).publish_batch([OutboundMessage(bytes(300_000)) for _ in range(2)])
@@ -259,9 +257,10 @@ def test_about_so_many_bytes_are_received_ahead_and_the_rest_stays_at_the_broker
         assert spool.changed.wait_for(lambda: not receiver.has_room, SECONDS)
         while spool.changed.wait(0.5):
             pass
+    # First, since what is written between the two is not at the broker any more.
+    lag = bus.admin.lag(topic, "spark")
     rows, size = spool.ahead()
     assert 400 << 10 <= size < 1000 << 10
-    lag = bus.admin.lag(topic, "spark")
     assert lag.waiting + (lag.unsettled or 0) >= 200 - rows > 0
     assert sorted(query.until(200)) == bodies
     assert settled(bus, topic)
