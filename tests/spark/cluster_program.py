@@ -1,8 +1,8 @@
 """A program for a cluster: `cluster_program MASTER URL SOURCE TARGET ORDERS DEAD DIRECTORY STEP`; it prints JSON.
 
-A batch read, a stream that copies the source into the target, a second run of the stream that finds nothing new, and a
-pipeline of typed orders. A task of the first stream stands still at `STEP` (see `halting`), until its executor is
-killed; at none if that is empty.
+A batch read, a stream that copies the source into the target, a second run of the stream that finds nothing new, a
+pipeline of typed orders, and a queue over the source whose spool all executors read. A task of the first stream stands
+still at `STEP` (see `halting`), until its executor is killed; at none if that is empty.
 """
 
 from __future__ import annotations
@@ -50,12 +50,17 @@ def main(master: str, url: str, source: str, target: str, orders: str, dead: str
         trigger="available-now",
     )
     run(pipeline, spark=spark, on_batch=reports.append)
+    queue = {"url": url, "topic": source, "subscription": "cluster", "spool": f"{directory}/spool", "maxRows": 50}
+    spooled = spark.readStream.format("broker").options(**queue, columns="value").load()
+    writer = spooled.writeStream.format("parquet").option("checkpointLocation", f"{directory}/queue")
+    writer.trigger(availableNow=True).start(f"{directory}/spooled").awaitTermination()
     told = {
         "rows": sum(counts),
         "tasks": len(counts),
         "copied": copied,
         "orders": sum(report.rows_in for report in reports),
         "files": spark.read.parquet(f"{directory}/files").distinct().count(),
+        "spooled": sorted(int(row["value"]) for row in spark.read.parquet(f"{directory}/spooled").collect()),
     }
     sys.stdout.write(json.dumps(told) + "\n")
     spark.stop()

@@ -28,6 +28,7 @@ from tests.spark.support import log, numbered, publish
 pytestmark = [pytest.mark.slow]
 
 ROWS = 200
+EACH = list(range(ROWS))
 ROOT = Path(__file__).parents[2]
 
 
@@ -94,7 +95,7 @@ def test_a_pretended_cluster_of_two_executors(
     publish(bus, source, numbered(ROWS))
     publish(bus, orders, [b'{"number": %d}' % number for number in range(60)] + [b"?"])
     found = run(home, "local-cluster[2,1,1024]", url, topics, tmp_path)
-    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 61, "files": 30}
+    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 61, "files": 30, "spooled": EACH}
     assert sorted(data for _, data in log(bus, target)) == sorted(numbered(ROWS))
     assert [data for _, data in log(bus, dead)] == [b"?"]
 
@@ -108,7 +109,7 @@ def test_a_standalone_cluster_of_two_workers(
     bad = [b"?", b'{"number": "x"}']
     publish(bus, orders, [b'{"number": %d}' % number for number in range(60)] + bad)
     found = run(cluster.home, cluster.url, url, topics, tmp_path, "half")
-    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 62, "files": 30}
+    assert found == {"rows": ROWS, "tasks": 4, "copied": [ROWS, 0], "orders": 62, "files": 30, "spooled": EACH}
     assert sorted(data for _, data in log(bus, dead)) == sorted(bad)
     ids, rows = zip(*log(bus, target), strict=True)
     told = "SIGKILL of an executor: half; a standalone cluster"

@@ -313,10 +313,14 @@ def test_a_pipeline_that_keeps_state(killed: Killed, books: Books, spark: SparkS
     over = [window for window in counts if window[0] + WINDOW <= BATCH * KILLED - 1 - LATE]
     assert killed.before[WINDOWS] == len(over) > 0
     told, due = f"SIGKILL of a pipeline with state: {case.step}", [json.dumps(window).encode() for window in counts]
+    again = allowed(killed.buses[case.backend], case.step)
     columns = ("start", "colour", "orders", "total")
     for sink in ("files", "more"):
         rows = spark.read.parquet(f"{case.directory}/{sink}").select(*columns).collect()
         books.balance(f"{told}; {sink}", case.backend, due, [json.dumps(row).encode() for row in rows])
     ids, bodies = zip(*killed.logs[case.target], strict=True)
     rows = [json.dumps([json.loads(each)[column] for column in columns]).encode() for each in bodies]
-    books.balance(f"{told}; topic", case.backend, due, rows, ids=ids, **allowed(killed.buses[case.backend], case.step))
+    books.balance(f"{told}; topic", case.backend, due, rows, ids=ids, **again)
+    ids, bodies = zip(*killed.logs[case.dead], strict=True)
+    bad = [each for each in orders() if each.startswith(b"bad")]
+    books.balance(f"{told}; dead letters", case.backend, bad, bodies, ids=ids, **again)

@@ -73,6 +73,7 @@ def files_of(case: Halted) -> dict[str, set[str]]:
 
 @pytest.mark.chaos
 @pytest.mark.slow
+@pytest.mark.deep
 def test_a_table_has_each_row_once_when_another_process_goes_on(tmp_path: Path, books: Books) -> None:
     url, topic = nats.shared_server().url, f"spark.{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
