@@ -124,8 +124,16 @@ class InvalidName(ConfigurationError):
     portable_advice = "Use a letter, then letters, digits, '.', '_' or '-', 3 to 200 in all"
     default_advice = f"{portable_advice}; a name in the broker's own form goes through native_name(...)"
 
-    def __init__(self, message: str, *, topic: str | None = None, advice: str | None = None) -> None:
-        super().__init__(message, advice=advice)
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        retriable: bool | None = None,
+        native: BaseException | None = None,
+        advice: str | None = None,
+    ) -> None:
+        super().__init__(message, retriable=retriable, native=native, advice=advice)
         self.topic = topic
 
 

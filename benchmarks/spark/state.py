@@ -141,7 +141,7 @@ def _aggregated(flights: Any) -> Any:
         }
         gone = F.struct(*(column.alias(name) for name, column in after.items()))
         stayed = F.struct(
-            *(after[name].alias(name) if name == "flights" else known[name].alias(name) for name in after)
+            after["flights"].alias("flights"), *(known[name].alias(name) for name in after if name != "flights")
         )
         return F.when(leg["departure_delay"].isNull(), stayed).otherwise(gone)
 

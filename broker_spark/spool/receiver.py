@@ -189,9 +189,9 @@ class Receiver:
     ) -> tuple[MessageConsumer[bytes], Sequence[str]]:
         """What consumes, and the topics."""
         topics = await self._topics(bus)
+        identities = {topic: await _identity_of(bus, topic) for topic in topics}
+        await asyncio.to_thread(self._spool.check_topics, identities)
         while True:
-            identities = {topic: await _identity_of(bus, topic) for topic in topics}
-            await asyncio.to_thread(self._spool.check_topics, identities)
             try:
                 return await stack.enter_async_context(self._consumer(bus, topics, confirm)), topics
             except Unsupported:

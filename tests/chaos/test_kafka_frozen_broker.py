@@ -164,7 +164,7 @@ async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], in
                 # One that answered late, and was asked again, says that somebody was quicker.
                 await admin.create(name, 1, TopicOptions())
                 # Another broker may be asked than the one that told of its leaders, and hear of it later.
-                await eventually(lambda name=name: is_listed(admin, name), LATER)
+                assert await eventually(lambda name=name: is_listed(admin, name), LATER)
     finally:
         await connection.close()
 

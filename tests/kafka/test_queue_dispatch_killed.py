@@ -7,9 +7,11 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import Sequence
 
 from broker.bus import Bus, connect
 from broker.outbound import OutboundMessage
+from broker.testing.waiting import eventually
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 
@@ -49,6 +51,10 @@ class Worker:
         await self._hearing
 
 
+def settled(workers: Sequence[Worker]) -> int:
+    return sum(len(worker.acked) + len(worker.unsure) for worker in workers)
+
+
 async def publish(bus: Bus, topic: str, first: int, end: int) -> int:
     """Send each queue the messages of these numbers, by turns of the partitions."""
     for at in range(first, end, 100):
@@ -79,12 +85,13 @@ async def test_of_many_queues_nothing_is_lost_with_a_process_that_is_killed(
                 # Whoever joins first has all partitions, and would be done with the work before the other is there.
                 while not all(worker.acked for worker in workers):
                     numbers = await publish(bus, topic, numbers, numbers + len(PARTITIONS))
-                    while sum(len(worker.acked + worker.unsure) for worker in workers) < numbers * len(QUEUES):
-                        await asyncio.sleep(0.02)
+                    due = numbers * len(QUEUES)
+                    await eventually(lambda due=due: settled(workers) >= due, PATIENCE)
                 numbers = await publish(bus, topic, numbers, numbers + EACH)
-                begun = [len(worker.acked) for worker in workers]
-                while not all(len(worker.acked) > 100 + before for worker, before in zip(workers, begun, strict=True)):
-                    await asyncio.sleep(0.02)
+                begun = [len(worker.acked) + 100 for worker in workers]
+                await eventually(
+                    lambda: all(len(each.acked) > least for each, least in zip(workers, begun, strict=True)), PATIENCE
+                )
             await workers[0].kill()
             async with asyncio.timeout(PATIENCE):
                 while True:
