@@ -82,6 +82,9 @@ TEST_OPTIONS: Mapping[str, str] = {
     "keepAliveIntervalSeconds": "1",
     # A load that a kill of the broker before has stuck is begun anew, and else fails after a minute.
     "topicLoadTimeoutSeconds": "20",
+    # One topic that does not close must not keep it from its end longer than `stop_seconds`.
+    "namespaceBundleUnloadingTimeoutMs": "20000",
+    "brokerShutdownTimeoutMs": "20000",
     "retentionCheckIntervalInSeconds": "1",
     "managedLedgerMinLedgerRolloverTimeMinutes": "0",
     "managedLedgerMaxLedgerRolloverTimeMinutes": "1",

@@ -91,8 +91,14 @@ class ServerProcess(Servers):
             child.end(how, self.stop_seconds if seconds is None else seconds)
 
     def restart(self) -> None:
-        self.stop()
-        self.start()
+        """End it orderly and start it anew, also if it had to be killed: others may share it.
+
+        :raises RuntimeError: it had to be killed, or does not start.
+        """
+        try:
+            self.stop()
+        finally:
+            self.start()
 
     def pause(self) -> None:
         """Freeze it: connections stay and nothing moves."""
