@@ -73,23 +73,23 @@ def read_stream(
 ) -> DataFrame:
     """A streaming read, as `read`. A checkpoint belongs to one of the two, so name one if jars may come and go.
 
-    :param connector: as there.
-    :param checkpoint: the `checkpointLocation` of the query. Spark's connector keeps no more than offsets there; with
-        this the ids of the topics are kept beside them, so that one which was made anew is refused. The source of this
-        package does it anyway.
+    Spark's connector keeps no more than offsets in a checkpoint. A source without rows goes along, which keeps the
+    ids of the topics there: one that is made anew, also while the query runs, ends it when the next batch is planned.
+    What a run before had planned Spark runs again without a look; `checkpoint` has that looked at too.
+
+    :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session.
+    :param checkpoint: the `checkpointLocation` of the query.
     :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written.
-    :raises Unsupported: `checkpoint` over Spark's connector in a session of Spark Connect.
+    :raises Unsupported: `checkpoint` with `always` in a session of Spark Connect.
     """
     source = SourceOptions.parse(as_texts(options)).for_stream()
-    found = _settings(spark, source, connector)
-    if found is not None and checkpoint is not None:
+    found = _settings(spark, source, connector, _cannot_know(spark, checkpoint))
+    if found is None:
+        return _stream(spark, source, found, options)
+    if checkpoint is not None:
         _check_checkpoint(spark, checkpoint, source)
-    elif found is not None and connector == CONNECTORS[0] and hasattr(spark, "_jvm"):
-        logger.warning(
-            "Spark's Kafka connector reads this stream, whose checkpoint has offsets only: give read_stream the "
-            "query's checkpoint, and a topic that was made anew is refused. With connector=always this is not said"
-        )
-    return _stream(spark, source, found, options)
+    topics = register(spark).readStream.format("broker-topics").options(**as_texts(options)).load()
+    return _stream(spark, source, found, options).union(topics)
 
 
 def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
@@ -97,6 +97,13 @@ def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: 
     source = SourceOptions.parse(as_texts(options)).for_stream()
     found = _settings(spark, source, connector)
     return _stream(spark, source, found, options), found is not None
+
+
+def _cannot_know(spark: SparkSession, checkpoint: str | None) -> str:
+    """Why a stream of the connector would not know all that its checkpoint is of; empty where it would."""
+    if not hasattr(spark, "_jvm"):
+        return "the server of Spark Connect has the checkpoint, beside which the ids of topics are to be kept"
+    return "" if checkpoint is not None else "checkpoint is not given, beside which the ids of topics are to be kept"
 
 
 def _check_checkpoint(spark: SparkSession, checkpoint: str, source: SourceOptions) -> None:
@@ -126,22 +133,23 @@ def _stream(
     return _shown(spark.readStream.format("kafka").options(**found).load(), source)
 
 
-def _settings(spark: SparkSession, source: SourceOptions, connector: str) -> dict[str, str] | None:
+def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless: str = "") -> dict[str, str] | None:
     """The connector's options but for the positions; None where the Python source reads.
 
+    :param unless: why `auto` had better be the Python source, if there is a reason.
     :raises ConfigurationError: it is asked for and cannot read this.
     """
     wanted = choice("connector", connector, CONNECTORS)
     if wanted == "never":
         return None
     found, reason = _translated(spark, source)
-    if not reason:
+    if not reason and (wanted == "always" or not unless):
         return found
     if wanted == "always":
         raise ConfigurationError(
             f"Spark's Kafka connector is asked for, and {reason}", advice="Mend that, or leave connector out"
         )
-    logger.info("Reading by the Python source, since %s", reason)
+    logger.info("Reading by the Python source, since %s", reason or unless)
     return None
 
 

@@ -25,6 +25,7 @@ from broker_spark.data_source import BrokerDataSource
 from broker_spark.home import compiled_home
 from broker_spark.python_sockets import socket_settings
 from broker_spark.shipping import python_path, sent_files, shipped_source
+from broker_spark.topics_source import TopicsDataSource
 
 __all__ = ["register", "session"]
 
@@ -205,6 +206,8 @@ def register(spark: SparkSession) -> SparkSession:
 
     Where PySpark looks for data sources by itself it finds this one under the same name, without the call.
     """
-    shipped = shipped_source(BrokerDataSource, Path(__file__).parent, python_path(spark), sent_files(spark))
-    spark.dataSource.register(shipped or BrokerDataSource)
+    found_in, sent = python_path(spark), sent_files(spark)
+    for source in (BrokerDataSource, TopicsDataSource):
+        shipped = shipped_source(source, Path(__file__).parent, found_in, sent)
+        spark.dataSource.register(shipped or source)
     return spark

@@ -204,18 +204,23 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
     bus.admin.delete_topic(other)
 
 
-def test_a_stream_of_the_connector_says_what_its_checkpoint_does_not_tell(
+def test_a_stream_is_the_connectors_where_all_that_its_checkpoint_is_of_can_be_known(
     spark: SparkSession, url: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def warned(**options: Any) -> bool:
-        caplog.clear()
-        read_stream(spark, url=url, topic=topic, **options)
-        return "give read_stream the query's checkpoint" in caplog.text
+    caplog.set_level("INFO")
 
-    assert warned()
-    assert not warned(checkpoint=str(tmp_path))
-    assert not warned(connector="always")
-    assert not warned(connector="never")
+    def is_connectors(**options: Any) -> bool:
+        frame: Any = read_stream(spark, url=url, topic=topic, **options)
+        return "KafkaSourceProvider" in frame._jdf.queryExecution().analyzed().toString()
+
+    assert is_connectors(checkpoint=str(tmp_path))
+    assert is_connectors(connector="always")
+    assert not is_connectors(connector="never", checkpoint=str(tmp_path))
+    assert not caplog.messages
+    assert not is_connectors()
+    assert caplog.messages == [
+        "Reading by the Python source, since checkpoint is not given, beside which the ids of topics are to be kept"
+    ]
 
 
 def test_what_the_connector_cannot_do_is_ours_or_an_error(spark: SparkSession, url: str, topic: str) -> None:

@@ -16,6 +16,7 @@ from broker_kafka.connection import Connection
 from broker_spark.log_source import LogBatchReader, LogStreamReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range
+from broker_spark.topics_source import TopicsStreamReader
 from tests.servers import kafka
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, rows_of
@@ -118,6 +119,11 @@ def test_reads_by_sparks_connector_ask_for_nothing_twice(
     told(asked)
     broker_spark.read_stream(spark, connector="always", **of_topic)
     # Where it begins and ends the connector asks itself.
+    assert told(asked) == {"Topic": 1}
+    beside = TopicsStreamReader(SourceOptions.parse({"url": url, "topic": topic}))
+    known = beside.initialOffset()
+    assert told(asked) == {"Topic": 1}
+    assert beside.latestOffset(known, ReadAllAvailable()) == known
     assert told(asked) == {"Topic": 1}
     start = {"0": 1}
     broker_spark.read_stream(spark, connector="always", checkpoint=str(tmp_path), start=start, **of_topic)
