@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -17,6 +19,7 @@ from broker_spark.options import SourceOptions
 from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader
 from tests.servers import kafka
 from tests.spark.conftest import MakeTopic
+from tests.spark.support import numbered, publish
 
 
 @pytest.fixture
@@ -103,3 +106,28 @@ def test_it_has_the_columns_of_the_rows_beside_it(spark: SparkSession, url: str,
     frame = read_stream(spark, connector="always", **options)
     assert frame.columns == ["value", "id"]
     assert frame.schema.simpleString() == beside.schema().simpleString()
+
+
+def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(10))
+
+    def start() -> Any:
+        frame = read_stream(spark, connector="always", url=url, topic=topic, maxRows=5)
+        return frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+
+    query = start()
+    query.processAllAvailable()
+    # What goes along takes nothing of a batch.
+    assert [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]] == [5, 5]
+    assert "Union" not in query._jsq.explainInternal(False)
+    query.stop()
+    bus.admin.delete_topic(topic)
+    bus.admin.ensure_topic(topic, partitions=1)
+    publish(bus, topic, numbered(50))
+    query = start()
+    with pytest.raises(StreamingQueryException, match=f"'{topic}' was deleted and made anew"):
+        query.awaitTermination(60)
+    assert not any(each["numInputRows"] for each in query.recentProgress)
