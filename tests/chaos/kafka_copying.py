@@ -123,7 +123,7 @@ async def copy_while_losing(
         written = _bodies_of(bootstrap, source)
         ends = await asyncio.to_thread(_rest, admin, source, [len(bodies) for bodies in written])
         # The last transaction's marker may come to the sink a moment after the one for the group's offsets.
-        until = monotonic() + 10
+        until = monotonic() + _STUCK_SECONDS
         while _count(copied := _bodies_of(bootstrap, sink)) < _count(written) and monotonic() < until:
             await asyncio.sleep(0.2)
     finally:

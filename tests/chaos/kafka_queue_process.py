@@ -27,8 +27,8 @@ from broker.messages import Message
 
 __all__ = ["CRASH", "LEASE", "MAX_LEASE", "action_of"]
 
-LEASE: Final = 2.0
-MAX_LEASE: Final = 3.0
+LEASE: Final = 4.0
+MAX_LEASE: Final = 5.0
 CRASH: Final = 86
 """The exit code of a worker that has crashed itself."""
 _CONCURRENCY: Final = 8

@@ -43,7 +43,7 @@ _Of = TypeVar("_Of", bound=Ran)
 _PARTITIONS: Final = 6
 """As many as trackers at most times, so that those which run alone have some."""
 _OPTIONS: Final = "session_timeout_ms=3000&heartbeat_interval_ms=300&queue=markers"
-_FREEZE: Final = 4.5
+_FREEZE: Final = 6.0
 """Longer than a lease and a session."""
 _LINES: Final = 1_000
 """Bytes that workers write of some ten messages."""

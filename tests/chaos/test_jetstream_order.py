@@ -263,7 +263,7 @@ async def test_a_stream_made_anew_with_other_partitions_gets_what_found_nobody(s
 
 
 async def test_a_stream_that_stays_away_is_told_in_time(server: NatsServer, topic: str) -> None:
-    settings = JetStreamSettings(servers=(server.url,), publish_timeout=0.5)
+    settings = JetStreamSettings(servers=(server.url,), publish_timeout=3.0)
     async with broker.connect(settings) as bus, connect(server) as other:
         await other.admin.ensure_topic(topic)
         churn = await Churn.of(backend_of(other), topic)

@@ -32,8 +32,8 @@ class Line(NamedTuple):
 class Consumer:
     """One consumer process and the file of what it was given."""
 
-    def __init__(self, kind: str, topic: str, path: Path) -> None:
-        url = f"{shared_server().url}?lease_seconds=1&owner_timeout=1"
+    def __init__(self, kind: str, topic: str, path: Path, lease: float) -> None:
+        url = f"{shared_server().url}?lease_seconds={lease:g}&owner_timeout=1"
         self.path = path
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.jetstream_process", kind, url, topic, str(path)],
@@ -65,7 +65,7 @@ class Consumer:
         self.process.stdout.close()
 
 
-Start = Callable[[str], Consumer]
+Start = Callable[..., Consumer]
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ async def backend() -> AsyncIterator[JetStreamBackend]:
 def start(topic: str, tmp_path: Path) -> Iterator[Start]:
     running: list[Consumer] = []
 
-    def start_one(kind: str) -> Consumer:
-        consumer = Consumer(kind, topic, tmp_path / f"consumer-{len(running)}")
+    def start_one(kind: str, lease: float = 1.0) -> Consumer:
+        consumer = Consumer(kind, topic, tmp_path / f"consumer-{len(running)}", lease)
         running.append(consumer)
         return consumer
 
@@ -105,23 +105,24 @@ async def test_messages_of_a_consumer_that_is_gone_come_again(
 ) -> None:
     await make_topic(backend, topic)
     await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(1000)))
-    first = start("messages")
+    # Long enough that nothing comes again only because the machine is busy.
+    first = start("messages", lease=5.0)
     await first.ready()
     await until(lambda: len(first.lines()) > 100)
     first.signal(how)
-    second = start("messages")
+    second = start("messages", lease=5.0)
     wanted = {str(n) for n in range(1000)}
-    await until(lambda: set(bodies(first, second)) == wanted, 20)
+    await until(lambda: set(bodies(first, second)) == wanted, 30)
     seen = bodies(first, second)
     # Twice only what was on its way when the process went: one fetch that was handed over, one that followed it.
     assert len(seen) - len(wanted) <= 40
     if how is signal.SIGSTOP:
         first.signal(signal.SIGCONT)
         await publish(backend, topic, *(OutboundMessage(b"%d" % n) for n in range(1000, 1200)))
-        await until(lambda: len(set(bodies(first, second))) == 1200, 20)
+        await until(lambda: len(set(bodies(first, second))) == 1200, 30)
         assert len(bodies(first, second)) - 1200 <= 80
     lag = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while lag != (0, 0):
             found = await backend.admin().lag(topic, "billing")
             lag = (found.waiting, found.unsettled)
@@ -135,19 +136,23 @@ async def test_records_go_to_the_next_owner_in_order(
     first, second = start("records"), start("records")
     await first.ready()
     await second.ready()
-    publishing = asyncio.create_task(keep_publishing(backend, topic, 60, 20))
-    await until(lambda: len(first.lines()) > 50 and len(second.lines()) > 50)
+    gone = asyncio.Event()
+    publishing = asyncio.create_task(keep_publishing(backend, topic, gone))
+    await until(lambda: len(first.lines()) > 50 and len(second.lines()) > 50, 30)
     first.signal(how)
-    await publishing
-    wanted = {str(n) for n in range(1200)}
-    await until(lambda: set(bodies(first, second)) == wanted, 20)
+    gone.set()
+    count = await publishing
+    wanted = {str(n) for n in range(count)}
+    await until(lambda: set(bodies(first, second)) == wanted, 30)
     if how is signal.SIGSTOP:
         await all_committed(backend, topic)
         before = len(first.lines())
         ends = {number: max(line.offset for line in second.lines() if line.partition == number) for number in range(2)}
         first.signal(signal.SIGCONT)
-        await publish(backend, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(1200, 1400)))
-        await until(lambda: len(set(bodies(first, second))) == 1400, 20)
+        await publish(
+            backend, topic, *(OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(count, count + 200))
+        )
+        await until(lambda: len(set(bodies(first, second))) == count + 200, 20)
 
         def stale() -> list[Line]:
             return [line for line in first.lines()[before:] if 0 <= line.offset <= ends[line.partition]]
@@ -207,13 +212,16 @@ async def all_committed(backend: JetStreamBackend, topic: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def keep_publishing(backend: JetStreamBackend, topic: str, batches: int, size: int) -> None:
+async def keep_publishing(backend: JetStreamBackend, topic: str, gone: asyncio.Event) -> int:
+    """Publish 0, 1, 2, … until a member is gone, and 60 batches more; how many messages these were."""
     target = backend.publish_target(topic)
-    for batch in range(batches):
-        await target.publish(
-            [OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(batch * size, (batch + 1) * size)]
-        )
+    count, left = 0, 60
+    while left:
+        left -= gone.is_set()
+        await target.publish([OutboundMessage(b"%d" % n, key=f"k{n % 10}") for n in range(count, count + 20)])
+        count += 20
         await asyncio.sleep(0.02)
+    return count
 
 
 def check_order(lines: list[Line]) -> None:

@@ -298,22 +298,31 @@ def check_records(reader: Reader) -> None:
 
 
 async def test_what_cannot_be_confirmed_is_told_in_time(open_backend: Open, server: NatsServer, topic: str) -> None:
+    patient = await open_backend(server.url, lease_seconds=30.0)
+    await make_topic(patient, topic)
+    await patient.admin().ensure_subscription(topic, "billing", start="earliest", options={})
     backend = await open_backend(
-        server.url, publish_timeout=0.6, settle_timeout=0.6, publish_resend=0.2, request_timeout=0.5
+        server.url,
+        publish_timeout=2.0,
+        settle_timeout=2.0,
+        publish_resend=0.2,
+        request_timeout=2.0,
+        lease_seconds=30.0,
     )
-    await make_topic(backend, topic)
     target = backend.publish_target(topic)
     source = await subscribe(backend, topic, confirm_acks=True)
     await target.publish([OutboundMessage(b"x")])
     messages = await source.fetch(1, 1 << 20, 5)
     server.pause()
-    (outcome,) = await target.publish([OutboundMessage(b"y", id="the-id")])
-    assert isinstance(outcome, OperationTimeout)
-    (error,) = await source.settle(settle_all(messages, Outcome.ACK))
-    assert error is not None
-    assert error.retriable
+    publishing = asyncio.create_task(target.publish([OutboundMessage(b"y", id="the-id")]))
+    settling = asyncio.create_task(source.settle(settle_all(messages, Outcome.ACK)))
     with pytest.raises(OperationTimeout):
         await backend.admin().describe_topic(topic)
+    (outcome,) = await publishing
+    assert isinstance(outcome, OperationTimeout)
+    (error,) = await settling
+    assert error is not None
+    assert error.retriable
     server.resume()
     (receipt,) = await target.publish([OutboundMessage(b"y", id="the-id")])
     assert isinstance(receipt, Receipt)
@@ -330,7 +339,7 @@ async def test_what_cannot_be_confirmed_is_told_in_time(open_backend: Open, serv
 async def test_a_silent_connection_is_found_dead(
     open_backend: Open, proxy: Proxy, topic: str, events: list[Event]
 ) -> None:
-    backend = await open_backend(proxy.url, ping_interval=0.2, max_outstanding_pings=1)
+    backend = await open_backend(proxy.url, ping_interval=1.0, max_outstanding_pings=1)
     await make_topic(backend, topic)
     source = await subscribe(backend, topic)
     proxy.hold()

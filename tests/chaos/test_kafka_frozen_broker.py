@@ -164,7 +164,7 @@ async def test_topics_are_made(cluster: KafkaCluster, topics: dict[int, str], in
                 # One that answered late, and was asked again, says that somebody was quicker.
                 await admin.create(name, 1, TopicOptions())
                 # Another broker may be asked than the one that told of its leaders, and hear of it later.
-                assert await eventually(lambda name=name: is_listed(admin, name), LATER)
+                assert await eventually(lambda name=name: is_listed(admin, name), PATIENT)
     finally:
         await connection.close()
 
@@ -249,6 +249,6 @@ async def test_a_member_that_waits_for_its_positions_is_closed(
         await asyncio.wait((asking,), timeout=1)
         assert not asking.done()
         await log.close()
-        # And its thread waits for nothing.
-        await asyncio.wait((asking,), timeout=LATER)
+        # And its thread waits for nothing; the request itself would have twice the time.
+        await asyncio.wait((asking,), timeout=PATIENT)
         assert isinstance(asking.exception(), Closed)

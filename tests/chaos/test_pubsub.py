@@ -70,7 +70,7 @@ async def test_a_killed_server_is_told_and_comes_back_empty():
     topic, events = _name(), list[Event]()
     need_emulator()
     with PubSubServer() as server:
-        async with broker.connect(f"{server.url}&publish_timeout=2&request_timeout=2&settle_timeout=1") as bus:
+        async with broker.connect(f"{server.url}&publish_timeout=5&request_timeout=5&settle_timeout=1") as bus:
             bus.hooks.listen(events.append)
             await bus.admin.ensure_topic(topic)
             async with bus.messages(topic, subscription="readers") as inbox:

@@ -101,9 +101,9 @@ async def test_killed_consumers_lose_nothing(backend: str, workers: list[Workers
         sent = [OutboundMessage(b"%d" % n, key=f"key-{n % 20}", id=f"id-{n}") for n in range(COUNT)]
         share = COUNT // (KILLS + 1) + 1
         for round_ in range(KILLS + 1):
+            least = len(crew.tries()) + share // 4
             await bus.topic(topic).publish_batch(sent[round_ * share : (round_ + 1) * share])
             if round_ < KILLS:
-                least = len(crew.tries()) + share // 4
                 await eventually(lambda least=least: len(crew.tries()) >= least, PATIENCE, f"{least} numbers")
                 await asyncio.sleep(chance.random())
                 crew.kill_one()

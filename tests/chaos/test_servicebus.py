@@ -39,8 +39,11 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
     async with broker.connect(url) as bus:
         await bus.admin.ensure_topic(topic)
         await bus.admin.ensure_subscription(topic, "readers", requires_session=sessions)
-        workers = [await Worker.start(url, topic, "readers", 1_000_000) for _ in range(2)]
         sent: list[bytes] = []
+        # A backlog, so that who is killed has fetched more than it has handled.
+        for _ in range(40):
+            await _publish_more(bus, topic, sent)
+        workers = [await Worker.start(url, topic, "readers", 1_000_000) for _ in range(2)]
         enough = asyncio.Event()
         publishing = asyncio.ensure_future(_publish_until(enough, bus, topic, sent))
         handled: list[bytes] = []
@@ -79,10 +82,14 @@ async def test_killed_consumers_lose_nothing_under_load(double: ServiceBusDouble
 
 async def _publish_until(enough: asyncio.Event, bus: broker.Bus, topic: str, sent: list[bytes]) -> None:
     while not enough.is_set():
-        batch = numbered(16, f"b{len(sent):06}")
-        await bus.topic(topic).publish_batch([OutboundMessage(body, key=f"key-{_key_of(body)}") for body in batch])
-        sent += batch
+        await _publish_more(bus, topic, sent)
         await asyncio.sleep(0.04)
+
+
+async def _publish_more(bus: broker.Bus, topic: str, sent: list[bytes]) -> None:
+    batch = numbered(16, f"b{len(sent):06}")
+    await bus.topic(topic).publish_batch([OutboundMessage(body, key=f"key-{_key_of(body)}") for body in batch])
+    sent += batch
 
 
 def _key_of(body: bytes) -> int:

@@ -238,7 +238,7 @@ async def test_a_user_without_the_rights_is_told_once_and_goes_on(topic: str) ->
             assert attempts(found) == [1, 1]
             begin = time.monotonic()
             await source.settle(settle_all(found, Outcome.RELEASE))
-            assert time.monotonic() - begin < 0.4
+            assert time.monotonic() - begin < 5  # of the 10 for the answer to a settlement
         assert [type(event) for event in listener.events] == [Warned]
         await source.close()
         await backend.admin().delete_subscription(topic, "billing")

@@ -116,8 +116,8 @@ async def test_bounds_are_those_of_the_leader(backend: JetStreamBackend, topic: 
 
 
 async def test_a_replica_that_stays_behind_is_an_error(open_backend: Open, topic: str) -> None:
-    backend = await open_backend(request_timeout=0.3)
-    await make_topic(backend, topic)
-    await publish(backend, topic, *(OutboundMessage(b"x") for _ in range(3)))
+    writer, backend = await open_backend(), await open_backend(request_timeout=1.0)
+    await make_topic(writer, topic)
+    await publish(writer, topic, *(OutboundMessage(b"x") for _ in range(3)))
     with pytest.raises(OperationTimeout, match="does not get what its leader has"):
         await read(LaggingReplicaDouble(backend, 2, 1000), topic, 0, 1, 4)

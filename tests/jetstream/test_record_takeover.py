@@ -73,6 +73,7 @@ async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
         proxy.__exit__()
 
 
+@pytest.mark.slow
 async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_a_while_only(
     open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +82,7 @@ async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_
 
     async def deaf(self: membership.Membership) -> None: ...
 
-    backend, other = await open_backend(owner_timeout=0.5), await open_backend(owner_timeout=0.5)
+    backend, other = await open_backend(owner_timeout=2.0), await open_backend(owner_timeout=2.0)
     await make_topic(backend, topic, partitions=2)
     await publish(backend, topic, *messages(3))
     owner = await join(backend, (topic,))
@@ -90,7 +91,7 @@ async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_
     listener = GroupListener()
     source = await join(other, (topic,), listener)
     assert listener.given == []
-    assert await read(source, 1, 1.5) == []
+    assert await read(source, 1, 6) == []
     assert listener.given == [TopicPartition(topic, 1)]
     assert listener.gone == []
 
@@ -108,22 +109,22 @@ async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
         await let_pass(0.4)
         return await look(self)
 
-    backend = await open_backend(owner_timeout=1.0)
+    backend = await open_backend(owner_timeout=3.0)
     await make_topic(backend, topic, partitions=2)
     await publish(backend, topic, *(broker.OutboundMessage(b"%d" % n, partition=n % 2) for n in range(6)))
     with Proxy(nats_server.port) as proxy:
-        cut_off = await open_backend(servers=(proxy.url,), owner_timeout=1.0)
+        cut_off = await open_backend(servers=(proxy.url,), owner_timeout=3.0)
         listener = GroupListener()
         first = await join(cut_off, (topic,), listener)
         assert len(await read(first, 6)) == 6
         proxy.hold()
         second = await join(backend, (topic,))
-        assert len(await read(second, 6)) == 6
+        assert len(await read(second, 6, 20)) == 6
         monkeypatch.setattr(Partition, "_owner", look_late)
         proxy.hold(False)
-        await until(lambda: len(listener.gone) == 2)
+        await until(lambda: len(listener.gone) == 2, 20)
         assert sorted(listener.gone) == [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-        await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
+        await until(lambda: len(first.assignment()) == len(second.assignment()) == 1, 20)
 
 
 async def test_a_member_that_leaves_at_once_leaves_no_pin(open_backend: Open, topic: str) -> None:
@@ -135,8 +136,8 @@ async def test_a_member_that_leaves_at_once_leaves_no_pin(open_backend: Open, to
         await source.close()
     source = await join(backend, (topic,))
     begun = time.monotonic()
-    assert len(await read(source, 3)) == 3
-    assert time.monotonic() - begun < 2
+    assert len(await read(source, 3, 15)) == 3
+    assert time.monotonic() - begun < 15
 
 
 async def test_partitions_are_assigned_when_the_consumer_is_open(both_ways: JetStreamBackend, topic: str) -> None:

@@ -27,6 +27,9 @@ from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe
 from tests.servers.nats import Certificates, Jwt, NatsServer, make_nkey
 
+# So that what waits for a time-out is told from what a busy machine takes.
+PATIENT: dict[str, Any] = {"connect_timeout": 30.0, "request_timeout": 30.0}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -105,7 +108,7 @@ async def refused(settings: JetStreamSettings) -> BrokerError:
     begin = time.monotonic()
     with pytest.raises(BrokerError) as caught:
         await backend.open()
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 15, "it took a time-out"
     for secret in ("s3cret", "pa/ss", SEED[5:]):
         assert secret not in str(caught.value)
         assert secret not in repr(settings)
@@ -113,7 +116,7 @@ async def refused(settings: JetStreamSettings) -> BrokerError:
 
 
 def at(server: NatsServer, **values: Any) -> JetStreamSettings:
-    return JetStreamSettings(servers=(server.url,), **values)
+    return JetStreamSettings(servers=(server.url,), **{**PATIENT, **values})
 
 
 async def test_token(token_server: NatsServer, topic: str) -> None:
@@ -171,7 +174,7 @@ async def test_tls(tls_server: NatsServer, certificates: Certificates, topic: st
         assert isinstance(error, ConnectionFailed)
         assert not error.retriable
         assert "tls_ca" in error.advice
-    assert isinstance(await refused(JetStreamSettings(servers=(plain_url,))), ConnectionFailed)
+    assert isinstance(await refused(JetStreamSettings(servers=(plain_url,), **PATIENT)), ConnectionFailed)
 
 
 async def test_mutual_tls(mutual_server: NatsServer, certificates: Certificates, topic: str) -> None:
@@ -232,7 +235,7 @@ async def test_what_the_server_forbids_is_told(topic: str) -> None:
                 await backend.admin().purge(topic)
             (outcome,) = await backend.publish_target("secret-topic").publish([OutboundMessage(b"x")])
             assert isinstance(outcome, NotAuthorized)
-            assert time.monotonic() - begin < 2
+            assert time.monotonic() - begin < 15
             await publish(backend, topic, OutboundMessage(b"allowed"))
         finally:
             await backend.close()
@@ -248,11 +251,11 @@ async def test_a_server_without_jetstream_is_told() -> None:
 async def test_no_server_fails_after_one_try() -> None:
     with NatsServer() as server:
         url = server.url
-    backend = JetStreamBackend(JetStreamSettings(servers=(url,)), Hooks())
+    backend = JetStreamBackend(JetStreamSettings(servers=(url,), **PATIENT), Hooks())
     begin = time.monotonic()
     with pytest.raises(ConnectionFailed):
         await backend.open()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 15
 
 
 async def test_a_server_that_does_not_speak_fails_in_time() -> None:
@@ -262,7 +265,7 @@ async def test_a_server_that_does_not_speak_fails_in_time() -> None:
         begin = time.monotonic()
         with pytest.raises(ConnectionFailed):
             await backend.open()
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 4
 
 
 async def test_the_second_server_is_tried(topic: str) -> None:

@@ -206,8 +206,9 @@ async def test_iterations_end_when_it_is_closed(kafka: KafkaServer, topic: str, 
 async def test_the_body_of_a_loop_may_close(kafka: KafkaServer, topic: str, group: str, admin: RawAdmin):
     await fill(kafka, topic, 1, 5)
     async with opened(kafka, topic, group) as consumer:
-        begun = time.monotonic()
+        begun = 0.0
         async for record in consumer:
+            begun = time.monotonic()
             consumer.mark(record)
             await consumer.close()
         assert time.monotonic() - begun < 8

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout, TopicNotFound
 from broker.hooks import Hooks
@@ -381,12 +382,29 @@ async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafk
     """A read of many batches keeps its client busy: a coarse guard, the figures are the benchmarks'."""
     count = 100_000
     await asyncio.to_thread(produce_many, kafka, topic, count)
-    begun = asyncio.get_running_loop().time()
+    raw = await asyncio.to_thread(raw_loop, kafka, topic, count)
+    took: list[float] = []
+    for _ in range(3):
+        begun = monotonic()
+        assert sum([len(batch) async for batch in reader.read(topic, 0, 0, count, 5000)]) == count
+        took.append(monotonic() - begun)
+    # Any one may meet a busy machine; a client that stands still between two batches does so in each.
+    assert min(took) < 5 * raw, (took, raw)
+
+
+def raw_loop(kafka: KafkaServer, topic: str, count: int) -> float:
+    """The seconds in which the raw client reads the partition."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "never-joined", "log_level": 3})
+    begun = monotonic()
+    consumer.assign([TopicPartition(topic, 0, 0)])
     seen = 0
-    async for batch in reader.read(topic, 0, 0, count, 5000):
-        seen += len(batch)
-    assert seen == count
-    assert asyncio.get_running_loop().time() - begun < 10
+    while seen < count:
+        messages = consumer.consume(5000, 1)
+        assert all(message.error() is None for message in messages)
+        seen += len(messages)
+    took = monotonic() - begun
+    consumer.close()
+    return took
 
 
 def produce_many(kafka: KafkaServer, topic: str, count: int) -> None:

@@ -86,10 +86,11 @@ async def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(
     assert not strange
 
 
+@pytest.mark.slow
 async def test_a_leader_that_never_answers_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:
     kafka, proxy = server
     topic = RawAdmin(kafka.bootstrap).make_topic()
-    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), request_timeout=1.0), Hooks())
+    connection = Connection(KafkaSettings(servers=(kafka.bootstrap,), request_timeout=5.0), Hooks())
     await connection.open()
     try:
         assert await bounds_of(connection, [TopicPartition(topic, 0)])

@@ -189,7 +189,7 @@ async def test_missing_topic_is_told_soon_and_may_come_later(bus: Bus, admin: Ra
         begun = time.monotonic()
         with pytest.raises(TopicNotFound, match=name):
             await bus.topic(name).publish_batch(numbered(3))
-        assert time.monotonic() - begun < (5 if attempt == 0 else 1)
+        assert time.monotonic() - begun < (5 if attempt == 0 else 4)
     admin.make_topic(name)
     assert len(await bus.topic(name).publish_batch(numbered(3))) == 3
 
@@ -348,7 +348,7 @@ async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
         await asyncio.sleep(0)
         begun = time.monotonic()
         assert await thread.stop(2.0)
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 10
         for call in calls:
             outcomes = await call
             assert all(isinstance(outcome, OperationTimeout | ConnectionFailed) for outcome in outcomes)

@@ -103,7 +103,7 @@ def test_a_broker_that_does_not_start_tells_why() -> None:
     server = KafkaServer({"log.retention.check.interval.ms": "never"})
     with pytest.raises(RuntimeError, match=r"never.*log\.retention\.check\.interval\.ms"), server:
         pass
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 40
     assert not server.directory.exists()
 
 

@@ -56,14 +56,13 @@ async def test_a_bookie_that_cannot_write_for_a_moment(pulsar_server: PulsarServ
         await bus.admin.delete_topic(topic)
 
 
-async def test_a_bookie_that_cannot_write_for_long(pulsar_server: PulsarServer) -> None:
+async def test_a_bookie_that_cannot_write_for_long(pulsar_server: PulsarServer, bus: Bus) -> None:
     topic = unique("own")
-    async with broker.connect(f"{pulsar_server.url}&request_timeout=2") as bus:
-        async with unwritable(pulsar_server):
-            await bus.admin.ensure_topic(topic)
-            with pytest.raises(ConnectionFailed, match=r"tried [0-9]+ times in [0-9.]+ seconds") as caught:
-                await bus.admin.ensure_subscription(topic, "readers")
-        await bus.admin.delete_topic(topic)
+    async with broker.connect(f"{pulsar_server.url}&request_timeout=2") as hasty, unwritable(pulsar_server):
+        await bus.admin.ensure_topic(topic)
+        with pytest.raises(ConnectionFailed, match=r"tried [0-9]+ times in [0-9.]+ seconds") as caught:
+            await hasty.admin.ensure_subscription(topic, "readers")
+    await bus.admin.delete_topic(topic)
     assert caught.value.retriable
     assert NO_BOOKIE in str(caught.value)
 

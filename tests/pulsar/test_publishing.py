@@ -178,11 +178,15 @@ async def test_who_waits_for_access_gets_it_after_the_timeouts(
 
 async def test_who_waits_for_access_is_told_of_a_broker_that_is_gone_and_of_a_close(topic: str) -> None:
     with PulsarServer() as server:
-        url = f"{server.url}&request_timeout=1&connect_timeout=1&access_mode="
-        async with broker.connect(f"{url}exclusive") as first, broker.connect(f"{url}wait_for_exclusive") as second:
+        waiting_url = f"{server.url}&request_timeout=1&connect_timeout=10&access_mode=wait_for_exclusive"
+        async with (
+            # A broker that has just started answers its first requests late.
+            broker.connect(f"{server.url}&access_mode=exclusive") as first,
+            broker.connect(waiting_url) as second,
+        ):
             await first.admin.ensure_topic(topic)
             await first.topic(topic).publish(b"first")
-            async with broker.connect(f"{url}wait_for_exclusive") as third:
+            async with broker.connect(waiting_url) as third:
                 closed = asyncio.ensure_future(third.topic(topic).publish(b"x"))
                 done, _ = await asyncio.wait({closed}, timeout=1.5)
                 assert not done
@@ -219,13 +223,13 @@ async def test_a_producer_that_has_all_partitions_takes_none(
 
 
 async def test_a_schedule_is_kept_for_messages_and_not_for_records(bus: Bus, topic: str) -> None:
-    due = datetime.now(UTC) + timedelta(seconds=1.5)
     async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
+        due = datetime.now(UTC) + timedelta(seconds=5)
         await bus.topic(topic).publish(OutboundMessage(b"later", deliver_at=due))
         record = await log.next_record(timeout=10)
         assert record is not None
         assert datetime.now(UTC) < due
-        message = await inbox.next_message(timeout=10)
+        message = await inbox.next_message(timeout=30)
         assert message is not None
         assert datetime.now(UTC) >= due - timedelta(milliseconds=10)
         await message.ack()

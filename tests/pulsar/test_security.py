@@ -119,17 +119,17 @@ async def test_an_expired_token_is_told_as_one(guarded: Guarded) -> None:
 
 async def test_a_token_that_expires_meanwhile_is_told_as_one(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
-    file.write_text(token("admin", 10))
-    async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=2") as bus:
+    file.write_text(token("admin", 30))
+    async with broker.connect(f"{guarded.plain}&token_file={file}&publish_timeout=10") as bus:
         await bus.admin.ensure_topic(topic)
         async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
             await bus.topic(topic).publish(b"before")
             assert await inbox.next_message(timeout=20) is not None
             assert await log.next_record(timeout=20) is not None
             with pytest.raises(AuthenticationFailed):
-                await inbox.next_message(timeout=40)
+                await inbox.next_message(timeout=90)
             with pytest.raises(AuthenticationFailed):
-                await log.next_record(timeout=30)
+                await log.next_record(timeout=90)
             with pytest.raises(OperationTimeout, match="credentials"):
                 await bus.topic(topic).publish(b"after")
 

@@ -21,7 +21,7 @@ from tests.servers.shared import Shared
 
 __all__ = ["BUSY_OPTIONS", "PLAIN", "TEST_OPTIONS", "KafkaServer", "Listener", "shared_server"]
 
-START_SECONDS = 45.0
+START_SECONDS = 180.0
 _STARTED = "Kafka Server started"
 
 TEST_OPTIONS: Mapping[str, str] = {

@@ -79,7 +79,7 @@ class KafkaCluster(Servers):
             found = admin.client.list_topics(topic).topics[topic].partitions.values()
             return all(len(each.isrs) == len(each.replicas) for each in found)
 
-        wait_for(whole)
+        wait_for(whole, 4 * SECONDS)
 
     def close(self) -> None:
         """Kill all and remove all they stored."""

@@ -27,7 +27,7 @@ from tests.servers.shared import Shared
 
 __all__ = ["Certificates", "Jwt", "NatsServer", "make_nkey", "shared_server"]
 
-START_SECONDS = 20.0
+START_SECONDS = 180.0
 
 
 class NatsServer(ServerProcess):

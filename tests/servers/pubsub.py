@@ -19,7 +19,7 @@ from tests.servers.shared import Shared
 __all__ = ["PROJECT", "PubSubServer", "need_emulator", "shared_server"]
 
 PROJECT = "anybroker-tests"
-START_SECONDS = 45.0
+START_SECONDS = 180.0
 
 
 class PubSubServer(ServerProcess):

@@ -27,7 +27,7 @@ from tests.servers.shared import Shared
 __all__ = ["POM", "TEST_OPTIONS", "PulsarServer", "archive_classes", "shared_server"]
 
 POM: Final = Path(__file__).with_name("pulsar.pom.xml")
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 _HOST = "127.0.0.1"
 
 TEST_OPTIONS: Mapping[str, str] = {
@@ -119,7 +119,7 @@ class PulsarServer(ServerProcess):
     :param bookie_api: whether the bookie can be told to write nothing, by `read_only`.
     """
 
-    stop_seconds = 30.0
+    stop_seconds = 90.0
 
     def __init__(
         self,

@@ -64,8 +64,8 @@ async def test_an_answer_for_a_moment_is_asked_for_again(
 
 
 async def test_throttling_that_does_not_end_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
+    await provisioned(await open_bus(), topic)
     bus = await open_bus(request_timeout=1)
-    await provisioned(bus, topic)
     double.fault(refuse="admin", times=1000, condition="busy", text="The server is busy.", code=429)
     with pytest.raises(BackendError, match=r"busy|429") as raised:
         async with bus.messages(topic, subscription="billing"):
@@ -76,8 +76,8 @@ async def test_throttling_that_does_not_end_is_told(open_bus: Open, topic: str, 
 async def test_no_answer_is_told(open_bus: Open, topic: str, double: ServiceBusDouble):
     with Proxy(double.admin_port) as proxy:
         url = double.url.replace(f"127.0.0.1:{double.admin_port}", f"127.0.0.1:{proxy.port}")
+        await provisioned(await open_bus(), topic)
         bus = await open_bus(url, request_timeout=1)
-        await provisioned(bus, topic)
         proxy.hold()
         with pytest.raises(OperationTimeout):
             async with bus.messages(topic, subscription="billing"):

@@ -85,7 +85,7 @@ async def test_session_lock_lost(open_bus: Open, topic: str, double: ServiceBusD
 async def test_a_lock_that_cannot_be_renewed_frees_its_slot(
     open_bus: Open, topic: str, double: ServiceBusDouble, most: int
 ):
-    bus = await open_bus(lease_seconds=0.6, max_sessions=1)
+    bus = await open_bus(lease_seconds=3, max_sessions=1)
     await bus.admin.ensure_topic(topic)
     async with bus.messages(topic, subscription="billing", ordered_by_key=True, max_outstanding=most) as inbox:
         await bus.topic(topic).publish(b"x", key="k")
@@ -100,8 +100,9 @@ async def test_a_lock_that_cannot_be_renewed_frees_its_slot(
 
 
 async def test_an_ack_without_an_answer_does_not_hold_up_its_key(open_bus: Open, topic: str, double: ServiceBusDouble):
-    bus = await open_bus(request_timeout=0.5, session_idle=0.1)
-    await bus.admin.ensure_topic(topic)
+    patient, bus = await open_bus(), await open_bus(request_timeout=2, session_idle=0.1)
+    await patient.admin.ensure_topic(topic)
+    await patient.admin.ensure_subscription(topic, "billing", requires_session=True)
     async with bus.messages(topic, subscription="billing", ordered_by_key=True) as inbox:
         await bus.topic(topic).publish_batch([OutboundMessage(body, key="k") for body in numbered(3)])
         (head,) = await take(inbox, 1, SECONDS)

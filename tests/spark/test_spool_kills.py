@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest) -> str:
 def run(url: str, topic: str, directory: Path, step: str = "") -> int | None:
     process = FORKS.Process(target=main, args=(url, topic, str(directory), step))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode in {0, -signal.SIGKILL}, step
     return process.exitcode
 

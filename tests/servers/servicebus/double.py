@@ -22,7 +22,7 @@ from tests.servers.shared import Shared
 
 __all__ = ["ServiceBusDouble", "missing", "shared_double"]
 
-START_SECONDS = 20.0
+START_SECONDS = 180.0
 _ROOT = Path(__file__).parents[3]
 
 
