@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain
 from typing import Any, Final, cast
 
@@ -14,7 +15,7 @@ from broker.messages import Message
 from broker_spark.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
 
-__all__ = ["Stamps", "place_of", "stamps_of", "table_of"]
+__all__ = ["Places", "Stamps", "first_places", "known_by_id", "place_of", "places_of", "stamps_of", "table_of"]
 
 Messages = Sequence[Message[bytes]]
 Stamps = tuple[list[int], list[int]]
@@ -22,6 +23,8 @@ Stamps = tuple[list[int], list[int]]
 
 Of Pub/Sub, which has no offsets, it is the server's ids, as numbers in no order.
 """
+Places = Sequence[Place | None]
+"""Where each message lay first; None for one that does not tell."""
 
 _arrow: Final[Any] = pyarrow
 
@@ -32,24 +35,61 @@ def stamps_of(messages: Messages) -> Stamps | None:
     return None if tell is None else tell([message.raw for message in messages])
 
 
-def table_of(messages: Messages, columns: Sequence[str], stamps: Stamps | None) -> pyarrow.Table:
+def places_of(messages: Messages) -> Places:
+    """The places of messages one by one, where the broker tells no stamps."""
+    view = messages[0].view
+    return [view.place(message.raw) for message in messages] if isinstance(view, TellsPlace) else [None] * len(messages)
+
+
+def table_of(
+    messages: Messages, columns: Sequence[str], stamps: Stamps | None, places: Places | None = None
+) -> pyarrow.Table:
     """The rows, in the order of the messages, and an identity each.
 
     The identity stays the same when a message is delivered again. Where the broker tells a message's place in its log
     it is that, since publishers may use an id twice.
+
+    :param places: without stamps.
     """
     schema: Any = arrow_schema(columns)
     headed = _headed(messages, columns)
-    # Who tells stamps has told the offsets by them, and no message's partition.
-    places = _places(messages) if stamps is None and any(name in Place._fields for name in columns) else None
     arrays = [_array(field, messages, stamps, places, headed.get(field.name)) for field in schema]
-    arrays.append(_identities(messages, stamps))
+    arrays.append(_identities(messages, stamps, places))
     return _arrow.Table.from_arrays(arrays, schema=schema.append(_arrow.field(IDENTITY, _arrow.string())))
 
 
-def _identities(messages: Messages, stamps: Stamps | None) -> Any:
+def known_by_id(places: Places | None) -> frozenset[int]:
+    """Which messages have an identity that is made of an id, by their numbers.
+
+    :param places: None with stamps.
+    """
+    return frozenset(number for number, place in enumerate(places or ()) if place is None)
+
+
+def first_places(
+    messages: Messages, names: Sequence[str], repeated: AbstractSet[str], by_id: AbstractSet[int]
+) -> list[int]:
+    """Which of these are to be written: each message once.
+
+    :param names: their identities.
+    :param repeated: those that were written before.
+    :param by_id: which of them are known by an id. A publisher may use one twice, and what is delivered for the first
+        time is then another message.
+    """
+    found: list[int] = []
+    seen: set[str] = set()
+    for number, (message, name) in enumerate(zip(messages, names, strict=True)):
+        is_another = number in by_id and (message.delivery_attempt or 1) == 1
+        if is_another or (name not in repeated and name not in seen):
+            seen.add(name)
+            found.append(number)
+    return found
+
+
+def _identities(messages: Messages, stamps: Stamps | None, places: Places | None) -> Any:
     if stamps is None:
-        return _arrow.array([f"{message.topic}#{message.id}" for message in messages], _arrow.string())
+        named = zip(messages, places or [None] * len(messages), strict=True)
+        return _arrow.array([_identity(message, place) for message, place in named], _arrow.string())
     # It takes a while to load, and who reads a spool has no use for it.
     from pyarrow import compute
 
@@ -58,8 +98,14 @@ def _identities(messages: Messages, stamps: Stamps | None) -> Any:
     return cast("Any", compute).binary_join_element_wise(*parts, ":")
 
 
+def _identity(message: Message[bytes], place: Place | None) -> str:
+    if place is None:
+        return f"{message.topic}#{message.id}"
+    return f"{message.topic}@{place.offset}" if place.partition is None else f"{message.topic}@{place[0]}-{place[1]}"
+
+
 def place_of(identity: str) -> tuple[str, int] | None:
-    """The topic and the place in its log that an identity tells; None if it is made of an id."""
+    """The topic and the offset that an identity of stamps tells; None if it is none."""
     topic, *rest = identity.rsplit(":", 2)
     return (topic, int(rest[0])) if len(rest) == 2 and all(map(str.isdecimal, rest)) else None
 
@@ -76,7 +122,7 @@ def _array(
     field: Any,
     messages: Messages,
     stamps: Stamps | None,
-    places: Sequence[Place | None] | None,
+    places: Places | None,
     headed: list[Any] | None,
 ) -> Any:
     if stamps is not None and field.name in _STAMPS and _told(field.name, messages):
@@ -89,12 +135,6 @@ def _array(
         return _arrow.array([each and getattr(each, field.name) for each in places], field.type)
     values = _VALUES[field.name](messages) if headed is None else headed
     return _equal(values, field.type) if field.name in _MOSTLY_EQUAL else _arrow.array(values, field.type)
-
-
-def _places(messages: Messages) -> list[Place | None] | None:
-    """Where messages lay first; None if the broker tells of none."""
-    view = messages[0].view
-    return [view.place(message.raw) for message in messages] if isinstance(view, TellsPlace) else None
 
 
 def _told(name: str, messages: Messages) -> bool:

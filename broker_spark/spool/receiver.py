@@ -13,7 +13,6 @@ import asyncio
 import re
 import threading
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Final, cast
@@ -29,7 +28,7 @@ from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
 from broker_spark.files import told_of
 from broker_spark.options import SourceOptions
-from broker_spark.spool.columns import Stamps, stamps_of, table_of
+from broker_spark.spool.columns import Stamps, first_places, known_by_id, places_of, stamps_of, table_of
 from broker_spark.spool.draining import FOREVER, IDLE, Goal, goal_of
 from broker_spark.spool.lease import BEAT
 from broker_spark.spool.segments import IDENTITY
@@ -299,26 +298,27 @@ class Receiver:
     def _write(self, messages: list[Message[bytes]]) -> tuple[Any, int | None, set[str]]:
         """The identities of all, the segment's number if there is one, and what was there before."""
         stamps = stamps_of(messages)
-        table: Any = table_of(messages, self._columns, stamps)
+        places = places_of(messages) if stamps is None else None
+        table: Any = table_of(messages, self._columns, stamps, places)
         names: Any = table.column(IDENTITY)
         repeated: set[str] = set()
-        again = self._may_come_again(messages, stamps)
+        by_id = known_by_id(places)
+        again = not by_id and self._may_come_again(messages, stamps)
         if again or self._spool.doubtful or names.length() > len(names.unique()):
             known: list[str] = names.to_pylist()
             repeated = self._spool.known(names, late=again)
-            places = _first_places(messages, known, repeated, told=stamps is not None)
-            table = table.take(cast("Any", pyarrow).array(places, "int64"))
+            first = first_places(messages, known, repeated, by_id)
+            table = table.take(cast("Any", pyarrow).array(first, "int64"))
             self._dropped += len(messages) - table.num_rows
         return names, self._spool.add(table, self._options.arrow_rows) if table.num_rows else None, repeated
 
     def _may_come_again(self, messages: list[Message[bytes]], stamps: Stamps | None) -> bool:
         """Whether some may have come before and were acked: the broker says so, or they lie behind what has come."""
-        if stamps is None:
-            # Known by ids only, which a publisher may use twice.
-            return False
         # What an earlier process wrote may come again too, of a broker that was killed with it.
         self._highest.update(self._spool.inherit())
         again = any((message.delivery_attempt or 1) > 1 for message in messages)
+        if stamps is None:
+            return again
         # A broker that was killed may count deliveries from 1 again.
         for message, place in zip(messages, stamps[0], strict=True):
             if place > self._highest.get(message.topic, -1):
@@ -375,25 +375,6 @@ async def _identity_of(bus: Bus, topic: str) -> str | None:
         return await bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):
         return None
-
-
-def _first_places(
-    messages: Sequence[Message[bytes]], names: Sequence[str], repeated: AbstractSet[str], *, told: bool
-) -> list[int]:
-    """Which of these are to be written: each message once.
-
-    :param names: their identities.
-    :param repeated: those that were written before.
-    :param told: an identity is a place in the log. One that is an id a publisher may use twice, and what is delivered
-        for the first time is then another message.
-    """
-    found: list[int] = []
-    seen: set[str] = set()
-    for place, (message, name) in enumerate(zip(messages, names, strict=True)):
-        if name not in repeated and (name not in seen or not (told or (message.delivery_attempt or 1) > 1)):
-            seen.add(name)
-            found.append(place)
-    return found
 
 
 def _nothing() -> None:

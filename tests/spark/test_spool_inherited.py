@@ -11,13 +11,14 @@ from typing import Any
 import pyarrow
 import pytest
 
+from broker.envelopes import Place
 from broker.errors import ConfigurationError
 from broker.messages import Message, MessageBatch
-from broker.reading.record_views import FIRST
 from broker_spark.files import Fill, LocalFiles
 from broker_spark.options import SourceOptions
+from broker_spark.spool.columns import first_places, known_by_id, places_of, table_of
 from broker_spark.spool.draining import Goal
-from broker_spark.spool.receiver import Receiver, _first_places
+from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool
 
@@ -97,21 +98,60 @@ def test_a_query_whose_end_cannot_be_written_gives_its_spool_back(
     again.release()
 
 
-class _Again:
-    """Shows messages as delivered for the second time."""
+class _View:
+    """Shows messages whose raw object is their id, place and attempt."""
+
+    def id(self, raw: Any, /) -> str:
+        return raw[0]
+
+    def place(self, raw: Any, /) -> Place | None:
+        return raw[1]
 
     def delivery_attempt(self, raw: Any, /) -> int | None:
-        return 2
+        return raw[2]
+
+
+def message(id: str, place: Place | None, attempt: int = 1) -> Message[bytes]:
+    view: Any = _View()
+    return Message("orders", id.encode(), (id, place, attempt), view)
 
 
 def test_two_messages_of_one_id_are_two_unless_one_comes_again() -> None:
-    again: Any = _Again()
-    messages = [Message("orders", b"", None, view) for view in (FIRST, FIRST, again, FIRST)]
-    names = ["orders#1", "orders#1", "orders#1", "orders#2"]
-    assert _first_places(messages, names, set(), told=False) == [0, 1, 3]
-    assert _first_places(messages, names, {"orders#2"}, told=False) == [0, 1]
+    by_id = [message("1", None), message("1", None), message("1", None, 2), message("2", None), message("3", None, 2)]
+    names = ["orders#1", "orders#1", "orders#1", "orders#2", "orders#3"]
+    assert table_of(by_id, ["value"], None).column(IDENTITY).to_pylist() == names
+    everyone = known_by_id(places_of(by_id))
+    assert first_places(by_id, names, set(), everyone) == [0, 1, 3, 4]
+    # What is delivered for the first time was not written before, whatever has its id.
+    assert first_places(by_id, names, {"orders#2", "orders#3"}, everyone) == [0, 1, 3]
     # A place in the log is of one message only.
-    assert _first_places(messages, names, set(), told=True) == [0, 3]
+    assert known_by_id(None) == frozenset()
+    assert first_places(by_id, names, set(), frozenset()) == [0, 3, 4]
+
+
+def test_a_message_is_known_by_its_place_and_not_by_its_id(tmp_path: Path) -> None:
+    """As of Kafka, Pulsar and Service Bus, also behind a query that was killed before an ack was on record."""
+    options = {"url": "kafka://127.0.0.1:1", "topic": "orders", "subscription": "spark", "columns": "value,offset"}
+    source = SourceOptions.parse({**options, "spool": str(tmp_path)})
+    spool = opened(tmp_path)
+    first = [message("a", Place(0, 7)), message("a", Place(1, 7)), message("b", Place(None, 7))]
+    names, number, repeated = Receiver(source, spool)._write(first)
+    assert names.to_pylist() == ["orders@0-7", "orders@1-7", "orders@7"]
+    assert repeated == set()
+    assert [each.rows for each in spool.between(0, 1)] == [3]
+    spool.release()
+    again = opened(tmp_path)
+    receiver = Receiver(source, again)
+    # Delivered again, and another message of that id.
+    names, number, repeated = receiver._write([message("a", Place(0, 7), 2), message("a", Place(0, 8))])
+    assert repeated == {"orders@0-7"}
+    assert [each.rows for each in again.between(1, 2)] == [1]
+    again.acked(number, [])
+    again.settled(repeated)
+    # The broker forgot its ack.
+    names, number, repeated = receiver._write([message("a", Place(0, 8), 2)])
+    assert (number, repeated) == (None, {"orders@0-8"})
+    again.release()
 
 
 def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) -> None:
@@ -121,7 +161,7 @@ def test_a_queue_is_not_taken_for_empty_while_nobody_listened(tmp_path: Path) ->
     receiver = Receiver(options, spool)
     receiver.drain()
     # Of two requests the first one brings nothing yet.
-    answers = [MessageBatch[bytes]([]), MessageBatch([Message("orders", b"1", SimpleNamespace(id="1"), FIRST)])]
+    answers = [MessageBatch[bytes]([]), MessageBatch([message("1", Place(0, 0))])]
 
     async def next_batch(most: int, timeout: float) -> MessageBatch[bytes]:
         return answers.pop(0)
