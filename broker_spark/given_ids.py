@@ -1,4 +1,4 @@
-"""How often the ids that rows of a task bring came before, in memory that a long task can have. Pure."""
+"""How often the ids that rows of a task bring came before, or equal rows, in memory that a long task can have. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GivenIds:
     Half a million and those of a batch are held as they are. Of those before only a hash of 64 bits and the count are
     held: 12 bytes for each, and four times as much for a moment when more are sorted in. An id that has the hash of
     another counts with it, as happens in one of 3,700 tasks of a hundred million ids: it may get a number that it would
-    not need, and none that another has.
+    not need, and none that another has. The hash of a row is an id too.
     """
 
     def __init__(self) -> None:

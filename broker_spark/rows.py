@@ -12,7 +12,6 @@ message: then how often it came and the hash are added, lest they pass for copie
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -44,7 +43,7 @@ def messages_of(
     prefix: str | None,
     first_row: int,
     given: GivenIds,
-    seen: Counter[str] | None = None,
+    seen: GivenIds | None = None,
 ) -> Iterator[Outbound]:
     """The messages of a batch, in order.
 
@@ -84,8 +83,8 @@ def messages_of(
                 name = f"{prefix}-{first_row + row}-{_told(8, target, key, value, more)}"
             else:
                 told = _told(16, target, key, value, more)
-                seen[told] += 1
-                name = f"{prefix}-{seen[told]}-{told}"
+                seen.expect((told,))
+                name = f"{prefix}-{seen.times(told)}-{told}"
         try:
             if bare:
                 message = OutboundMessage(value, key, None, name or None)

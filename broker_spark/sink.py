@@ -10,7 +10,6 @@ message that is not on the broker fails the task, with the fate of each in the e
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -222,7 +221,7 @@ def _publish(options: SinkOptions, batches: Iterator[pyarrow.RecordBatch], prefi
 def _rows(options: SinkOptions, batches: Iterable[pyarrow.RecordBatch], prefix: str | None) -> Iterator[Outbound]:
     first = 0
     given = GivenIds()
-    seen = None if options.write_id is None else Counter[str]()
+    seen = None if options.write_id is None else GivenIds()
     for batch in batches:
         yield from messages_of(
             batch,

@@ -74,6 +74,31 @@ def test_a_row_is_no_copy_of_one_that_lies_far_before_it(monkeypatch: pytest.Mon
     assert len({name for batch in found for name in batch}) == 14
 
 
+def test_equal_rows_of_a_long_task_are_counted_whatever_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(given_ids, "_EXACT", 3)
+    places = Random(11)
+    rows = [f"{places.randrange(40)}" for _ in range(400)]
+
+    def made() -> list[str | None]:
+        seen = GivenIds()
+        found: list[str | None] = []
+        for at in range(0, len(rows), 4):
+            batch = pyarrow.RecordBatch.from_pydict({"value": rows[at : at + 4]})
+            every = messages_of(
+                batch, topic="t", columns=["value"], prefix="w", first_row=at, given=GivenIds(), seen=seen
+            )
+            found += [message.id for _, message in every]
+        assert len(seen._blocks) > 1
+        return found
+
+    first = made()
+    assert len(set(first)) == len(rows)
+    places.shuffle(rows)
+    again = made()
+    assert again != first
+    assert set(again) == set(first)
+
+
 def test_a_time_that_python_cannot_tell_is_told_by_its_row() -> None:
     times = pyarrow.array([0, 253_402_300_800_000_000], pyarrow.timestamp("us", "UTC"))
     found = pyarrow.RecordBatch.from_arrays([pyarrow.array([b"a", b"b"]), times], ["value", "publish_time"])
@@ -104,7 +129,7 @@ def test_rows_that_differ_at_all_never_pass_for_each_other(batch: dict[str, list
 
     def made(order: list[int]) -> dict[int, str | None]:
         found = pyarrow.RecordBatch.from_pydict({name: [each[row] for row in order] for name, each in batch.items()})
-        seen = Counter[str]() if named else None
+        seen = GivenIds() if named else None
         every = messages_of(
             found, topic="t", columns=list(batch), prefix="w-0", first_row=0, given=GivenIds(), seen=seen
         )
