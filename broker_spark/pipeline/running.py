@@ -34,6 +34,7 @@ from broker_spark.pipeline.owning import claim, clear
 from broker_spark.pipeline.pairing import paired
 from broker_spark.pipeline.querying import LOOK_SECONDS, check_ended, check_name, end
 from broker_spark.pipeline.signals import stopped_by_signals
+from broker_spark.pipeline.tasks import tasks_of
 from broker_spark.pipeline.trial import try_sinks
 from broker_spark.pipeline.waiting import rows_untold
 from broker_spark.pipeline.writing import write
@@ -364,8 +365,8 @@ def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | Non
             sources[name], by_connector = pipeline_stream(spark, **pipeline.source_options(name))
             if by_connector and identities is not None:
                 identities.watch(name, pipeline.parsed_options(name))
-    tasks = spark.sparkContext.defaultParallelism
-    frames = counted_frames_of(pipeline, sources, tasks if identities is None else identities.tasks(tasks))
+    tasks = spark.sparkContext.defaultParallelism if identities is None else identities.tasks(tasks_of(spark))
+    frames = counted_frames_of(pipeline, sources, tasks)
     check_rows(pipeline, frames)
     return joined(frames)
 
