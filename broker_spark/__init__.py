@@ -32,6 +32,7 @@ Read `docs/spark.md` for the options, the schema and what is promised. What is w
 | `progress` | the lag of a query out of its progress | driver |
 | `kafka_connector` | Spark's own connector under these options and columns, where its jars are | driver |
 | `topics_source` | beside a stream of that connector: which topics each batch is of | planner |
+| `checkpoint_log` | what Spark keeps in a checkpoint | driver |
 | `identities` | beside a checkpoint: which topics it is of | driver |
 | `java_security` | a Kafka URL's security as Java's client takes it | driver |
 | `fields` | dataclasses, pydantic models and msgspec structs as trees of fields | driver |

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-__all__ = ["find_place"]
+__all__ = ["bytes_of", "find_place"]
 
 
 def find_place(spark: SparkSession, path: str) -> tuple[Any, Any]:
@@ -17,3 +17,12 @@ def find_place(spark: SparkSession, path: str) -> tuple[Any, Any]:
     session: Any = spark
     found = session._jvm.org.apache.hadoop.fs.Path(path)
     return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def bytes_of(path: Any, files: Any) -> bytes:
+    """All that is in a file of `find_place`."""
+    stream = files.open(path)
+    try:
+        return bytes(stream.readAllBytes())
+    finally:
+        stream.close()

@@ -11,19 +11,19 @@ import json
 from functools import cached_property, partial
 from typing import Any, Final
 
-from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
 from broker.urls import mask_within
+from broker_spark.checkpoint_log import CheckpointLog
 from broker_spark.connections import bus_of
 from broker_spark.files import NEXT, replace_file
-from broker_spark.hadoop import find_place
+from broker_spark.hadoop import bytes_of, find_place
 from broker_spark.kept import object_of
-from broker_spark.offsets import ADVICE, GONE, Offsets, TopicOffsets
+from broker_spark.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
-from broker_spark.spark_errors import named_place, said
-from broker_spark.topics import check_start, chosen_topics, identity_of, was_there
+from broker_spark.spark_errors import named_place
+from broker_spark.topics import check_start, identities_of
 
 __all__ = ["Identities"]
 
@@ -32,7 +32,6 @@ _MEND: Final = (
     "Bring it back from a copy, or remove it: then topics that were made anew since the last run are not noticed, and "
     "a batch that is run again may have other tasks"
 )
-_OF_POSITIONS: Final = "Bring the checkpoint back from a copy, or begin a new one, and with it new files and tables"
 _TASKS: Final = "#tasks"
 """Which is the name of no source and of no topic."""
 
@@ -46,6 +45,7 @@ class Identities:
     def __init__(self, spark: SparkSession, checkpoint: str) -> None:
         self._spark = spark
         self._checkpoint = checkpoint.rstrip("/")
+        self._log = CheckpointLog(spark, checkpoint)
         self._now: dict[str, Any] = {}
         self._watched: dict[str, SourceOptions] = {}
 
@@ -61,15 +61,7 @@ class Identities:
     @cached_property
     def _has_batches(self) -> bool:
         """Whether one was planned: else nothing was read of the topics that there were then."""
-        return bool(self._batches("offsets"))
-
-    def _batches(self, log: str) -> list[int]:
-        """The numbers of the batches in one of the checkpoint's logs."""
-        with named_place("checkpoint", self._checkpoint):
-            path, files = find_place(self._spark, f"{self._checkpoint}/{log}")
-            found: list[Any] = list(files.listStatus(path)) if files.exists(path) else []
-        names = [str(each.getPath().getName()) for each in found]
-        return [int(name) for name in names if name.isdecimal()]
+        return bool(self._log.batches("offsets"))
 
     def check(self, name: str, options: SourceOptions, *, start: bool = True) -> None:
         """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
@@ -88,34 +80,15 @@ class Identities:
         before = Offsets(backend, {})
         if name in self._kept and self._has_batches:
             before = Offsets.from_json(self._kept[name])
-        topics: dict[str, TopicOffsets] = {}
-        for topic in chosen_topics(bus, options):
-            with was_there(GONE, when=topic in before.topics):
-                topics[topic] = TopicOffsets(identity_of(bus, topic), {})
+        identities = identities_of(bus, options, before.topics)
         if start and not self._has_batches:
             check_start(bus, options)
-        identities = {topic: each.identity for topic, each in topics.items()}
         # Where some are read no more the offsets of Spark tell; where none of them is, it is another query's.
-        known = {topic: each for topic, each in before.topics.items() if topic in topics} or before.topics
+        known = {topic: each for topic, each in before.topics.items() if topic in identities} or before.topics
         Offsets(before.backend, known).check(backend, identities, named=options.pattern is None)
         # One that the broker does not tell now keeps what it was.
-        now = {topic: each for topic, each in topics.items() if each.identity is not None}
+        now = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if each is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
-
-    def check_known(self, name: str, options: SourceOptions) -> None:
-        """Make sure that the checkpoint is not one of other topics only.
-
-        :raises ConfigurationError: it is.
-        """
-        others = [each for each in self._kept if each != _TASKS]
-        if not others or name in others or not self._has_batches:
-            return
-        topics = {topic for each in others for topic in Offsets.from_json(self._kept[each]).topics}
-        if topics.isdisjoint(chosen_topics(bus_of(options.url), options)):
-            raise ConfigurationError(
-                f"The checkpoint is of a query on {', '.join(map(repr, others))}, and this one reads {name!r}",
-                advice=ADVICE,
-            )
 
     def watch(self, name: str, options: SourceOptions) -> None:
         """Have `check_again` look at a checked source, whose offsets do not tell which topics they are of."""
@@ -130,50 +103,32 @@ class Identities:
         for name, options in self._watched.items():
             bus = bus_of(options.url)
             before = Offsets.from_json(self._now[name])
-            identities: dict[str, str | None] = {}
-            for topic in before.topics:
-                with was_there(GONE):
-                    identities[topic] = identity_of(bus, topic)
-            before.check(bus.capabilities.backend, identities, named=False)
-            if options.pattern is None:
-                continue
-            new = [topic for topic in chosen_topics(bus, options) if topic not in before.topics]
+            identities = identities_of(bus, options, before.topics)
+            is_named = options.pattern is None
+            # Of those that were named before, and are not now, nothing is read.
+            read = {topic: each for topic, each in before.topics.items() if not is_named or topic in identities}
+            Offsets(before.backend, read).check(bus.capabilities.backend, identities, named=is_named)
+            new = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if topic not in before.topics}
             if new:
-                found = {topic: TopicOffsets(identity_of(bus, topic), {}) for topic in new}
-                self._now[name] = Offsets(before.backend, {**before.topics, **found}).to_json()
+                self._now[name] = Offsets(before.backend, {**before.topics, **new}).to_json()
                 self.keep()
 
     def check_positions(self) -> None:
-        """Make sure that the query's id and the positions of the last batch are whole: Spark goes on from them, and
-        tells it by a stack.
+        """Make sure that the positions of the last batch are whole, from which Spark goes on, and the connector's where
+        that reads.
 
         :raises ConfigurationError: they are not, or cannot be read.
         """
-        identity = self._told("metadata")
-        if identity is not None:
-            object_of(identity[1], identity[0], _OF_POSITIONS)
-        last = max(self._batches("offsets"), default=None)
-        positions = None if last is None else self._told(f"offsets/{last}")
-        if positions is None:
-            return
-        what, text = positions
-        # A version, Spark's own, and a line for each source; some sources have a number there, or nothing yet.
-        for number, line in enumerate(text.decode(errors="replace").splitlines()[2:], 3):
-            if line.startswith("{"):
-                object_of(line, f"Line {number} of {what}", _OF_POSITIONS)
-
-    def _told(self, name: str) -> tuple[str, bytes] | None:
-        """What errors call a file of the checkpoint, and what is in it; None if there is none.
-
-        :raises ConfigurationError: it cannot be read.
-        """
-        file = f"{self._checkpoint}/{name}"
-        what = f"{mask_within(file)} of the checkpoint"
-        try:
-            path, files = find_place(self._spark, file)
-            return (what, _bytes(path, files)) if files.exists(path) else None
-        except Py4JJavaError as error:
-            raise ConfigurationError(f"{what} cannot be read: {said(error)}", advice=_OF_POSITIONS) from error
+        logs = [each for each in self._log.positions() if each.get("source") == LOG_SOURCE]
+        found = {(each.backend, topic) for each in map(Offsets.from_json, logs) for topic in each.topics}
+        for name in self._watched:
+            now = Offsets.from_json(self._now[name])
+            if not found.isdisjoint((now.backend, topic) for topic in now.topics):
+                raise ConfigurationError(
+                    f"The checkpoint holds the positions of source {name!r} by the Python source, and Spark's Kafka "
+                    "connector reads it now",
+                    advice=f'Set connector = "never" for it. Or: {ADVICE}',
+                )
 
     def tasks(self, now: int) -> int:
         """How many tasks a batch has behind its reads.
@@ -183,7 +138,7 @@ class Identities:
 
         :param now: how many it would be.
         """
-        left = max(self._batches("offsets"), default=-1) > max(self._batches("commits"), default=-1)
+        left = max(self._log.batches("offsets"), default=-1) > max(self._log.batches("commits"), default=-1)
         self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now
         return self._now[_TASKS]
 
@@ -201,16 +156,8 @@ def _read(path: Any, files: Any) -> dict[str, Any]:
     """
     for each in (path, path.suffix(NEXT)):
         if files.exists(each):
-            return object_of(_bytes(each, files), f"The file {mask_within(str(each))}", _MEND)
+            return object_of(bytes_of(each, files), f"The file {mask_within(str(each))}", _MEND)
     return {}
-
-
-def _bytes(path: Any, files: Any) -> bytes:
-    stream = files.open(path)
-    try:
-        return bytes(stream.readAllBytes())
-    finally:
-        stream.close()
 
 
 def _write(path: Any, files: Any, told: dict[str, Any]) -> None:

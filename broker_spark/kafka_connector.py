@@ -8,7 +8,7 @@ then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -21,14 +21,16 @@ from broker.envelopes import RESERVED_PREFIX
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
 from broker.registry import read_target
+from broker_spark.checkpoint_log import CheckpointLog
 from broker_spark.connections import bus_of
 from broker_spark.generated_code import apart
-from broker_spark.identities import Identities
 from broker_spark.java_security import java_properties
+from broker_spark.offsets import ADVICE
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.positions import Bound, Position
 from broker_spark.session import register
 from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, resolve
+from broker_spark.topics_source import TopicsDataSource, check_planned, goes_along
 
 __all__ = ["pipeline_stream", "read", "read_stream"]
 
@@ -49,6 +51,8 @@ _PACKED: Final = f"{RESERVED_PREFIX}attributes"
 _SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
 """Half of a character, which Java replaces as one, and Python byte by byte."""
 _REPLACED: Final = "%EF%BF%BD" * 3
+_INTERNAL: Final = "__"
+"""How names of the brokers' own topics begin."""
 _NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
 """Options that the connector has no counterpart for."""
 
@@ -75,20 +79,33 @@ def read_stream(
 
     Spark's connector keeps no more than offsets in a checkpoint. A source without rows goes along, which keeps the
     ids of the topics there: one that is made anew, also while the query runs, ends it when the next batch is planned.
-    What a run before had planned Spark runs again without a look; `checkpoint` has that looked at too.
+    What a run before had planned Spark runs again without a look; `checkpoint` has that looked at here.
 
-    :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session.
+    :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session, and
+        stays with the source that has written the checkpoint.
     :param checkpoint: the `checkpointLocation` of the query.
-    :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written.
+    :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written, or that is of other
+        topics or the other source.
     :raises Unsupported: `checkpoint` with `always` in a session of Spark Connect.
     """
     source = SourceOptions.parse(as_texts(options)).for_stream()
-    found = _settings(spark, source, connector, _cannot_know(spark, checkpoint))
+    log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
+    positions = log.positions() if log is not None else []
+    found = _settings(spark, source, connector, _better_not(spark, checkpoint, positions))
     if found is None:
+        if goes_along(positions):
+            raise ConfigurationError(
+                "The checkpoint is of a query that Spark's Kafka connector reads, and the Python source reads now",
+                advice=f'Give the session its jars, and take connector="always". Or: {ADVICE}',
+            )
         return _stream(spark, source, found, options)
-    if checkpoint is not None:
-        _check_checkpoint(spark, checkpoint, source)
-    topics = register(spark).readStream.format("broker-topics").options(**as_texts(options)).load()
+    if checkpoint is not None and log is None:
+        raise Unsupported(
+            "Which topics a checkpoint is of cannot be looked up over Spark Connect, whose server has its files",
+            advice='Leave checkpoint out, or take connector="never", whose offsets tell',
+        )
+    check_planned(positions, source)
+    topics = register(spark).readStream.format(TopicsDataSource.name()).options(**as_texts(options)).load()
     return _stream(spark, source, found, options).union(topics)
 
 
@@ -99,25 +116,15 @@ def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: 
     return _stream(spark, source, found, options), found is not None
 
 
-def _cannot_know(spark: SparkSession, checkpoint: str | None) -> str:
-    """Why a stream of the connector would not know all that its checkpoint is of; empty where it would."""
+def _better_not(spark: SparkSession, checkpoint: str | None, positions: Sequence[Mapping[str, Any]]) -> str:
+    """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason."""
     if not hasattr(spark, "_jvm"):
-        return "the server of Spark Connect has the checkpoint, beside which the ids of topics are to be kept"
-    return "" if checkpoint is not None else "checkpoint is not given, beside which the ids of topics are to be kept"
-
-
-def _check_checkpoint(spark: SparkSession, checkpoint: str, source: SourceOptions) -> None:
-    if not hasattr(spark, "_jvm"):
-        raise Unsupported(
-            "The ids of topics cannot be kept beside a checkpoint over Spark Connect, whose server has its files",
-            advice='Leave checkpoint out, or take connector="never", whose offsets have them',
-        )
-    name = source.pattern or ",".join(source.topics)
-    identities = Identities(spark, checkpoint)
-    identities.check_known(name, source)
-    identities.check(name, source, start=False)
-    identities.check_positions()
-    identities.keep()
+        return "the server of Spark Connect has the checkpoint, which is to be looked into"
+    if checkpoint is None:
+        return "checkpoint is not given, which is to be looked into"
+    return (
+        "the checkpoint is not of a query that the connector reads" if positions and not goes_along(positions) else ""
+    )
 
 
 def _stream(
@@ -189,14 +196,14 @@ def _has_connector(spark: SparkSession) -> bool:
 
 def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
     """What is read and from where. Words stay words in a stream, where partitions and topics may be added."""
-    found = (
-        # The connector takes a match anywhere in the name.
-        {"subscribePattern": f"^(?:{source.pattern})$"}
-        if source.pattern is not None
-        else {"subscribe": ",".join(source.topics)}
-    )
     bus = bus_of(source.url)
     topics = chosen_topics(bus, source)
+    found = (
+        # The connector takes a match anywhere in the name, and names that are the brokers' own.
+        {"subscribePattern": f"^(?!{_INTERNAL})(?:{source.pattern})$"}
+        if source.pattern is not None and (stream or not topics)
+        else {"subscribe": ",".join(topics)}
+    )
     check_found("start", source.start, topics)
     check_found("end", source.end, topics)
     start_word, end_word = _word(source.start), _word(source.end)

@@ -33,6 +33,7 @@ from broker_spark.topics import (
     check_order,
     chosen_topics,
     look,
+    may_go,
     mean_size,
     resolve,
     was_there,
@@ -278,13 +279,8 @@ def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str]
     """
     found: list[TopicLog] = []
     for name in chosen_topics(bus, options):
-        try:
-            with was_there(GONE, when=name in known):
-                found.append(look(bus, name, shared=shared))
-        except TopicNotFound:
-            # What matched, and went before it was looked at, is as one that does not match.
-            if options.pattern is None or name in known:
-                raise
+        with may_go(options, known=name in known), was_there(GONE, when=name in known):
+            found.append(look(bus, name, shared=shared))
     return found
 
 

@@ -17,9 +17,9 @@ from typing import Any, Final, NoReturn, cast
 from broker.errors import ConfigurationError
 from broker_spark.kept import check_source
 
-__all__ = ["ADVICE", "GONE", "Offsets", "TopicOffsets"]
+__all__ = ["ADVICE", "GONE", "LOG_SOURCE", "Offsets", "TopicOffsets"]
 
-_SOURCE: Final = "broker-log"
+LOG_SOURCE: Final = "broker-log"
 _VERSION: Final = 1
 ADVICE: Final = "Give this query a checkpointLocation of its own"
 GONE: Final = (
@@ -60,7 +60,7 @@ class Offsets:
     def to_json(self) -> dict[str, Any]:
         """What Spark keeps."""
         return {
-            "source": _SOURCE,
+            "source": LOG_SOURCE,
             "version": _VERSION,
             "backend": self.backend,
             **({"initial": True} if self.initial else {}),
@@ -82,7 +82,7 @@ class Offsets:
 
         :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
         """
-        check_source(given, _SOURCE, _VERSION, ADVICE)
+        check_source(given, LOG_SOURCE, _VERSION, ADVICE)
         try:
             topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
             return cls(

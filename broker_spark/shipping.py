@@ -68,8 +68,8 @@ def python_path(spark: SparkSession) -> list[str]:
 
 def _explaining(called: str, module: str, qualified: str, archive: str) -> type[DataSource]:
     message = (
-        f'A streaming source of format("{called}") cannot be read from {archive}: Spark runs it in a process that does '
-        "not find what --py-files, spark.submit.pyFiles or addPyFile ship. Install anybroker on all nodes, or set "
+        f"A streaming source of broker_spark cannot be read from {archive}: Spark runs it in a process that does not "
+        "find what --py-files, spark.submit.pyFiles or addPyFile ship. Install anybroker on all nodes, or set "
         "PYTHONPATH in the environment of the driver and spark.executorEnv.PYTHONPATH to a path that all nodes have"
     )
 

@@ -15,6 +15,7 @@ from typing import Final
 from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, NotAuthorized, TopicNotFound, Unsupported
 from broker.hooks import Event, Warned, logger
+from broker_spark.offsets import GONE
 from broker_spark.options import SourceOptions
 from broker_spark.positions import Bound, Position
 
@@ -26,8 +27,10 @@ __all__ = [
     "check_order",
     "check_start",
     "chosen_topics",
+    "identities_of",
     "identity_of",
     "look",
+    "may_go",
     "mean_size",
     "resolve",
     "was_there",
@@ -123,6 +126,33 @@ def identity_of(bus: Bus, topic: str) -> str | None:
         return bus.admin.topic_identity(topic)
     except (NotAuthorized, Unsupported):
         return None
+
+
+def identities_of(bus: Bus, options: SourceOptions, known: Collection[str]) -> dict[str, str | None]:
+    """What tells each topic that is read from others of its name, as far as we may ask.
+
+    :param known: those that were read before.
+    :raises TopicNotFound: one of them is gone, or one that is named is not there.
+    """
+    found: dict[str, str | None] = {}
+    for topic in chosen_topics(bus, options):
+        with may_go(options, known=topic in known), was_there(GONE, when=topic in known):
+            found[topic] = identity_of(bus, topic)
+    return found
+
+
+@contextmanager
+def may_go(options: SourceOptions, *, known: bool) -> Generator[None]:
+    """Leave out a topic that matched a pattern, and went before it was looked at: it is as one that does not match.
+
+    :param known: it was read before.
+    :raises TopicNotFound: it was, or is named.
+    """
+    try:
+        yield
+    except TopicNotFound:
+        if options.pattern is None or known:
+            raise
 
 
 @contextmanager

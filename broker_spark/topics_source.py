@@ -8,7 +8,7 @@ the ids of the topics, in the same checkpoint, and Spark asks both sources befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow
@@ -19,13 +19,13 @@ from pyspark.sql.types import StructType
 from broker.errors import ConfigurationError
 from broker_spark.connections import bus_of
 from broker_spark.kept import check_source
-from broker_spark.offsets import ADVICE, GONE, Offsets, TopicOffsets
+from broker_spark.offsets import ADVICE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
 from broker_spark.schema import spark_schema
-from broker_spark.topics import chosen_topics, identity_of, was_there
+from broker_spark.topics import identities_of
 from broker_spark.workers import keep_what_is_loaded
 
-__all__ = ["TopicsDataSource", "TopicsStreamReader"]
+__all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "goes_along"]
 
 _SOURCE: Final = "broker-topics"
 _VERSION: Final = 1
@@ -86,10 +86,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self, known: Offsets) -> dict[str, Any]:
         bus = bus_of(self._options.url)
-        ids: dict[str, str | None] = {}
-        for topic in chosen_topics(bus, self._options):
-            with was_there(GONE, when=topic in known.topics):
-                ids[topic] = identity_of(bus, topic)
+        ids = identities_of(bus, self._options, known.topics)
         known.check(bus.capabilities.backend, ids, named=self._options.pattern is None)
         # One that the broker does not tell now keeps what it was.
         kept = {topic: each.identity for topic, each in known.topics.items() if ids[topic] is None}
@@ -99,6 +96,37 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "backend": bus.capabilities.backend,
             "ids": dict(sorted({**ids, **kept}.items())),
         }
+
+
+def goes_along(positions: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a checkpoint is one of a stream that this source goes along with.
+
+    :param positions: of its last batch.
+    """
+    return any(each.get("source") == _SOURCE for each in positions)
+
+
+def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> None:
+    """Look at the topics of a batch that was planned, which Spark runs again without asking.
+
+    :param positions: of the checkpoint's last batch; none if there was none.
+    :raises ConfigurationError: a topic was made anew, or the checkpoint is of others or of another kind of source.
+    :raises TopicNotFound: one was deleted.
+    """
+    if not positions:
+        return
+    if not goes_along(positions):
+        # It names whose they are.
+        check_source(positions[0], _SOURCE, _VERSION, ADVICE)
+    kept = [_from_json(each) for each in positions if each.get("source") == _SOURCE]
+    known = Offsets(kept[0].backend, {topic: of for each in kept for topic, of in each.topics.items()})
+    bus = bus_of(options.url)
+    ids = identities_of(bus, options, known.topics)
+    # A query may have several of these sources: one of them is of these topics, or of a pattern that matched none.
+    mine = {topic: of for topic, of in known.topics.items() if topic in ids}
+    if not mine and (options.pattern is None or all(each.topics for each in kept)):
+        mine = known.topics
+    Offsets(known.backend, mine).check(bus.capabilities.backend, ids, named=options.pattern is None)
 
 
 def _from_json(given: Mapping[str, Any]) -> Offsets:

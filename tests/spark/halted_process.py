@@ -52,7 +52,7 @@ class Halted:
 
     :ivar kind: `log` copies a topic, `pipeline` has several sinks and dead letters, and `windows` is one that keeps
         state.
-    :ivar connector: of a pipeline's source.
+    :ivar connector: whether Spark's own Kafka connector reads.
     """
 
     kind: str
@@ -83,10 +83,11 @@ class Halted:
 
     def writer(self, spark: SparkSession, *, halts: bool = False) -> DataStreamWriter:
         """The copy, not started."""
-        options: dict[str, Any] = {"maxRows": BATCH, "arrowRows": 10}
+        by_connector = self.connector == "always"
+        options: dict[str, Any] = {"connector": self.connector} if by_connector else {"arrowRows": 10}
         if halts:
             options["halt"] = self.halt
-        return copying(spark, self.url, self.source, self.target, Path(self.checkpoint), **options)
+        return copying(spark, self.url, self.source, self.target, Path(self.checkpoint), maxRows=BATCH, **options)
 
     def pipeline(self, halt: Halt = Halt(), trigger: str = "") -> Pipeline:  # noqa: B008 - it is frozen
         def gate(frame: DataFrame, batch: int) -> None:

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+import broker_spark
 from broker.blocking import Bus
 from broker.outbound import OutboundMessage
 from broker_spark.log_reading import read_range
@@ -55,10 +56,13 @@ def copying(
 ) -> DataStreamWriter:
     """A copy that was not started.
 
-    :param halt: where it stands still, as `tests.spark.halting` has it.
+    :param halt: where it stands still, as `tests.spark.halting` has it; of Spark's connector only where it writes.
     """
     name, halts = ("halting", {"halt": halt}) if halt else ("broker", {})
-    frame = spark.readStream.format(name).options(url=url, topic=source, **halts, **options).load()
+    if "connector" in options:
+        frame = broker_spark.read_stream(spark, url=url, topic=source, checkpoint=str(checkpoint), **options)
+    else:
+        frame = spark.readStream.format(name).options(url=url, topic=source, **halts, **options).load()
     return (
         frame.drop("id")
         .writeStream.format(name)

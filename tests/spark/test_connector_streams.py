@@ -20,12 +20,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
 from broker.outbound import OutboundMessage
-from broker_spark import lag, read_stream
+from broker_spark import lag, read, read_stream
 from broker_spark.identities import Identities
 from broker_spark.pipeline import CallSink, Pipeline, Source, run
 from tests.fault_matrix import Books
 from tests.servers import kafka
-from tests.servers.kafka_client import wait_for
+from tests.servers.kafka_client import RawAdmin, produce, wait_for
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish
 
@@ -255,6 +255,44 @@ def test_a_topic_that_is_made_anew_ends_its_stream(
     assert stream.values == numbered(30)
 
 
+def test_a_topic_that_joined_a_pattern_is_known_to_a_batch_that_was_planned(
+    stream: Stream, bus: Bus, connector: str
+) -> None:
+    stem = f"spark.{uuid.uuid4().hex[:12]}"
+    first, second = f"{stem}.a", f"{stem}.b"
+    bus.admin.ensure_topic(first, partitions=1)
+    publish(bus, first, numbered(5))
+
+    def join(number: int) -> None:
+        bus.admin.delete_topic(second)
+        bus.admin.ensure_topic(second, partitions=1)
+        publish(bus, second, numbered(10 * number, 100 * number))
+        if number == 2:
+            raise RuntimeError("not committed")
+
+    stream.on_batch = join
+    options: dict[str, Any] = {"topicPattern": rf"{stem}\..*"}
+    with pytest.raises(StreamingQueryException, match="not committed"):
+        stream.start(**options).awaitTermination(60)
+    with pytest.raises((ConfigurationError, StreamingQueryException), match=f"'{second}' was deleted and made anew"):
+        stream.run(**options)
+    assert sorted(stream.values) == sorted(numbered(5) + numbered(10, 100))
+
+
+def test_topics_that_are_the_brokers_own_match_no_pattern(
+    spark: SparkSession, stream: Stream, url: str, bus: Bus, connector: str
+) -> None:
+    topic = f"spark.{uuid.uuid4().hex[:12]}"
+    bus.admin.ensure_topic(topic, partitions=1)
+    publish(bus, topic, numbered(5))
+    servers = kafka.shared_server().bootstrap
+    produce(servers, RawAdmin(servers).make_topic(f"__{topic}"), [b"canary"])
+    pattern = rf".*{topic}"
+    stream.run(topicPattern=pattern)
+    assert sorted(stream.values) == sorted(numbered(5))
+    assert read(spark, connector=connector, url=url, topicPattern=pattern).count() == 5
+
+
 def test_a_topic_that_is_deleted_ends_its_stream(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, books: Books
 ) -> None:
@@ -322,3 +360,30 @@ def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
         with pytest.raises(ConfigurationError, match=told):
             Identities(spark, pipeline.checkpoint).check("log", pipeline.parsed_options("log"))
     assert taken == [[first] * 5, [second] * 10]
+
+
+def test_a_pipeline_that_changes_its_connector_is_told_whose_its_checkpoint_is(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(partitions=1)
+    publish(bus, topic, numbered(5))
+    taken: list[int] = []
+
+    def go_on(connector: str, checkpoint: str) -> None:
+        pipeline = Pipeline(
+            name="changed",
+            url=url,
+            sources={"log": Source(topic, options={"connector": connector})},
+            sinks={"rows": CallSink(lambda frame, batch: taken.append(frame.count()))},
+            checkpoint=str(tmp_path / checkpoint),
+            trigger="available-now",
+        )
+        run(pipeline, spark=spark)
+
+    for connector in SOURCES:
+        go_on(connector, connector)
+    with pytest.raises(ConfigurationError, match="by the Python source, and Spark's Kafka connector reads it now"):
+        go_on("always", "never")
+    with pytest.raises(ConfigurationError, match="another kind of source: Spark's own of Kafka"):
+        go_on("never", "always")
+    assert taken == [5, 5]

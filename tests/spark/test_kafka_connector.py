@@ -199,7 +199,7 @@ def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, t
         run()
     other = f"{topic}.other"
     bus.admin.ensure_topic(other)
-    with pytest.raises(ConfigurationError, match=f"is of a query on '{topic}', and this one reads '{other}'"):
+    with pytest.raises(ConfigurationError, match=f"is of a query on topic '{topic}', and this one reads {other}"):
         read_stream(spark, connector="always", checkpoint=str(tmp_path / "checkpoint"), url=url, topic=other)
     bus.admin.delete_topic(other)
 
@@ -219,7 +219,7 @@ def test_a_stream_is_the_connectors_where_all_that_its_checkpoint_is_of_can_be_k
     assert not caplog.messages
     assert not is_connectors()
     assert caplog.messages == [
-        "Reading by the Python source, since checkpoint is not given, beside which the ids of topics are to be kept"
+        "Reading by the Python source, since checkpoint is not given, which is to be looked into"
     ]
 
 

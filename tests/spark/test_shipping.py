@@ -174,7 +174,7 @@ def test_a_shipped_archive_is_enough_for_all_but_streaming_sources(submit: Submi
     came, batch, stream, sink = told.output.splitlines()
     assert "anybroker.zip" in came
     assert (batch, sink) == ("batch ok", "sink ok")
-    assert 'A streaming source of format("broker") cannot be read from anybroker.zip' in stream
+    assert "A streaming source of broker_spark cannot be read from anybroker.zip" in stream
     assert "Install anybroker on all nodes, or set PYTHONPATH" in stream
     assert told.copied == sorted([*ROWS, b"line"])
 
@@ -187,7 +187,7 @@ def test_a_driver_that_has_the_package_installed_sends_it_to_all_but_streaming_s
     came, batch, stream, sink = told.output.splitlines()
     assert came == f"from {broker_spark.__file__}"
     assert (batch, sink) == ("batch ok", "sink ok")
-    assert 'A streaming source of format("broker") cannot be read from anybroker.zip' in stream
+    assert "A streaming source of broker_spark cannot be read from anybroker.zip" in stream
     assert told.copied == sorted([*ROWS, b"line"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +17,7 @@ from broker.blocking import Bus
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
 from broker_spark.options import SourceOptions
-from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader
+from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader, check_planned
 from tests.servers import kafka
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish
@@ -75,12 +76,26 @@ def test_a_named_topic_is_the_one_it_was(url: str, bus: Bus, make_topic: MakeTop
         reader.initialOffset()
 
 
+def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
+    url: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    listed = [topic, f"{topic}.gone"]
+    monkeypatch.setattr("broker_spark.topics.chosen_topics", lambda bus, options: listed)
+    reader = reader_of(url, topicPattern=f"{topic}.*")
+    known = reader.initialOffset()
+    assert list(known["ids"]) == [topic]
+    assert latest(reader, known) == known
+    with pytest.raises(TopicNotFound):
+        latest(reader, {**known, "ids": {**known["ids"], f"{topic}.gone": "it was"}})
+
+
 def test_one_that_nobody_may_ask_about_keeps_what_it_was(
     url: str, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = reader_of(url, topic=make_topic())
     known = reader.initialOffset()
-    monkeypatch.setattr("broker_spark.topics_source.identity_of", lambda bus, topic: None)
+    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: None)
     assert latest(reader, known) == known
 
 
@@ -131,3 +146,67 @@ def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on
     with pytest.raises(StreamingQueryException, match=f"'{topic}' was deleted and made anew"):
         query.awaitTermination(60)
     assert not any(each["numInputRows"] for each in query.recentProgress)
+
+
+def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
+    spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic()
+    publish(bus, topic, numbered(10))
+
+    def read(connector: str, writer: str) -> tuple[int, bool]:
+        """How many rows a run reads, and whether the connector does."""
+        checkpoint = str(tmp_path / writer)
+        frame = read_stream(spark, connector=connector, checkpoint=checkpoint, url=url, topic=topic)
+        query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = query.trigger(availableNow=True).start()
+        query.awaitTermination()
+        rows = sum(each["numInputRows"] for each in query.recentProgress)
+        return rows, len(query.recentProgress[-1]["sources"]) == 2
+
+    assert read("always", "connector") == (10, True)
+    assert read("never", "python") == (10, False)
+    with pytest.raises(ConfigurationError, match="another kind of source: of source 'broker-log'"):
+        read("always", "python")
+    with pytest.raises(ConfigurationError, match="that Spark's Kafka connector reads, and the Python source"):
+        read("never", "connector")
+    publish(bus, topic, numbered(3))
+    assert read("auto", "connector") == (3, True)
+    assert read("auto", "python") == (3, False)
+
+
+@pytest.mark.parametrize(
+    ("kept", "now", "told"),
+    [
+        ([], {"topic": "orders"}, ""),
+        ([{}, {"orders": "1"}], {"topic": "orders"}, ""),
+        # The two branches of a join of two streams, as the one and the other look.
+        ([{"orders": "1"}, {}, {"refunds": "2"}], {"topic": "refunds"}, ""),
+        ([{"orders": "1"}, {"refunds": "2"}], {"topic": "refunds,orders"}, ""),
+        ([{"orders": "1"}, {"refunds": "3"}], {"topic": "refunds"}, "'refunds' was deleted and made anew"),
+        ([{"orders": "1"}], {"topic": "refunds"}, "is of a query on topic 'orders', and this one reads refunds"),
+        ([{"orders": None}], {"topic": "orders"}, ""),
+        ([{"orders": "1"}], {"topicPattern": "none.*"}, "'orders' of the checkpoint does not exist any more"),
+        ([{"orders": "1"}, {}], {"topicPattern": "none.*"}, ""),
+        ([None], {"topic": "orders"}, "another kind of source: Spark's own of Kafka, of 'orders'"),
+    ],
+)
+def test_a_batch_that_was_planned_is_of_the_topics_that_there_are(
+    url: str, monkeypatch: pytest.MonkeyPatch, kept: list[dict[str, str | None] | None], now: dict[str, str], told: str
+) -> None:
+    there = {"orders": "1", "refunds": "2"}
+
+    def chosen(bus: Bus, options: SourceOptions) -> list[str]:
+        return [*options.topics]
+
+    monkeypatch.setattr("broker_spark.topics.chosen_topics", chosen)
+    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: there[topic])
+    positions: list[dict[str, Any]] = [
+        {"orders": {"0": 4}}
+        if ids is None
+        else {"source": "broker-topics", "version": 1, "backend": "kafka", "ids": ids}
+        for ids in kept
+    ]
+    options = SourceOptions.parse({"url": url, **now})
+    with pytest.raises(ConfigurationError, match=told) if told else nullcontext():
+        check_planned(positions, options)
