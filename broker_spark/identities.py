@@ -8,6 +8,7 @@ run has to know of the one before is there too: how many tasks a pipeline's batc
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -48,6 +49,8 @@ class Identities:
         self._log = CheckpointLog(spark, checkpoint)
         self._now: dict[str, Any] = {}
         self._watched: dict[str, SourceOptions] = {}
+        self._read: dict[str, set[str]] = {}
+        """The topics of each source, of which the file may have more, from earlier runs."""
 
     @cached_property
     def _place(self) -> tuple[Any, Any]:
@@ -63,11 +66,10 @@ class Identities:
         """Whether one was planned: else nothing was read of the topics that there were then."""
         return bool(self._log.batches("offsets"))
 
-    def check(self, name: str, options: SourceOptions, *, start: bool = True) -> None:
+    def check(self, name: str, options: SourceOptions) -> None:
         """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
 
         :param name: of the source, among those of the checkpoint.
-        :param start: whether to look at option `start` too; else the caller does.
         :raises ConfigurationError: a topic was made anew since, or is that of another broker; or `start` has an offset
             that is not there, and nothing was read yet.
         :raises BrokerError: a broker does not answer.
@@ -81,11 +83,12 @@ class Identities:
         if name in self._kept and self._has_batches:
             before = Offsets.from_json(self._kept[name])
         identities = identities_of(bus, options, before.topics)
-        if start and not self._has_batches:
+        if not self._has_batches:
             check_start(bus, options)
         # Where some are read no more the offsets of Spark tell; where none of them is, it is another query's.
         known = {topic: each for topic, each in before.topics.items() if topic in identities} or before.topics
         Offsets(before.backend, known).check(backend, identities, named=options.pattern is None)
+        self._read[name] = set(identities)
         # One that the broker does not tell now keeps what it was.
         now = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if each is not None}
         self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
@@ -104,12 +107,11 @@ class Identities:
             bus = bus_of(options.url)
             before = Offsets.from_json(self._now[name])
             identities = identities_of(bus, options, before.topics)
-            is_named = options.pattern is None
-            # Of those that were named before, and are not now, nothing is read.
-            read = {topic: each for topic, each in before.topics.items() if not is_named or topic in identities}
-            Offsets(before.backend, read).check(bus.capabilities.backend, identities, named=is_named)
-            new = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if topic not in before.topics}
+            read = {topic: each for topic, each in before.topics.items() if topic in self._read[name]}
+            Offsets(before.backend, read).check(bus.capabilities.backend, identities, named=options.pattern is None)
+            new = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if topic not in self._read[name]}
             if new:
+                self._read[name] |= new.keys()
                 self._now[name] = Offsets(before.backend, {**before.topics, **new}).to_json()
                 self.keep()
 
@@ -120,26 +122,28 @@ class Identities:
         :raises ConfigurationError: they are not, or cannot be read.
         """
         logs = [each for each in self._log.positions() if each.get("source") == LOG_SOURCE]
-        found = {(each.backend, topic) for each in map(Offsets.from_json, logs) for topic in each.topics}
+        now = {name: _ids(of) for name, of in self._now.items() if name != _TASKS}
+        # What the Python source reads besides, as of another cluster, may be of the same topics.
+        ours = set[str | None]().union({None}, *(ids for name, ids in now.items() if name not in self._watched))
+        before = set[str | None]().union(*map(_ids, logs)) - ours
         for name in self._watched:
-            now = Offsets.from_json(self._now[name])
-            if not found.isdisjoint((now.backend, topic) for topic in now.topics):
+            if not before.isdisjoint(now[name]):
                 raise ConfigurationError(
                     f"The checkpoint holds the positions of source {name!r} by the Python source, and Spark's Kafka "
                     "connector reads it now",
                     advice=f'Set connector = "never" for it. Or: {ADVICE}',
                 )
 
-    def tasks(self, now: int) -> int:
+    def tasks(self, now: Callable[[], int]) -> int:
         """How many tasks a batch has behind its reads.
 
         The ids of its messages are made of its tasks. So it is as many as in the run before, if that left a batch which
         is run again, on however many cores.
 
-        :param now: how many it would be.
+        :param now: tells how many it would be.
         """
         left = max(self._log.batches("offsets"), default=-1) > max(self._log.batches("commits"), default=-1)
-        self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now
+        self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now()
         return self._now[_TASKS]
 
     def keep(self) -> None:
@@ -147,6 +151,10 @@ class Identities:
         if self._now and (told := {**self._kept, **self._now}) != self._kept:
             with named_place("checkpoint", self._checkpoint):
                 _write(*self._place, told)
+
+
+def _ids(kept: Mapping[str, Any]) -> set[str | None]:
+    return {of.identity for of in Offsets.from_json(kept).topics.values()}
 
 
 def _read(path: Any, files: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,11 +29,12 @@ from broker_spark.offsets import ADVICE
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.positions import Bound, Position
 from broker_spark.session import register
-from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, resolve
-from broker_spark.topics_source import TopicsDataSource, check_planned, goes_along
+from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, may_go, resolve
+from broker_spark.topics_source import TopicsDataSource, check_planned, is_connectors
 
 __all__ = ["pipeline_stream", "read", "read_stream"]
 
+_Found = TypeVar("_Found")
 _PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """The years 1 to 9999 in microseconds since 1970; Python has no others."""
@@ -91,13 +92,15 @@ def read_stream(
     source = SourceOptions.parse(as_texts(options)).for_stream()
     log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
     positions = log.positions() if log is not None else []
-    found = _settings(spark, source, connector, _better_not(spark, checkpoint, positions))
+    was = is_connectors(positions, source)
+    found = _settings(spark, source, connector, _better_not(spark, checkpoint, was))
+    if was is not None and was is not (found is not None):
+        before, now = ("Spark's Kafka connector", "the Python source")[:: 1 if was else -1]
+        raise ConfigurationError(
+            f"The checkpoint is of a query that {before} reads, and {now} reads now",
+            advice=f'Take connector="{"always" if was else "never"}"{", with its jars," if was else ""} or: {ADVICE}',
+        )
     if found is None:
-        if goes_along(positions):
-            raise ConfigurationError(
-                "The checkpoint is of a query that Spark's Kafka connector reads, and the Python source reads now",
-                advice=f'Give the session its jars, and take connector="always". Or: {ADVICE}',
-            )
         return _stream(spark, source, found, options)
     if checkpoint is not None and log is None:
         raise Unsupported(
@@ -116,15 +119,16 @@ def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: 
     return _stream(spark, source, found, options), found is not None
 
 
-def _better_not(spark: SparkSession, checkpoint: str | None, positions: Sequence[Mapping[str, Any]]) -> str:
-    """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason."""
+def _better_not(spark: SparkSession, checkpoint: str | None, was: bool | None) -> str:
+    """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason.
+
+    :param was: whether it read the stream before, if that is known.
+    """
     if not hasattr(spark, "_jvm"):
         return "the server of Spark Connect has the checkpoint, which is to be looked into"
     if checkpoint is None:
         return "checkpoint is not given, which is to be looked into"
-    return (
-        "the checkpoint is not of a query that the connector reads" if positions and not goes_along(positions) else ""
-    )
+    return "the checkpoint is of a query that it reads" if was is False else ""
 
 
 def _stream(
@@ -198,37 +202,41 @@ def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
     """What is read and from where. Words stay words in a stream, where partitions and topics may be added."""
     bus = bus_of(source.url)
     topics = chosen_topics(bus, source)
-    found = (
-        # The connector takes a match anywhere in the name, and names that are the brokers' own.
-        {"subscribePattern": f"^(?!{_INTERNAL})(?:{source.pattern})$"}
-        if source.pattern is not None and (stream or not topics)
-        else {"subscribe": ",".join(topics)}
-    )
     check_found("start", source.start, topics)
     check_found("end", source.end, topics)
     start_word, end_word = _word(source.start), _word(source.end)
     if stream and start_word is not None:
         # The connector asks itself where they lie. What is missing is told here.
-        partitions = sum(len(bus.log.partitions(topic)) for topic in topics)
-        found["startingOffsets"] = start_word
-    elif not topics:
-        partitions = 0
-        found["startingOffsets"] = start_word or "{}"
-        if not stream:
-            found["endingOffsets"] = end_word or "{}"
+        partitions = sum(map(len, _of_each(source, topics, bus.log.partitions)))
+        found = {"startingOffsets": start_word}
     else:
-        logs = [bounds_of(bus, topic, shared=False) for topic in topics]
+        logs = _of_each(source, topics, lambda topic: bounds_of(bus, topic, shared=False))
+        topics = [log.name for log in logs]
         partitions = sum(len(log.next) for log in logs)
         starts = {log.name: resolve(bus, "start", source.start, log) for log in logs}
-        found["startingOffsets"] = _numbered(starts)
+        found = {"startingOffsets": _numbered(starts) if logs else start_word or "{}"}
         if not stream:
             ends = {log.name: resolve(bus, "end", source.end, log) for log in logs}
             if "end" in source.given:
                 for topic in topics:
                     check_order(topic, starts[topic], ends[topic])
-            found["endingOffsets"] = _numbered(ends)
+            found["endingOffsets"] = _numbered(ends) if logs else end_word or "{}"
+    if source.pattern is not None and (stream or not topics):
+        # The connector takes a match anywhere in the name, and names that are the brokers' own.
+        found["subscribePattern"] = f"^(?!{_INTERNAL})(?:{source.pattern})$"
+    else:
+        found["subscribe"] = ",".join(topics)
     if source.tasks_per_partition > 1 and partitions:
         found["minPartitions"] = str(source.tasks_per_partition * partitions)
+    return found
+
+
+def _of_each(source: SourceOptions, topics: Iterable[str], look: Callable[[str], _Found]) -> list[_Found]:
+    """What a look at each topic finds, but for those that matched a pattern and went since."""
+    found: list[_Found] = []
+    for topic in topics:
+        with may_go(source, known=False):
+            found.append(look(topic))
     return found
 
 

@@ -66,24 +66,33 @@ def messages_of(
     partitions = values.get("partition", nothing)
     published = values.get("publish_time", nothing)
     due = values.get("deliver_at", nothing)
+    keys, bodies = values.get("key", nothing), values["value"]
     bare = _MORE.isdisjoint(columns)
     names: dict[str | None, str | None] = {None: topic}
-    for row, (key, value) in enumerate(zip(values.get("key", nothing), values["value"], strict=True)):
-        target = names.get(topics[row], "")
-        if not target:
+
+    def parts(row: int) -> tuple[str, bytes | None, bytes | None, tuple[Any, ...]]:
+        target = names.get(topics[row])
+        if target is None:
             target = names[topics[row]] = _topic(topics[row], first_row + row)
-        name = given_ids[row]
         more = _NO_MORE if bare else (attributes[row], partitions[row], published[row], due[row])
+        return target, keys[row], bodies[row], more
+
+    hashes: list[str | None] = []
+    if prefix and seen is not None:
+        hashes = [None if given_ids[row] else _told(16, *parts(row)) for row in range(count)]
+        seen.expect(hashes)
+    for row in range(count):
+        target, key, value, more = parts(row)
+        name = given_ids[row]
         if name:
             times = given.times(name)
             if times > 1:
                 name = f"{name}-{times}-{_told(16, target, key, value, more)}"
         elif prefix:
-            if seen is None:
+            told = hashes[row] if hashes else None
+            if seen is None or told is None:
                 name = f"{prefix}-{first_row + row}-{_told(8, target, key, value, more)}"
             else:
-                told = _told(16, target, key, value, more)
-                seen.expect((told,))
                 name = f"{prefix}-{seen.times(told)}-{told}"
         try:
             if bare:

@@ -8,7 +8,7 @@ the ids of the topics, in the same checkpoint, and Spark asks both sources befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow
@@ -19,13 +19,13 @@ from pyspark.sql.types import StructType
 from broker.errors import ConfigurationError
 from broker_spark.connections import bus_of
 from broker_spark.kept import check_source
-from broker_spark.offsets import ADVICE, Offsets, TopicOffsets
+from broker_spark.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
 from broker_spark.schema import spark_schema
-from broker_spark.topics import identities_of
+from broker_spark.topics import chosen_topics, identities_of
 from broker_spark.workers import keep_what_is_loaded
 
-__all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "goes_along"]
+__all__ = ["TopicsDataSource", "TopicsStreamReader", "check_planned", "is_connectors"]
 
 _SOURCE: Final = "broker-topics"
 _VERSION: Final = 1
@@ -98,35 +98,55 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
 
-def goes_along(positions: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a checkpoint is one of a stream that this source goes along with.
+def is_connectors(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> bool | None:
+    """Whether the connector read these topics for a checkpoint, or the Python source; None where neither is known to.
 
-    :param positions: of its last batch.
+    :param positions: of the checkpoint's last batch, from any sources; none if there was none.
+    :raises ConfigurationError: what sources of this package wrote is not whole.
     """
-    return any(each.get("source") == _SOURCE for each in positions)
+    if not positions or options.subscription is not None:
+        return None
+    bus = bus_of(options.url)
+    chosen = set(chosen_topics(bus, options))
+
+    def are_of_them(offsets: Offsets) -> bool:
+        return offsets.backend == bus.capabilities.backend and not chosen.isdisjoint(offsets.topics)
+
+    found = {
+        name: any(are_of_them(parse(each)) for each in positions if each.get("source") == name)
+        for name, parse in ((_SOURCE, _from_json), (LOG_SOURCE, Offsets.from_json))
+    }
+    return None if found[_SOURCE] == found[LOG_SOURCE] else found[_SOURCE]
 
 
 def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions) -> None:
     """Look at the topics of a batch that was planned, which Spark runs again without asking.
 
-    :param positions: of the checkpoint's last batch; none if there was none.
+    :param positions: as there.
     :raises ConfigurationError: a topic was made anew, or the checkpoint is of others or of another kind of source.
     :raises TopicNotFound: one was deleted.
     """
     if not positions:
         return
-    if not goes_along(positions):
+    kept = [_from_json(each) for each in positions if each.get("source") == _SOURCE]
+    if not kept:
         # It names whose they are.
         check_source(positions[0], _SOURCE, _VERSION, ADVICE)
-    kept = [_from_json(each) for each in positions if each.get("source") == _SOURCE]
-    known = Offsets(kept[0].backend, {topic: of for each in kept for topic, of in each.topics.items()})
     bus = bus_of(options.url)
-    ids = identities_of(bus, options, known.topics)
-    # A query may have several of these sources: one of them is of these topics, or of a pattern that matched none.
-    mine = {topic: of for topic, of in known.topics.items() if topic in ids}
-    if not mine and (options.pattern is None or all(each.topics for each in kept)):
-        mine = known.topics
-    Offsets(known.backend, mine).check(bus.capabilities.backend, ids, named=options.pattern is None)
+    ids = identities_of(bus, options, {topic for each in kept for topic in each.topics})
+    # A query may have several of these sources, also of topics of one name: one of them is this one's.
+    is_pattern = options.pattern is not None
+    mine = [each for each in kept if not each.topics.keys().isdisjoint(ids) or (is_pattern and not each.topics)]
+    refusal: ConfigurationError | None = None
+    for each in mine or kept:
+        try:
+            each.check(bus.capabilities.backend, ids, named=not is_pattern)
+        except ConfigurationError as error:
+            refusal = error
+        else:
+            return
+    assert refusal is not None
+    raise refusal
 
 
 def _from_json(given: Mapping[str, Any]) -> Offsets:

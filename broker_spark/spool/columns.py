@@ -79,7 +79,7 @@ def first_places(
     found: list[int] = []
     seen: set[str] = set()
     for number, (message, name) in enumerate(zip(messages, names, strict=True)):
-        is_another = number in by_id and (message.delivery_attempt or 1) == 1
+        is_another = number in by_id and message.delivery_attempt == 1
         if is_another or (name not in repeated and name not in seen):
             seen.add(name)
             found.append(number)
@@ -101,7 +101,10 @@ def _identities(messages: Messages, stamps: Stamps | None, places: Places | None
 def _identity(message: Message[bytes], place: Place | None) -> str:
     if place is None:
         return f"{message.topic}#{message.id}"
-    return f"{message.topic}@{place.offset}" if place.partition is None else f"{message.topic}@{place[0]}-{place[1]}"
+    if place.partition is not None:
+        return f"{message.topic}@{place.partition}-{place.offset}"
+    # A subscription that is made anew numbers from the beginning.
+    return f"{message.topic}@{place.offset}@{message.broker_time and message.broker_time.timestamp()!r}"
 
 
 def place_of(identity: str) -> tuple[str, int] | None:

@@ -97,7 +97,7 @@ async def test_idle_is_an_empty_result_in_time(both_ways: JetStreamBackend, topi
     source = await subscribe(both_ways, topic)
     begin = time.monotonic()
     assert await source.fetch(10, 1 << 20, 0.2) == []
-    assert 0.2 <= time.monotonic() - begin < 10
+    assert 0.2 <= time.monotonic() - begin < 2.5
 
 
 async def test_interrupt_ends_a_fetch_and_loses_nothing(both_ways: JetStreamBackend, topic: str) -> None:

@@ -382,29 +382,32 @@ async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafk
     """A read of many batches keeps its client busy: a coarse guard, the figures are the benchmarks'."""
     count = 100_000
     await asyncio.to_thread(produce_many, kafka, topic, count)
-    raw = await asyncio.to_thread(raw_loop, kafka, topic, count)
     took: list[float] = []
+    raw: list[float] = []
     for _ in range(3):
+        raw.append(await asyncio.to_thread(raw_loop, kafka, topic, count))
         begun = monotonic()
         assert sum([len(batch) async for batch in reader.read(topic, 0, 0, count, 5000)]) == count
         took.append(monotonic() - begun)
     # Any one may meet a busy machine; a client that stands still between two batches does so in each.
-    assert min(took) < 5 * raw, (took, raw)
+    assert min(took) < 5 * min(raw), (took, raw)
 
 
 def raw_loop(kafka: KafkaServer, topic: str, count: int) -> float:
     """The seconds in which the raw client reads the partition."""
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "never-joined", "log_level": 3})
     begun = monotonic()
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    seen = 0
-    while seen < count:
-        messages = consumer.consume(5000, 1)
-        assert all(message.error() is None for message in messages)
-        seen += len(messages)
-    took = monotonic() - begun
-    consumer.close()
-    return took
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        seen = 0
+        while seen < count:
+            messages = consumer.consume(5000, 1)
+            assert all(message.error() is None for message in messages)
+            assert monotonic() - begun < 60, f"{seen} of {count}"
+            seen += len(messages)
+        return monotonic() - begun
+    finally:
+        consumer.close()
 
 
 def produce_many(kafka: KafkaServer, topic: str, count: int) -> None:

@@ -222,7 +222,7 @@ async def test_a_commit_does_not_wait_while_batches_wait_to_be_taken(
             await batch.commit()
             took.append(time.monotonic() - began)
     # Many may meet a busy machine; waiting for a stalled poll would be a quarter of a second each time.
-    assert sorted(took)[len(took) // 4] < 0.2, took
+    assert sorted(took)[len(took) // 2] < 0.2, took
 
 
 async def test_a_clean_close_passes_partitions_on_at_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,10 +111,13 @@ class _View:
     def delivery_attempt(self, raw: Any, /) -> int | None:
         return raw[2]
 
+    def broker_time(self, raw: Any, /) -> datetime | None:
+        return raw[3]
 
-def message(id: str, place: Place | None, attempt: int = 1) -> Message[bytes]:
+
+def message(id: str, place: Place | None, attempt: int = 1, second: int = 9) -> Message[bytes]:
     view: Any = _View()
-    return Message("orders", id.encode(), (id, place, attempt), view)
+    return Message("orders", id.encode(), (id, place, attempt, datetime.fromtimestamp(second, UTC)), view)
 
 
 def test_two_messages_of_one_id_are_two_unless_one_comes_again() -> None:
@@ -136,16 +140,17 @@ def test_a_message_is_known_by_its_place_and_not_by_its_id(tmp_path: Path) -> No
     spool = opened(tmp_path)
     first = [message("a", Place(0, 7)), message("a", Place(1, 7)), message("b", Place(None, 7))]
     names, number, repeated = Receiver(source, spool)._write(first)
-    assert names.to_pylist() == ["orders@0-7", "orders@1-7", "orders@7"]
+    assert names.to_pylist() == ["orders@0-7", "orders@1-7", "orders@7@9.0"]
     assert repeated == set()
     assert [each.rows for each in spool.between(0, 1)] == [3]
     spool.release()
     again = opened(tmp_path)
     receiver = Receiver(source, again)
-    # Delivered again, and another message of that id.
-    names, number, repeated = receiver._write([message("a", Place(0, 7), 2), message("a", Place(0, 8))])
+    # Delivered again, another message of that id, and the first of a subscription that was made anew.
+    come = [message("a", Place(0, 7), 2), message("a", Place(0, 8)), message("b", Place(None, 7), second=10)]
+    names, number, repeated = receiver._write(come)
     assert repeated == {"orders@0-7"}
-    assert [each.rows for each in again.between(1, 2)] == [1]
+    assert [each.rows for each in again.between(1, 2)] == [2]
     again.acked(number, [])
     again.settled(repeated)
     # The broker forgot its ack.

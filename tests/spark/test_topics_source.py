@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from broker.blocking import Bus
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
 from broker_spark.options import SourceOptions
-from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader, check_planned
+from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
 from tests.servers import kafka
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish
@@ -166,7 +167,7 @@ def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
 
     assert read("always", "connector") == (10, True)
     assert read("never", "python") == (10, False)
-    with pytest.raises(ConfigurationError, match="another kind of source: of source 'broker-log'"):
+    with pytest.raises(ConfigurationError, match="that the Python source reads, and Spark's Kafka connector reads now"):
         read("always", "python")
     with pytest.raises(ConfigurationError, match="that Spark's Kafka connector reads, and the Python source"):
         read("never", "connector")
@@ -175,38 +176,92 @@ def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
     assert read("auto", "python") == (3, False)
 
 
+THERE = {"orders": "1", "refunds": "2"}
+"""The topics of a broker, and their ids."""
+
+
+@pytest.fixture
+def broker_with_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(bus: Bus, options: SourceOptions) -> list[str]:
+        pattern = options.pattern
+        return [*options.topics] if pattern is None else [topic for topic in THERE if re.fullmatch(pattern, topic)]
+
+    for module in ("topics", "topics_source"):
+        monkeypatch.setattr(f"broker_spark.{module}.chosen_topics", chosen)
+    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: THERE[topic])
+
+
+def kept_by(source: str, ids: dict[str, str | None], backend: str = "kafka") -> dict[str, Any]:
+    kept: dict[str, Any] = {"source": source, "version": 1, "backend": backend}
+    topics = {topic: {"identity": identity, "next": {"0": 4}} for topic, identity in ids.items()}
+    return {**kept, "ids": ids} if source == "broker-topics" else {**kept, "topics": topics}
+
+
 @pytest.mark.parametrize(
     ("kept", "now", "told"),
     [
         ([], {"topic": "orders"}, ""),
         ([{}, {"orders": "1"}], {"topic": "orders"}, ""),
+        ([{}, {"orders": "9"}], {"topic": "orders"}, "'orders' was deleted and made anew"),
         # The two branches of a join of two streams, as the one and the other look.
         ([{"orders": "1"}, {}, {"refunds": "2"}], {"topic": "refunds"}, ""),
         ([{"orders": "1"}, {"refunds": "2"}], {"topic": "refunds,orders"}, ""),
         ([{"orders": "1"}, {"refunds": "3"}], {"topic": "refunds"}, "'refunds' was deleted and made anew"),
+        # Of one name in two clusters.
+        ([{"orders": "7"}, {"orders": "1"}], {"topic": "orders"}, ""),
         ([{"orders": "1"}], {"topic": "refunds"}, "is of a query on topic 'orders', and this one reads refunds"),
         ([{"orders": None}], {"topic": "orders"}, ""),
         ([{"orders": "1"}], {"topicPattern": "none.*"}, "'orders' of the checkpoint does not exist any more"),
+        ([{"orders": "1", "gone": "5"}], {"topicPattern": ".*"}, "'gone' of the checkpoint does not exist any more"),
         ([{"orders": "1"}, {}], {"topicPattern": "none.*"}, ""),
         ([None], {"topic": "orders"}, "another kind of source: Spark's own of Kafka, of 'orders'"),
     ],
 )
+@pytest.mark.usefixtures("broker_with_topics")
 def test_a_batch_that_was_planned_is_of_the_topics_that_there_are(
-    url: str, monkeypatch: pytest.MonkeyPatch, kept: list[dict[str, str | None] | None], now: dict[str, str], told: str
+    url: str, kept: list[dict[str, str | None] | None], now: dict[str, str], told: str
 ) -> None:
-    there = {"orders": "1", "refunds": "2"}
-
-    def chosen(bus: Bus, options: SourceOptions) -> list[str]:
-        return [*options.topics]
-
-    monkeypatch.setattr("broker_spark.topics.chosen_topics", chosen)
-    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: there[topic])
-    positions: list[dict[str, Any]] = [
-        {"orders": {"0": 4}}
-        if ids is None
-        else {"source": "broker-topics", "version": 1, "backend": "kafka", "ids": ids}
-        for ids in kept
-    ]
+    positions = [{"orders": {"0": 4}} if ids is None else kept_by("broker-topics", ids) for ids in kept]
     options = SourceOptions.parse({"url": url, **now})
     with pytest.raises(ConfigurationError, match=told) if told else nullcontext():
         check_planned(positions, options)
+
+
+@pytest.mark.parametrize(
+    ("positions", "now", "found"),
+    [
+        ([], {"topic": "orders"}, None),
+        ([{}], {"topic": "orders"}, None),
+        ([kept_by("broker-topics", {"orders": "1"})], {"topic": "orders"}, True),
+        ([kept_by("broker-log", {"orders": "1"})], {"topic": "orders"}, False),
+        ([kept_by("broker-log", {"orders": "1"})], {"topicPattern": "o.*"}, False),
+        # Beside a stream of another broker, and of other topics by the other source.
+        ([kept_by("broker-topics", {"orders": "1"}, "jetstream")], {"topic": "orders"}, None),
+        (
+            [kept_by("broker-topics", {"orders": "1"}), kept_by("broker-log", {"refunds": "2"})],
+            {"topic": "refunds"},
+            False,
+        ),
+        (
+            [kept_by("broker-topics", {"orders": "1"}), kept_by("broker-log", {"refunds": "2"})],
+            {"topic": "orders"},
+            True,
+        ),
+        # Both ways at once.
+        (
+            [kept_by("broker-topics", {"orders": "1"}), kept_by("broker-log", {"orders": "1"})],
+            {"topic": "orders"},
+            None,
+        ),
+        (
+            [kept_by("broker-topics", {"orders": "1"})],
+            {"topic": "orders", "subscription": "spark", "spool": "/tmp/spool"},
+            None,
+        ),
+    ],
+)
+@pytest.mark.usefixtures("broker_with_topics")
+def test_who_read_a_stream_before_is_known_by_its_topics(
+    url: str, positions: list[dict[str, Any]], now: dict[str, str], found: bool | None
+) -> None:
+    assert is_connectors(positions, SourceOptions.parse({"url": url, **now})) is found
