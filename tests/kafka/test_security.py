@@ -40,8 +40,7 @@ from tests.servers.kafka_security import USERS, SecureBroker
 pytestmark = pytest.mark.xdist_group("kafka-security")
 
 SECRETS = (*USERS.values(), "wr0ng-secret")
-PATIENCE = 60.0
-"""Seconds to connect: what waits for them is told from what a busy machine takes."""
+PATIENCE = 60.0  # seconds to connect: what waits for them is told from what a busy machine takes
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +54,8 @@ def topic(secure: SecureBroker) -> str:
     return secure.admin.make_topic()
 
 
-def at(secure: SecureBroker, door: str, **values: Any) -> KafkaSettings:
-    patient: dict[str, Any] = {"connect_timeout": PATIENCE, **values}
-    return KafkaSettings(servers=(secure.server.address(door),), **patient)
+def at(secure: SecureBroker, door: str, connect_timeout: Any = PATIENCE, **values: Any) -> KafkaSettings:
+    return KafkaSettings(servers=(secure.server.address(door),), connect_timeout=connect_timeout, **values)
 
 
 def over_tls(secure: SecureBroker, **values: Any) -> dict[str, Any]:
