@@ -25,10 +25,12 @@ from broker_spark.checkpoint_log import CheckpointLog
 from broker_spark.connections import bus_of
 from broker_spark.generated_code import apart
 from broker_spark.java_security import java_properties
-from broker_spark.offsets import ADVICE
+from broker_spark.kept import check_source
+from broker_spark.offsets import ADVICE, LOG_SOURCE, LOG_VERSION
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.positions import Bound, Position
 from broker_spark.session import register
+from broker_spark.spool.positions import SPOOL_SOURCE
 from broker_spark.topics import bounds_of, check_found, check_order, chosen_topics, may_go, resolve
 from broker_spark.topics_source import TopicsDataSource, check_planned, is_connectors
 
@@ -101,6 +103,8 @@ def read_stream(
             advice=f'Take connector="{"always" if was else "never"}"{", with its jars," if was else ""} or: {ADVICE}',
         )
     if found is None:
+        if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
+            check_source(positions[0], LOG_SOURCE, LOG_VERSION, ADVICE)
         return _stream(spark, source, found, options)
     if checkpoint is not None and log is None:
         raise Unsupported(

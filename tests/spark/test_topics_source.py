@@ -19,7 +19,7 @@ from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
 from broker_spark.options import SourceOptions
 from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
-from tests.servers import kafka
+from tests.servers import kafka, nats
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish
 
@@ -171,6 +171,10 @@ def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
         read("always", "python")
     with pytest.raises(ConfigurationError, match="that Spark's Kafka connector reads, and the Python source"):
         read("never", "connector")
+    # Nor does a swap of the broker go on with it.
+    with pytest.raises(ConfigurationError, match=f"another kind of source: Spark's own of Kafka, of '{topic}'"):
+        other = {"url": nats.shared_server().url, "topic": topic}
+        read_stream(spark, checkpoint=str(tmp_path / "connector"), **other)
     publish(bus, topic, numbered(3))
     assert read("auto", "connector") == (3, True)
     assert read("auto", "python") == (3, False)
