@@ -97,10 +97,12 @@ def read_stream(
     was = is_connectors(positions, source)
     found = _settings(spark, source, connector, _better_not(spark, checkpoint, was))
     if was is not None and was is not (found is not None):
-        before, now = ("Spark's Kafka connector", "the Python source")[:: 1 if was else -1]
+        theirs, ours = "Spark's Kafka connector", "the Python source"
+        before, now = (theirs, ours) if was else (ours, theirs)
+        mend = 'connector="always" with its jars' if was else 'connector="never"'
         raise ConfigurationError(
             f"The checkpoint is of a query that {before} reads, and {now} reads now",
-            advice=f'Take connector="{"always" if was else "never"}"{", with its jars," if was else ""} or: {ADVICE}',
+            advice=f"Take {mend}. Or: {ADVICE}",
         )
     if found is None:
         if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
