@@ -365,9 +365,9 @@ def stream(pipeline: Pipeline, spark: SparkSession, identities: Identities | Non
             sources[name], by_connector = pipeline_stream(spark, **pipeline.source_options(name))
             if by_connector and identities is not None:
                 identities.watch(name, pipeline.parsed_options(name))
-    tasks = spark.sparkContext.defaultParallelism
-    if identities is not None and any(source.decode is not None for source in pipeline.sources.values()):
-        tasks = identities.tasks(lambda: tasks_of(spark))
+    now = spark.sparkContext.defaultParallelism
+    decodes = any(source.decode is not None for source in pipeline.sources.values())
+    tasks = now if identities is None else identities.tasks(lambda: tasks_of(spark) if decodes else now)
     frames = counted_frames_of(pipeline, sources, tasks)
     check_rows(pipeline, frames)
     return joined(frames)
