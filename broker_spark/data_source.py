@@ -21,14 +21,11 @@ from broker_spark.sink import MessageStreamWriter, MessageWriter, SinkOptions
 from broker_spark.spool.source import SpoolStreamReader
 from broker_spark.workers import keep_what_is_loaded
 
-__all__ = ["BrokerDataSource"]
+__all__ = ["BrokerDataSource", "GivenDataSource"]
 
 
-class BrokerDataSource(DataSource):
-    """Topics as a source and a sink: `spark.read.format("broker")`, `df.write.format("broker")` and the streaming two.
-
-    :raises ConfigurationError: an option is unknown, cannot be used, or contradicts another.
-    """
+class GivenDataSource(DataSource):
+    """What takes the options of a source of topics, and has its columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Spark pickles this object, and its own mapping forgets how names were written.
@@ -36,14 +33,21 @@ class BrokerDataSource(DataSource):
         self._given = dict(options)
         keep_what_is_loaded()
 
+    def schema(self) -> StructType:
+        """The columns of a read."""
+        return spark_schema(SourceOptions.parse(self._given).columns)
+
+
+class BrokerDataSource(GivenDataSource):
+    """Topics as a source and a sink: `spark.read.format("broker")`, `df.write.format("broker")` and the streaming two.
+
+    :raises ConfigurationError: an option is unknown, cannot be used, or contradicts another.
+    """
+
     @classmethod
     def name(cls) -> str:
         """What stands in `format(...)`."""
         return "broker"
-
-    def schema(self) -> StructType:
-        """The columns of a read."""
-        return spark_schema(SourceOptions.parse(self._given).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return LogBatchReader(self._source(schema).for_batch())

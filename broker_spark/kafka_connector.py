@@ -25,8 +25,7 @@ from broker_spark.checkpoint_log import CheckpointLog
 from broker_spark.connections import bus_of
 from broker_spark.generated_code import apart
 from broker_spark.java_security import java_properties
-from broker_spark.kept import check_source
-from broker_spark.offsets import ADVICE, LOG_SOURCE, LOG_VERSION
+from broker_spark.offsets import ADVICE, LOG_SOURCE, Offsets
 from broker_spark.options import CONNECTORS, SourceOptions, as_texts, choice
 from broker_spark.positions import Bound, Position
 from broker_spark.session import register
@@ -106,7 +105,8 @@ def read_stream(
         )
     if found is None:
         if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
-            check_source(positions[0], LOG_SOURCE, LOG_VERSION, ADVICE)
+            # It is none of ours, and says whose it is.
+            Offsets.from_json(positions[0])
         return _stream(spark, source, found, options)
     if checkpoint is not None and log is None:
         raise Unsupported(

@@ -17,10 +17,10 @@ from typing import Any, Final, NoReturn, cast
 from broker.errors import ConfigurationError
 from broker_spark.kept import check_source
 
-__all__ = ["ADVICE", "GONE", "LOG_SOURCE", "LOG_VERSION", "Offsets", "TopicOffsets"]
+__all__ = ["ADVICE", "GONE", "LOG_SOURCE", "Offsets", "TopicOffsets"]
 
 LOG_SOURCE: Final = "broker-log"
-LOG_VERSION: Final = 1
+_VERSION: Final = 1
 ADVICE: Final = "Give this query a checkpointLocation of its own"
 GONE: Final = (
     "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: make it anew, or read "
@@ -61,7 +61,7 @@ class Offsets:
         """What Spark keeps."""
         return {
             "source": LOG_SOURCE,
-            "version": LOG_VERSION,
+            "version": _VERSION,
             "backend": self.backend,
             **({"initial": True} if self.initial else {}),
             **({"shared": True} if self.shared else {}),
@@ -82,7 +82,7 @@ class Offsets:
 
         :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
         """
-        check_source(given, LOG_SOURCE, LOG_VERSION, ADVICE)
+        check_source(given, LOG_SOURCE, _VERSION, ADVICE)
         try:
             topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
             return cls(

@@ -8,20 +8,20 @@ the ids of the topics, in the same checkpoint, and Spark asks both sources befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError
 from broker_spark.connections import bus_of
+from broker_spark.data_source import GivenDataSource
 from broker_spark.kept import check_source
 from broker_spark.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
 from broker_spark.options import SourceOptions
-from broker_spark.schema import spark_schema
 from broker_spark.topics import chosen_topics, identities_of
 from broker_spark.workers import keep_what_is_loaded
 
@@ -31,22 +31,12 @@ _SOURCE: Final = "broker-topics"
 _VERSION: Final = 1
 
 
-class TopicsDataSource(DataSource):
+class TopicsDataSource(GivenDataSource):
     """What `read_stream` puts beside the connector's rows; it takes the options of `format("broker")`."""
-
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        # Spark pickles this object, and its own mapping forgets how names were written.
-        super().__init__(options)
-        self._given = dict(options)
-        keep_what_is_loaded()
 
     @classmethod
     def name(cls) -> str:
         return _SOURCE
-
-    def schema(self) -> StructType:
-        """The columns of the rows that it goes along with."""
-        return spark_schema(SourceOptions.parse(self._given).columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         keep_what_is_loaded()
@@ -131,7 +121,7 @@ def check_planned(positions: Sequence[Mapping[str, Any]], options: SourceOptions
     kept = [_from_json(each) for each in positions if each.get("source") == _SOURCE]
     if not kept:
         # It names whose they are.
-        check_source(positions[0], _SOURCE, _VERSION, ADVICE)
+        _from_json(positions[0])
     bus = bus_of(options.url)
     ids = identities_of(bus, options, {topic for each in kept for topic in each.topics})
     # A query may have several of these sources, also of topics of one name: one of them is this one's.
