@@ -7,7 +7,19 @@ from typing import Final
 
 from broker.errors import InvalidName
 
-__all__ = ["EPHEMERAL", "Ephemeral", "NativeName", "check_name", "ephemeral", "known_name", "native_name"]
+__all__ = [
+    "EPHEMERAL",
+    "REDRIVE_SUBSCRIPTION",
+    "Ephemeral",
+    "NativeName",
+    "check_name",
+    "ephemeral",
+    "known_name",
+    "native_name",
+]
+
+REDRIVE_SUBSCRIPTION: Final = "anybroker-redrive"
+"""The subscription of a dead-letter topic that redrives read."""
 
 _PORTABLE: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{2,199}")
 

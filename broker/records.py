@@ -19,9 +19,9 @@ from typing_extensions import TypeVar
 from broker.arrow import COLUMNS, check_columns, records_to_arrow
 from broker.batches import Batch
 from broker.envelopes import UNSET, View, brief
-from broker.errors import ConfigurationError
+from broker.errors import ConfigurationError, DecodeError
 
-__all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns"]
+__all__ = ["Record", "RecordBatch", "RecordOwner", "RecordRun", "RecordsOfRuns", "undecodable"]
 
 T = TypeVar("T", default=bytes)
 
@@ -245,3 +245,15 @@ class RecordBatch(Batch[Record[T]], Generic[T]):
         :raises MissingClient: pyarrow is not installed.
         """
         return records_to_arrow(self._items, columns)
+
+
+def undecodable(record: Record[Any], error: Exception, otherwise: str) -> DecodeError:
+    """The error of a record whose payload cannot be decoded.
+
+    :param otherwise: what to do where neither producer nor codec can be mended.
+    """
+    return DecodeError(
+        f"Record {record.topic!r}[{record.partition}]@{record.offset} cannot be decoded: {error}",
+        native=error,
+        advice=f"Mend the producer or the codec, or {otherwise}",
+    )

@@ -28,20 +28,20 @@ from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION, confirms
+from broker.consuming.letter_topic import confirms
 from broker.consuming.options import MessageOptions
 from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
 from broker.errors import BrokerError, InvalidName, PublishError, SubscriptionNotFound, Unsupported
 from broker.messages import Message
-from broker.names import check_name, native_name
+from broker.names import REDRIVE_SUBSCRIPTION, check_name, native_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record
 from broker.spi import Backend
 
-__all__ = ["REDRIVE_SUBSCRIPTION", "DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
+__all__ = ["DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
 
 _BATCH: Final = 500
 _MOST_LEFT: Final = 10_000

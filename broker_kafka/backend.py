@@ -12,9 +12,8 @@ from time import monotonic
 from typing import ClassVar, Final, Literal, Protocol
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
-from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.hooks import Hooks
-from broker.names import Ephemeral
+from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral
 from broker.queue_tracking import OpenLease, PurgedQueue, QueuedMessage, QueueTracker
 from broker.settings import BackendSettings
 from broker.spi import (

@@ -15,19 +15,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError, Closed
 from broker.spi import TopicPartition
-from broker_kafka.errors import not_ours, translate
-from broker_kafka.offsets.arguments import check_commit
-from broker_kafka.offsets.kafka import ConsumerClient, MemberOffsetStore, is_of_one, unanswered
-from broker_kafka.offsets.protocol import CommitResults, GroupMember, StoredOffset
+from broker_kafka.errors import is_of_one, not_ours, translate
 
-__all__ = ["Answer", "Commits", "CommittingClient", "ThreadOffsetStore", "split_owned"]
+__all__ = ["Answer", "Commits", "split_owned"]
 
 Answer = Mapping[TopicPartition, BrokerError | None]
 
@@ -274,32 +271,6 @@ class Commits:
 
     def _refusal(self, at: Any, error: KafkaError | BaseException) -> BrokerError:
         return translate(error, f"Committing {at.offset} of {at.topic!r}[{at.partition}] for group {self._group!r}")
-
-
-class CommittingClient(ConsumerClient, Protocol):
-    """The thread, as the store sees it."""
-
-    async def commit(self, offsets: list[NativePartition]) -> Answer: ...
-
-
-class ThreadOffsetStore(MemberOffsetStore):
-    """Kafka's own offsets of the group that a thread's client is a member of."""
-
-    def __init__(self, thread: CommittingClient, *, timeout: float) -> None:
-        super().__init__(thread, timeout=timeout)
-        self._thread = thread
-
-    async def commit(
-        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
-    ) -> CommitResults:
-        """Kafka takes positions in either direction, with and without `rewind`."""
-        check_commit(owner, positions)
-        if not positions:
-            return {}
-        answer = await self._thread.commit(
-            [NativePartition(*place, position.offset, position.metadata) for place, position in positions.items()]
-        )
-        return {place: answer[place] if place in answer else unanswered(place, owner.group) for place in positions}
 
 
 def split_owned(

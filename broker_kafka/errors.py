@@ -12,6 +12,7 @@ from broker.errors import (
     AuthenticationFailed,
     BackendError,
     BrokerError,
+    Closed,
     ConfigurationError,
     ConnectionFailed,
     InvalidMessage,
@@ -33,7 +34,16 @@ from broker.urls import is_secret_name
 from broker_kafka.properties import did_you_mean
 from broker_kafka.property_names import KNOWN_PROPERTIES
 
-__all__ = ["FENCED", "GENERATION_LOST", "configuration_error", "kafka_error", "not_ours", "translate"]
+__all__ = [
+    "FENCED",
+    "GENERATION_LOST",
+    "configuration_error",
+    "is_of_one",
+    "kafka_error",
+    "not_ours",
+    "translate",
+    "unanswered",
+]
 
 _UNKNOWN_PROPERTY: Final = re.compile(r'No such configuration property: "([^"]*)"')
 _QUOTED: Final = re.compile(r"[\"`]([a-z][a-z._]*)[\"`]")
@@ -320,3 +330,16 @@ def not_ours(partition: TopicPartition, group: str) -> LeaseLost:
     topic, number = partition
     text = f"Partition {number} of topic {topic!r} is not assigned to this member of group {group!r}"
     return LeaseLost(text, advice=_TAKEN_AWAY)
+
+
+def is_of_one(error: BrokerError | None) -> bool:
+    """Whether this may be the error of a single partition, while the others were stored."""
+    return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
+
+
+def unanswered(partition: TopicPartition, group: str) -> BrokerError:
+    """Of a commit that the broker answered for others only."""
+    return BrokerError(
+        f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the broker did not answer for it",
+        retriable=True,
+    )

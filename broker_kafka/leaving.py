@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from broker.errors import BrokerError
 from broker.hooks import logger
-from broker_kafka.offsets.protocol import GroupMember
+from broker_kafka.group_metadata import parse_group_metadata
 
 __all__ = ["prepare_to_leave"]
 
@@ -51,4 +51,4 @@ def prepare_to_leave(client: Consumer, config: Mapping[str, Any], was_assigned: 
 
 def _has_joined(client: Consumer) -> bool:
     metadata: Any = client.consumer_group_metadata()
-    return metadata is not None and GroupMember.from_metadata(metadata).generation > 0
+    return metadata is not None and parse_group_metadata(metadata).generation > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
-from broker.reading.record_serving import message_capabilities
+from broker.reading.as_messages import message_capabilities
 from broker_kafka.scheduling import LONGEST_DELAY
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.capabilities import share_capabilities

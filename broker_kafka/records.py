@@ -24,7 +24,6 @@ from broker.waker import Waker
 from broker_kafka.admin_requests import until_told
 from broker_kafka.arrivals import Arrivals
 from broker_kafka.claiming import Claims, told_if_slow
-from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import ConsumerThread
 from broker_kafka.ephemeral import delete_group
@@ -34,6 +33,7 @@ from broker_kafka.idleness import Idleness
 from broker_kafka.member_commits import MemberCommits
 from broker_kafka.names import group_id
 from broker_kafka.notes import Notes
+from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 from broker_kafka.positions import bounds_of, check_within, partitions_of
 from broker_kafka.resets import reset_of

@@ -16,8 +16,7 @@ from azure.core.exceptions import ResourceExistsError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from broker.errors import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound, TopicNotFound
-from broker.names import check_name
-from broker.redrive import REDRIVE_SUBSCRIPTION
+from broker.names import REDRIVE_SUBSCRIPTION, check_name
 from broker_servicebus import entities
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import QUEUE, entity_name, needs_metadata, split_path, subscription_name

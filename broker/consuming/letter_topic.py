@@ -8,19 +8,18 @@ next one if the topic was gone meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from broker.capabilities import ConfirmedAck, MessageCapabilities
 from broker.errors import NotFound
 from broker.hooks import Event
 from broker.messages import Message
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.spi import Backend, MessageSubscription
 
-__all__ = ["REDRIVE_SUBSCRIPTION", "LetterTopic", "confirms"]
-
-REDRIVE_SUBSCRIPTION: Final = "anybroker-redrive"
+__all__ = ["LetterTopic", "confirms"]
 
 
 class LetterTopic:

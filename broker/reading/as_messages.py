@@ -20,8 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
 from broker.consuming.retry_letters import Delivery, record_of
-from broker.errors import BrokerError, Closed, LeaseLost
+from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.messages import Message, Outcome, SettleState
 from broker.reading.assignments import taken_away
@@ -42,7 +43,7 @@ from broker.spi import (
     TopicPartition,
 )
 
-__all__ = ["RecordsAsMessages"]
+__all__ = ["RecordsAsMessages", "message_capabilities"]
 
 _LONGEST_COMMIT: Final = 10.0
 _FULL: Final = 0.75
@@ -382,3 +383,28 @@ class RecordsAsMessages:
     def _warn(self, text: str) -> None:
         logger.warning(text)
         self.event(Warned(text=text))
+
+
+def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
+    """What the messages made of a backend's records can do.
+
+    :raises Unsupported: the backend has no records.
+    """
+    records = capabilities.records
+    if records is None:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
+    return MessageCapabilities(
+        lease=LeaseMode.NONE,
+        confirmed_ack=ConfirmedAck.NEVER,
+        native_delay=0.0,
+        delivery_attempt=True,
+        release_keeps_attempt=True,
+        key_affinity=capabilities.publish.partitions,
+        shared_by_message=False,
+        ordered_delivery=True,
+        creates_subscriptions=True,
+        start_latest=True,
+        start_time=records.start_time,
+        ephemeral=True,
+        retry_topics=True,
+    )

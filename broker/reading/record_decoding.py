@@ -20,10 +20,10 @@ from broker.protocols import Codec
 from broker.reading.assignments import Assignments
 from broker.reading.record_pump import RecordPump
 from broker.reading.record_views import message_of
-from broker.records import Record
+from broker.records import Record, undecodable
 from broker.spi import Backend, PublishTarget, TopicPartition
 
-__all__ = ["RecordDecoder", "open_decoder", "undecodable"]
+__all__ = ["RecordDecoder", "open_decoder"]
 
 
 class RecordDecoder:
@@ -155,16 +155,4 @@ async def open_decoder(
         return None
     return RecordDecoder(
         codec, on_decode_error, backend=backend, group=group, pump=pump, assignments=assignments, hooks=hooks
-    )
-
-
-def undecodable(record: Record[Any], error: Exception, otherwise: str) -> DecodeError:
-    """The error of a record whose payload cannot be decoded.
-
-    :param otherwise: what to do where neither producer nor codec can be mended.
-    """
-    return DecodeError(
-        f"Record {record.topic!r}[{record.partition}]@{record.offset} cannot be decoded: {error}",
-        native=error,
-        advice=f"Mend the producer or the codec, or {otherwise}",
     )

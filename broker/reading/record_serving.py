@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.capabilities import MessageCapabilities
 from broker.checks import check_count, check_seconds
 from broker.consuming.options import ConsumerOptions, check_policies
 from broker.consuming.retry import Drop, Retry
 from broker.consuming.retry_topics import RetryRoutes, RetryTopics, one_try_each, routes_of
-from broker.errors import Unsupported
 from broker.hooks import Hooks
 from broker.protocols import Codec
-from broker.reading.as_messages import RecordsAsMessages
+from broker.reading.as_messages import RecordsAsMessages, message_capabilities
 from broker.spi import Backend, RecordSubscription, SourceListener
 
 if TYPE_CHECKING:
     from broker.consuming.consumer import MessageConsumer
     from broker.consuming.engine import OpenSource
 
-__all__ = ["Commits", "MakeMessages", "message_capabilities", "serve"]
+__all__ = ["Commits", "MakeMessages", "serve"]
 
 
 class MakeMessages(Protocol):
@@ -41,31 +40,6 @@ class MakeMessages(Protocol):
         subscription: str,
         retry_routes: RetryRoutes | None,
     ) -> MessageConsumer[Any]: ...
-
-
-def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
-    """What the messages made of a backend's records can do.
-
-    :raises Unsupported: the backend has no records.
-    """
-    records = capabilities.records
-    if records is None:
-        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
-    return MessageCapabilities(
-        lease=LeaseMode.NONE,
-        confirmed_ack=ConfirmedAck.NEVER,
-        native_delay=0.0,
-        delivery_attempt=True,
-        release_keeps_attempt=True,
-        key_affinity=capabilities.publish.partitions,
-        shared_by_message=False,
-        ordered_delivery=True,
-        creates_subscriptions=True,
-        start_latest=True,
-        start_time=records.start_time,
-        ephemeral=True,
-        retry_topics=True,
-    )
 
 
 class Commits(NamedTuple):

@@ -16,8 +16,7 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from broker.errors import DecodeError
-from broker.reading.record_decoding import undecodable
-from broker.records import Record, RecordRun
+from broker.records import Record, RecordRun, undecodable
 from broker.spi import TopicPartition
 from broker_kafka.group.held import Held
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from broker.hooks import Hooks
 from broker.spi import TopicPartition
-from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
 from broker_kafka.consuming import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
 from broker_kafka.group.claims import Claims
@@ -25,6 +24,7 @@ from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
 from broker_kafka.idleness import Idleness
 from broker_kafka.offsets.identified import IdentifiedStore
+from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
 from broker_kafka.positions import bounds_of
 from broker_kafka.starts import StartPositions

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka import TopicPartition as NativePartition
 
 from broker.bus import Bus
-from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, Unsupported
+from broker.errors import BrokerError, ConfigurationError, LeaseLost, Unsupported
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import (
     ask_coordinator,
@@ -28,11 +28,11 @@ from broker_kafka.admin_requests import (
 )
 from broker_kafka.any_broker import read_metadata
 from broker_kafka.connection import NEVER, Connection
-from broker_kafka.errors import kafka_error, translate
+from broker_kafka.errors import is_of_one, kafka_error, translate, unanswered
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
-__all__ = ["ConsumerClient", "GroupOffsetStore", "MemberOffsetStore", "is_of_one", "unanswered"]
+__all__ = ["CommittingClient", "ConsumerClient", "GroupOffsetStore", "MemberOffsetStore", "ThreadOffsetStore"]
 
 R = TypeVar("R")
 
@@ -122,6 +122,32 @@ class MemberOffsetStore:
 
     async def close(self) -> None:
         """The client stays its owner's."""
+
+
+class CommittingClient(ConsumerClient, Protocol):
+    """The thread, as the store sees it."""
+
+    async def commit(self, offsets: list[NativePartition]) -> CommitResults: ...
+
+
+class ThreadOffsetStore(MemberOffsetStore):
+    """Kafka's own offsets of the group that a thread's client is a member of."""
+
+    def __init__(self, thread: CommittingClient, *, timeout: float) -> None:
+        super().__init__(thread, timeout=timeout)
+        self._thread = thread
+
+    async def commit(
+        self, owner: GroupMember, positions: Mapping[TopicPartition, StoredOffset], *, rewind: bool = False
+    ) -> CommitResults:
+        """Kafka takes positions in either direction, with and without `rewind`."""
+        check_commit(owner, positions)
+        if not positions:
+            return {}
+        answer = await self._thread.commit(
+            [NativePartition(*place, position.offset, position.metadata) for place, position in positions.items()]
+        )
+        return {place: answer[place] if place in answer else unanswered(place, owner.group) for place in positions}
 
 
 class GroupOffsetStore:
@@ -221,11 +247,6 @@ def _while_it_runs(group: str, error: BrokerError | None) -> BrokerError | None:
     return LeaseLost(error.message, native=error.native, advice=advice)
 
 
-def is_of_one(error: BrokerError | None) -> bool:
-    """Whether this may be the error of a single partition, while the others were stored."""
-    return error is not None and not error.retriable and not isinstance(error, LeaseLost | Closed)
-
-
 def _native(positions: Mapping[TopicPartition, StoredOffset]) -> list[Any]:
     return [
         NativePartition(*partition, position.offset, position.metadata) for partition, position in positions.items()
@@ -245,14 +266,6 @@ def _position(group: str, partition: TopicPartition, found: Any) -> StoredOffset
     if found.error is not None:
         return translate(found.error, what)
     return None if found.offset < 0 else StoredOffset(found.offset, found.metadata or "")
-
-
-def unanswered(partition: TopicPartition, group: str) -> BrokerError:
-    """Of a commit that the broker answered for others only."""
-    return BrokerError(
-        f"Committing {partition.topic!r}[{partition.partition}] for group {group!r}: the broker did not answer for it",
-        retriable=True,
-    )
 
 
 def _outcomes(group: str, positions: Mapping[TopicPartition, StoredOffset], answered: Sequence[Any]) -> CommitResults:

@@ -16,11 +16,12 @@ partition's entry; nothing is raised but for wrong arguments and after `close`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from broker.checks import refused
-from broker.errors import BrokerError, ConfigurationError
+from broker.errors import BrokerError
 from broker.spi import TopicPartition
+from broker_kafka.group_metadata import parse_group_metadata
 
 __all__ = [
     "CommitResults",
@@ -30,8 +31,6 @@ __all__ = [
     "StoredOffset",
     "failures",
 ]
-
-_METADATA_MAGIC: Final = b"CGMDv2:"
 
 
 class StoredOffset(NamedTuple):
@@ -67,14 +66,7 @@ class GroupMember(NamedTuple):
         """
         if not _is_bytes(metadata):
             raise refused("metadata", metadata, "what consumer_group_metadata() returns, unchanged")
-        parts = metadata[len(_METADATA_MAGIC) + 4 :].split(b"\0")
-        if not metadata.startswith(_METADATA_MAGIC) or len(parts) < 3:
-            raise ConfigurationError(
-                f"This is no group metadata of a consumer: {metadata[:40]!r}",
-                advice="Give what consumer_group_metadata() returns, unchanged",
-            )
-        generation = int.from_bytes(metadata[len(_METADATA_MAGIC) : len(_METADATA_MAGIC) + 4], "little", signed=True)
-        return cls(parts[0].decode(), generation, parts[1].decode())
+        return cls(*parse_group_metadata(metadata))
 
 
 FetchResults = Mapping[TopicPartition, StoredOffset | BrokerError | None]

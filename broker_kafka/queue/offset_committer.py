@@ -16,7 +16,7 @@ from confluent_kafka import TopicPartition as NativePartition
 
 from broker.errors import BrokerError
 from broker.hooks import logger
-from broker_kafka.commits import CommittingClient
+from broker_kafka.offsets.kafka import CommittingClient
 from broker_kafka.queue.commit_schedule import CommitSchedule
 from broker_kafka.queue.tracked_partition import TrackedPartition
 from broker_kafka.queue.tracking import TrackerCounts, TrackerOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import Unsupported
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker_kafka.queue.commit_texts import mark_of_keys
 from broker_kafka.queue.lease import Lease
 from broker_kafka.queue.redelivery import QUEUE

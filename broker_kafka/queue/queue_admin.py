@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import NotFound
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.spi import Bounds, Lag, LogReaderSpi, Start, SubscriptionInfo, TopicPartition
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection

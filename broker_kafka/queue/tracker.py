@@ -21,8 +21,8 @@ from broker.errors import BrokerError, Closed, LeaseLost, TopicNotFound
 from broker.hooks import Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
 from broker.spi import TopicPartition
 from broker_kafka.admin_requests import describe
-from broker_kafka.commits import ThreadOffsetStore
 from broker_kafka.connection import Connection
+from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.positions import bounds_of, high_watermarks
 from broker_kafka.queue.group_positions import GroupPositions
 from broker_kafka.queue.lease import State

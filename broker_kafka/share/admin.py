@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.consuming.letter_topic import REDRIVE_SUBSCRIPTION
 from broker.errors import Unsupported
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.spi import Lag, Start, SubscriptionInfo
 from broker_kafka.admin import KafkaAdmin
 from broker_kafka.connection import Connection

@@ -10,7 +10,7 @@ import pytest
 
 from broker.bus import connect
 from broker.consuming.retry import Retry
-from broker.redrive import REDRIVE_SUBSCRIPTION
+from broker.names import REDRIVE_SUBSCRIPTION
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.bus import connect
-from broker.redrive import REDRIVE_SUBSCRIPTION
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.testing.waiting import eventually, numbered, take
 from broker.testing.worker import Worker
 from tests.kafka.conftest import MakeTopic

@@ -25,8 +25,8 @@ from broker.errors import (
 )
 from broker.hooks import Event, LeaseExpired, Warned
 from broker.messages import Message, SettleState
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.outbound import OutboundMessage
-from broker.redrive import REDRIVE_SUBSCRIPTION
 from broker.testing.waiting import bodies, eventually, nothing_more, numbered, once, take, until_seen
 from broker.testing.worker import Worker
 from tests.kafka.conftest import MakeTopic

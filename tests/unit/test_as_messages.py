@@ -12,7 +12,7 @@ from broker.capabilities import ConfirmedAck, LeaseMode
 from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
 from broker.hooks import Warned
 from broker.messages import Message
-from broker.reading.record_serving import message_capabilities
+from broker.reading.as_messages import message_capabilities
 from broker.spi import MessageSource
 from tests.unit.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
 from tests.unit.record_fakes import FakeBackend

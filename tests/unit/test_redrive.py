@@ -11,8 +11,9 @@ from broker.bus import Bus
 from broker.consuming.retry import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.messages import Message
+from broker.names import REDRIVE_SUBSCRIPTION
 from broker.outbound import OutboundMessage
-from broker.redrive import REDRIVE_SUBSCRIPTION, DeadLetter
+from broker.redrive import DeadLetter
 from broker_inmem import Broker
 
 DEAD = "orders.dead"
