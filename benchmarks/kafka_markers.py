@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from benchmarks.measure import Spread
 from benchmarks.report import Finding, Section
-from broker_kafka.queue.assigned_partition import AssignedPartition
-from broker_kafka.queue.start_writer import StartWriter
-from broker_kafka.queue.wire import Content, Kind, Marker, MessageId, write_marker
+from broker_kafka.queue.markers.start_writer import StartWriter
+from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, write_marker
+from broker_kafka.queue.tracker.assigned_partition import AssignedPartition
 
 __all__ = ["measure_markers"]
 

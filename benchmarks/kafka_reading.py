@@ -20,7 +20,7 @@ from benchmarks.kafka_stage import KafkaStage
 from benchmarks.measure import USUAL, Series, Variant, alternate, seldom_collected
 from benchmarks.report import Finding, Section
 from broker.records import RecordsOfRuns
-from broker_kafka.runs import runs_of
+from broker_kafka.codec.record_run import runs_of
 
 __all__ = ["consuming"]
 

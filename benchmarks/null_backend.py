@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities, PublishCapabilities
+from broker.driver.contract import MessageSubscription, RecordListener, RecordSubscription, Settlement, SourceListener
 from broker.envelopes import NO_ATTRIBUTES
 from broker.errors import BrokerError, Unsupported
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.spi import MessageSubscription, RecordListener, RecordSubscription, Settlement, SourceListener
 
 __all__ = ["BODY", "NullBackend"]
 
@@ -25,7 +25,7 @@ _RECEIPT = Receipt("null")
 
 
 class NullBackend:
-    """Implements `broker.spi.Backend`.
+    """Implements `broker.driver.contract.Backend`.
 
     :param count: how many messages each subscription delivers.
     """

@@ -21,7 +21,7 @@ from benchmarks.subscribed import (
     new_name,
     with_messages,
 )
-from broker.spi import Start
+from broker.driver.contract import Start
 from tests.servers.pulsar import PulsarServer
 
 __all__ = ["measure_pulsar"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import broker
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.hooks import Event
-from broker.spi import MessageSubscription, Settlement
 
 __all__ = ["BATCH", "over_the_spi", "receive"]
 

@@ -19,9 +19,11 @@ from broker.capabilities import (
 )
 from broker.codecs import Bytes, Json, Text
 from broker.consuming.consumer import MessageConsumer, Service
-from broker.consuming.retry import DROP, Retry
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.policy import DROP, Retry
+from broker.consuming.retry.topics import RetryTopics
 from broker.consuming.runner import run, serve
+from broker.driver.contract import Bounds, Lag, SubscriptionInfo, TopicInfo, TopicPartition
+from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.envelopes import Envelope
 from broker.errors import (
     AlreadySettled,
@@ -52,7 +54,6 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
-from broker.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
@@ -80,7 +81,6 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
 from broker.registry import register
-from broker.spi import Bounds, Lag, SubscriptionInfo, TopicInfo, TopicPartition
 
 __all__ = [
     "DROP",

@@ -12,12 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from broker.checks import check_callable, check_count, is_whole, refused
+from broker.driver.contract import AdminSpi, Lag, Start, SubscriptionInfo, TellsIdentity, TopicInfo, check_start
+from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.errors import ConfigurationError, Unsupported
-from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset, PositionChange
 from broker.names import check_name, known_name
 from broker.redrive import DeadLetter, RedriveBus, Redriven, list_dead_letters, redrive
-from broker.spi import AdminSpi, Lag, Start, SubscriptionInfo, TellsIdentity, TopicInfo
-from broker.starts import check_start
 
 __all__ = ["AdminFacade"]
 

@@ -23,21 +23,20 @@ from broker.checks import check_codec
 from broker.consuming.consumer import MessageConsumer
 from broker.consuming.factory import ConsumerFactory, check_topics, unsupported
 from broker.consuming.options import ConsumerOptions, MessageOptions
-from broker.consuming.retry import Drop, Retry
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.policy import Drop, Retry
+from broker.consuming.retry.topics import RetryTopics
+from broker.driver.contract import Backend, RecordSubscription, Start, check_start
 from broker.errors import BrokerError, Closed, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.protocols import Codec, TransactionalPublisher
-from broker.publishing.opening_transactions import open_transactional_publisher
 from broker.publishing.topic import TopicFacade, codec_key
+from broker.publishing.transactions import open_transactional_publisher
 from broker.reading.group_member import OnRevoking
 from broker.reading.log_reader import LogReaderFacade
 from broker.reading.options import RecordOptions
 from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
-from broker.spi import Backend, RecordSubscription, Start
-from broker.starts import check_start
 
 if TYPE_CHECKING:  # pydantic is loaded with the backend, by those who connect
     from broker.settings import BackendSettings

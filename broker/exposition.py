@@ -8,7 +8,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from broker.queue_tracking import Histogram
+from broker.driver.queue_tracking import Histogram
 
 __all__ = ["CONTENT_TYPE", "Series", "prometheus_text"]
 

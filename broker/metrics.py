@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from broker.checks import check_count
+from broker.driver.queue_tracking import Histogram
 from broker.exposition import CONTENT_TYPE, Series, prometheus_text
 from broker.hooks import (
     Connected,
@@ -46,7 +47,6 @@ from broker.hooks import (
     Warned,
 )
 from broker.messages import Message
-from broker.queue_tracking import Histogram
 
 __all__ = ["CONTENT_TYPE", "HELP", "OTHER", "Histogram", "Metrics", "Series"]
 

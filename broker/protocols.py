@@ -18,12 +18,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
-from broker.group_admin import GroupInfo, PositionChange
+from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
-from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 
 __all__ = [
     "Admin",

@@ -28,9 +28,10 @@ from typing import Any, Final, Protocol, Unpack
 
 from broker.capabilities import Capabilities
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.letter_topic import confirms
+from broker.consuming.dead_letters import confirms
 from broker.consuming.options import MessageOptions
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
+from broker.driver.contract import Backend
 from broker.envelopes import DEAD_LETTER_PREFIX, Envelope
 from broker.errors import BrokerError, InvalidName, PublishError, SubscriptionNotFound, Unsupported
 from broker.messages import Message
@@ -39,7 +40,6 @@ from broker.outbound import OutboundMessage
 from broker.protocols import Topic
 from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record
-from broker.spi import Backend
 
 __all__ = ["DeadLetter", "Redriven", "list_dead_letters", "redrive", "redriven_message"]
 

@@ -21,9 +21,9 @@ from broker.urls import scheme_of
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+    from broker.driver.contract import Backend
     from broker.hooks import Hooks
     from broker.settings import BackendSettings
-    from broker.spi import Backend
 
 __all__ = [
     "ENTRY_POINT_GROUP",

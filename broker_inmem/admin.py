@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from broker.errors import InvalidSetting, SubscriptionNotFound, UnknownSetting
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker import InvalidSetting, Lag, SubscriptionInfo, SubscriptionNotFound, TopicInfo, UnknownSetting
+from broker.driver import Start
 from broker_inmem.connections import Connection
 from broker_inmem.server import Broker
 from broker_inmem.topic import Topic
@@ -19,7 +19,7 @@ __all__ = ["InmemAdmin"]
 
 
 class InmemAdmin:
-    """Implements `broker.spi.AdminSpi`."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
         self._broker = broker

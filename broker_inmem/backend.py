@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from broker.capabilities import Capabilities
-from broker.errors import BrokerError, Closed
-from broker.hooks import Connected, Hooks
-from broker.spi import (
+from broker import BrokerError, Capabilities, Closed
+from broker.driver import (
     AdminSpi,
+    Connected,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
@@ -40,7 +40,7 @@ __all__ = ["InmemBackend"]
 
 
 class InmemBackend:
-    """Implements `broker.spi.Backend`."""
+    """Implements `Backend`."""
 
     settings_type = InmemSettings
 

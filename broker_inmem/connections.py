@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from broker.errors import BrokerError, Closed, ConnectionFailed
+from broker import BrokerError, Closed, ConnectionFailed
 
 __all__ = ["Connection", "ConnectionState", "Server", "Source"]
 

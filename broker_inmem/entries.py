@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from broker.envelopes import Place
-from broker.messages import Outcome
+from broker import Outcome
+from broker.driver import Place
 
 __all__ = ["DELIVERY_VIEW", "ENTRY_VIEW", "Delivery", "Entry", "TransactionState", "as_datetime"]
 

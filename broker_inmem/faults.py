@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
-from broker.messages import Message
+from broker import BrokerError, ConnectionFailed, Message, OperationTimeout
 from broker_inmem.clock import Clock
 from broker_inmem.connections import Connection, ConnectionState
 from broker_inmem.entries import Delivery

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from broker.errors import BrokerError, Closed, ConnectionFailed
-from broker.hooks import Connected, Disconnected, Event
+from broker import BrokerError, Closed, ConnectionFailed
+from broker.driver import Connected, Disconnected, Event
 from broker_inmem.connections import Connection
 from broker_inmem.server import Broker
 from broker_inmem.waiting import Waker

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange
-from broker.spi import Start, TopicPartition
+from broker import BrokerError, LeaseLost, OffsetOutOfRange, TopicPartition
+from broker.driver import Start
 from broker_inmem.options import BrokerOptions
 from broker_inmem.topic import Topic
 

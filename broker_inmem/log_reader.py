@@ -11,9 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from broker.errors import OffsetOutOfRange
-from broker.records import Record
-from broker.spi import Bounds
+from broker import Bounds, OffsetOutOfRange, Record
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW
 from broker_inmem.partition import PartitionLog
@@ -25,7 +23,7 @@ _MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class InmemLogReader:
-    """Implements `broker.spi.LogReaderSpi`."""
+    """Implements `LogReaderSpi`."""
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
         self._broker = broker

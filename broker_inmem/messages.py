@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.errors import BrokerError, Closed, NotFound, SubscriptionNotFound, TopicNotFound
-from broker.messages import Message
-from broker.names import Ephemeral
-from broker.spi import MessageSubscription, Settlement, SourceListener
+from broker import BrokerError, Closed, Message, NotFound, SubscriptionNotFound, TopicNotFound
+from broker.driver import Ephemeral, MessageSubscription, Settlement, SourceListener
 from broker_inmem.connections import Connection
 from broker_inmem.fetching import Fetching
 from broker_inmem.server import Broker
@@ -21,7 +19,7 @@ __all__ = ["InmemMessageSource"]
 
 
 class InmemMessageSource(Fetching[Message[Any]]):
-    """Implements `broker.spi.MessageSource`."""
+    """Implements `MessageSource`."""
 
     def __init__(
         self,

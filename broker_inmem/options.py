@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.capabilities import (
+from broker import (
     Capabilities,
     ConfirmedAck,
     LeaseMode,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from broker.spi import Bounds
+from broker import Bounds
 from broker_inmem.entries import Entry, TransactionState
 
 __all__ = ["PartitionLog"]

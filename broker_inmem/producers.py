@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.spi import TopicPartition
+from broker import TopicPartition
 from broker_inmem.entries import TransactionState
 from broker_inmem.groups import Claim, Group
 from broker_inmem.topic import Topic, TransactionWork

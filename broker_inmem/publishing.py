@@ -10,9 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import BrokerError, Closed
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
+from broker import BrokerError, Closed, OutboundMessage, Receipt
 from broker_inmem.connections import Connection
 from broker_inmem.faults import Faults
 from broker_inmem.server import Broker
@@ -24,7 +22,7 @@ _YIELD_AFTER: Final = 256
 
 
 class InmemPublishTarget:
-    """Implements `broker.spi.PublishTarget`."""
+    """Implements `PublishTarget`."""
 
     def __init__(self, broker: Broker, connection: Connection, topic: str) -> None:
         self._broker = broker

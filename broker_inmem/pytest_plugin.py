@@ -18,7 +18,7 @@ import broker_inmem
 if TYPE_CHECKING:
     from pytest_asyncio import fixture as async_fixture
 
-    from broker.bus import Bus
+    from broker import Bus
 else:
     try:
         from pytest_asyncio import fixture as async_fixture
@@ -63,7 +63,7 @@ def inmem_broker(request: pytest.FixtureRequest) -> Iterator[broker_inmem.Broker
 @async_fixture
 async def broker_bus(inmem_broker: broker_inmem.Broker) -> AsyncIterator[Bus]:
     """A connected `Bus` on `inmem_broker`, closed after the test."""
-    from broker.bus import connect
+    from broker import connect
 
     async with connect(inmem_broker.url) as bus:
         yield bus

@@ -14,9 +14,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from broker.errors import AlreadySettled, BrokerError, ConfigurationError, LeaseLost, Unsupported
-from broker.messages import Message, Outcome
-from broker.spi import Settlement
+from broker import AlreadySettled, BrokerError, ConfigurationError, LeaseLost, Message, Outcome, Unsupported
+from broker.driver import Settlement
 from broker_inmem.entries import DELIVERY_VIEW, Delivery, Entry
 from broker_inmem.lanes import Item, KeyLanes
 from broker_inmem.mixing import Mixer

@@ -12,11 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound
-from broker.hooks import Warned
-from broker.names import Ephemeral
-from broker.records import Record
-from broker.spi import RecordListener, RecordSubscription, Start, TopicPartition
+from broker import BrokerError, Closed, LeaseLost, OffsetOutOfRange, Record, SubscriptionNotFound, TopicPartition
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Start, Warned
 from broker_inmem.connections import Connection
 from broker_inmem.entries import ENTRY_VIEW, Entry
 from broker_inmem.fetching import Fetching
@@ -40,7 +37,7 @@ class _Assigned:
 
 
 class InmemRecordSource(Fetching[Record[Any]]):
-    """Implements `broker.spi.RecordSource`, and `GroupMember` for its group."""
+    """Implements `RecordSource`, and `GroupMember` for its group."""
 
     def __init__(
         self,

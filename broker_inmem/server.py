@@ -15,9 +15,8 @@ from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
 
-from broker.errors import ConfigurationError, SubscriptionNotFound, TopicNotFound
-from broker.publishing.limits import MessageLimits
-from broker.spi import Start
+from broker import ConfigurationError, SubscriptionNotFound, TopicNotFound
+from broker.driver import MessageLimits, Start
 from broker_inmem.clock import Clock, SystemClock
 from broker_inmem.connections import Connection, ConnectionState
 from broker_inmem.faults import Faults

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from broker.settings import BackendSettings
-from broker.urls import UrlParts
+from broker.driver import BackendSettings, UrlParts
 from broker_inmem.options import BrokerOptions
 from broker_inmem.server import Broker
 

@@ -14,11 +14,8 @@ from typing import Final
 from uuid import uuid4
 from zlib import crc32
 
-from broker.errors import BrokerError, InvalidMessage, Unsupported
-from broker.outbound import OutboundMessage
-from broker.publishing.limits import MessageLimits, message_size
-from broker.receipts import Receipt
-from broker.spi import Start
+from broker import BrokerError, InvalidMessage, OutboundMessage, Receipt, Unsupported
+from broker.driver import MessageLimits, Start, message_size
 from broker_inmem.entries import Entry, TransactionState, as_datetime
 from broker_inmem.options import BrokerOptions
 from broker_inmem.partition import PartitionLog

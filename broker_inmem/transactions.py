@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, TransactionAborted, TransactionFatal
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
-from broker.spi import RecordSource, TopicPartition
+from broker import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    OutboundMessage,
+    Receipt,
+    TopicPartition,
+    TransactionAborted,
+    TransactionFatal,
+)
+from broker.driver import RecordSource
 from broker_inmem.connections import Connection
 from broker_inmem.producers import ServerTransaction
 from broker_inmem.publishing import store
@@ -24,7 +32,7 @@ __all__ = ["InmemTransaction"]
 
 
 class InmemTransaction:
-    """Implements `broker.spi.TransactionSpi` and `broker.transactional_acks.ChecksConsumers`."""
+    """Implements `TransactionSpi` and `ChecksConsumers`."""
 
     def __init__(
         self,

@@ -10,9 +10,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from broker.errors import BackendError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting, Unsupported
-from broker.names import NativeName
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker import (
+    BackendError,
+    InvalidSetting,
+    Lag,
+    SubscriptionInfo,
+    SubscriptionNotFound,
+    TopicInfo,
+    TopicNotFound,
+    UnknownSetting,
+    Unsupported,
+)
+from broker.driver import NativeName, Start
 from broker_jetstream import consumers, given_back
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from broker.errors import BrokerError, ConnectionFailed
+from broker import BrokerError, ConnectionFailed
 from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.consumers import pull_request
 from broker_jetstream.fastpath import Outgoing, RawHandler

@@ -13,24 +13,26 @@ from typing import ClassVar, Final
 
 from nats.aio.client import Client
 
-from broker.capabilities import (
+from broker import (
     Capabilities,
     ConfirmedAck,
+    ConnectionFailed,
     LeaseMode,
     Limits,
     MessageCapabilities,
     PublishCapabilities,
     RecordCapabilities,
+    Unsupported,
 )
-from broker.errors import ConnectionFailed, Unsupported
-from broker.hooks import Hooks
-from broker.names import Ephemeral, NativeName
-from broker.settings import BackendSettings
-from broker.spi import (
+from broker.driver import (
     AdminSpi,
+    BackendSettings,
+    Ephemeral,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
+    NativeName,
     PublishTarget,
     RecordListener,
     RecordSource,

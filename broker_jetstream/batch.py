@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import BrokerError
-from broker.outbound import OutboundMessage
+from broker import BrokerError, OutboundMessage
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.layout import Layout
 from broker_jetstream.replies import Replies

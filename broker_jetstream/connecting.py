@@ -17,9 +17,8 @@ import nats.errors
 import nkeys  # pyright: ignore[reportMissingTypeStubs]
 from nats.aio.client import Client, Server
 
-from broker.errors import BrokerError, InvalidSetting
-from broker.jitter import jitter
-from broker.urls import mask_url
+from broker import BrokerError, InvalidSetting
+from broker.driver import jitter, mask_url
 from broker_jetstream.errors import connect_error
 from broker_jetstream.fastpath import FastClient, PublicClient, drop_socket, hang_up, make_client
 from broker_jetstream.settings import JetStreamSettings

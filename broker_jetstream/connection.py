@@ -21,10 +21,8 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from broker.errors import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
-from broker.hooks import Connected, Disconnected, Event, Hooks, Warned
-from broker.jitter import jitter
-from broker.urls import mask_url
+from broker import AuthenticationFailed, BrokerError, Closed, ConnectionFailed, NotAuthorized, OperationTimeout
+from broker.driver import Connected, Disconnected, Event, Hooks, Warned, jitter, mask_url
 from broker_jetstream.connecting import connect, discard, located
 from broker_jetstream.errors import api_error, classify, connect_error
 from broker_jetstream.fastpath import FastClient, Outgoing, PublicClient, RawHandler

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from broker.errors import SubscriptionNotFound, Unsupported
-from broker.names import NativeName
-from broker.spi import Start
+from broker import SubscriptionNotFound, Unsupported
+from broker.driver import NativeName, Start
 from broker_jetstream.connection import Connection
 from broker_jetstream.layout import Layout
 from broker_jetstream.times import NANOSECONDS, server_time

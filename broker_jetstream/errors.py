@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import nats.errors
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BackendError,
     BrokerError,

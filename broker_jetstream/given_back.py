@@ -17,18 +17,17 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import (
+from broker import (
     BackendError,
     BrokerError,
     ConnectionFailed,
+    Message,
     NotAuthorized,
     NotFound,
     OperationTimeout,
     TopicNotFound,
 )
-from broker.hooks import Warned
-from broker.messages import Message
-from broker.spi import SourceListener
+from broker.driver import SourceListener, Warned
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
-from broker.envelopes import NO_ATTRIBUTES
+from broker.driver import NO_ATTRIBUTES
 from broker_jetstream.header_values import ENCODED_ID
 from broker_jetstream.times import microseconds
 

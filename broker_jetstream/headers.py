@@ -20,9 +20,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
-from broker.errors import MessageTooLarge
-from broker.outbound import OutboundMessage
+from broker import MessageTooLarge, OutboundMessage
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_letter
 from broker_jetstream.header_columns import HeaderColumns, header_columns
 from broker_jetstream.header_values import decode_id, from_base64, is_plain
 from broker_jetstream.times import microseconds, microseconds_at, parse_time

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
+from broker import BrokerError, ConnectionFailed, OperationTimeout
 from broker_jetstream.batch import Batch
 from broker_jetstream.connection import Connection
 from broker_jetstream.fastpath import Outgoing

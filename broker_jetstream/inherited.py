@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from broker.messages import Message
+from broker import Message
 from broker_jetstream.headers import deliveries_of, sequence_of
 
 __all__ = ["GATHER_SECONDS", "GATHER_STEP", "in_stream_order", "is_inherited"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from broker.errors import TopicNotFound, Unsupported
+from broker import TopicNotFound, Unsupported
 from broker_jetstream.connection import Connection
 from broker_jetstream.names import PARTITIONS_KEY, partition_subject, schedule_subject, stream_name, subject_filter
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from broker.errors import Unsupported
+from broker import Unsupported
 
 __all__ = ["DirectoryLock"]
 

@@ -16,9 +16,16 @@ from typing import Any, Final
 
 import msgspec
 
-from broker.errors import BackendError, ConnectionFailed, OffsetOutOfRange, OperationTimeout, TopicNotFound, Unsupported
-from broker.records import Record
-from broker.spi import Bounds
+from broker import (
+    BackendError,
+    Bounds,
+    ConnectionFailed,
+    OffsetOutOfRange,
+    OperationTimeout,
+    Record,
+    TopicNotFound,
+    Unsupported,
+)
 from broker_jetstream.connection import Connection
 from broker_jetstream.fastpath import Outgoing
 from broker_jetstream.headers import (

@@ -18,7 +18,7 @@ from zlib import crc32
 
 import msgspec
 
-from broker.errors import BrokerError
+from broker import BrokerError
 from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.fastpath import Outgoing
 

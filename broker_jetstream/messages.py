@@ -16,12 +16,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import BackendError, BrokerError, Closed, NotFound
-from broker.hooks import Warned
-from broker.messages import Message, Outcome
-from broker.spi import Settlement, SourceListener
-from broker.waiting_leases import WaitingLeases
-from broker.waker import Waker
+from broker import BackendError, BrokerError, Closed, Message, NotFound, Outcome
+from broker.driver import Settlement, SourceListener, WaitingLeases, Waker, Warned
 from broker_jetstream import consumers
 from broker_jetstream.asking import Asking
 from broker_jetstream.connection import Connection

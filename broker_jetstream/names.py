@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.errors import InvalidName
-from broker.names import NativeName, check_name
+from broker import InvalidName
+from broker.driver import NativeName, check_name
 
 __all__ = [
     "GIVEN_BACK",

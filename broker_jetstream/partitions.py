@@ -17,9 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from broker.errors import BrokerError, LeaseLost, NotFound, SettleError
-from broker.records import Record
-from broker.spi import TopicPartition
+from broker import BrokerError, LeaseLost, NotFound, Record, SettleError, TopicPartition
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import GROUP, pinned_by
 from broker_jetstream.headers import NULL, PIN, MessageView, NativeMessage, key_of, server_header, status_of

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from broker.errors import ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange
-from broker.spi import Start
+from broker import ConnectionFailed, LeaseLost, NotFound, OffsetOutOfRange
+from broker.driver import Start
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import POSITION_KEY

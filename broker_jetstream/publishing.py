@@ -20,18 +20,18 @@ from itertools import count
 from secrets import token_hex
 from zlib import crc32
 
-from broker.errors import (
+from broker import (
     BrokerError,
     Closed,
     InvalidMessage,
     MessageTooLarge,
     NotAuthorized,
     OperationTimeout,
+    OutboundMessage,
+    Receipt,
     TopicNotFound,
     Unsupported,
 )
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
 from broker_jetstream.batch import Batch, decode_ack
 from broker_jetstream.connection import Connection
 from broker_jetstream.errors import api_error

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from broker.errors import ConnectionFailed
+from broker import ConnectionFailed
 from broker_jetstream.connection import Connection, Listening
 from broker_jetstream.consumers import GROUP, pull_request
 from broker_jetstream.fastpath import Outgoing, RawHandler

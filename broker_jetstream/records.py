@@ -15,10 +15,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, LeaseLost, NotFound
-from broker.records import Record
-from broker.spi import RecordListener, Start, TopicPartition
-from broker.waker import Waker
+from broker import BrokerError, Closed, LeaseLost, NotFound, Record, TopicPartition
+from broker.driver import RecordListener, Start, Waker
 from broker_jetstream import consumers
 from broker_jetstream.connection import Connection
 from broker_jetstream.layout import Layout, Layouts

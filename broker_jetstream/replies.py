@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from broker.waker import Waker
+from broker.driver import Waker
 from broker_jetstream.headers import status_of
 
 __all__ = ["Inbox", "Replies"]

@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from secrets import token_urlsafe
 from typing import Final, NamedTuple
 
-from broker.errors import ConnectionFailed, InvalidSetting, MissingClient
+from broker import ConnectionFailed, InvalidSetting, MissingClient
 from broker_jetstream.locking import DirectoryLock
 
 __all__ = ["EmbeddedServer", "Place", "server_binary"]

@@ -14,10 +14,8 @@ from urllib.parse import quote
 
 from pydantic import Field, SecretStr, model_validator
 
-from broker.errors import InvalidSetting
-from broker.setting_types import Form
-from broker.settings import BackendSettings
-from broker.urls import UrlParts, mask_url
+from broker import InvalidSetting
+from broker.driver import BackendSettings, Form, UrlParts, mask_url
 
 __all__ = ["TEMPORARY", "JetStreamSettings"]
 

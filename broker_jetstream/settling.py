@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import BrokerError, ConnectionFailed, LeaseLost, SettleError
-from broker.messages import Message, Outcome
-from broker.spi import Settlement
+from broker import BrokerError, ConnectionFailed, LeaseLost, Message, Outcome, SettleError
+from broker.driver import Settlement
 from broker_jetstream.connection import Connection
 from broker_jetstream.consumers import NANOSECONDS
 from broker_jetstream.fastpath import Outgoing, stands_alone

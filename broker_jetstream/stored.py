@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.errors import BackendError
+from broker import BackendError
 from broker_jetstream.connection import Connection
 
 __all__ = ["stored_message"]

@@ -18,8 +18,7 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import NotAuthorized
-from broker.messages import Message
+from broker import Message, NotAuthorized
 from broker_jetstream import consumers
 from broker_jetstream.asking import Asking
 from broker_jetstream.connection import Connection

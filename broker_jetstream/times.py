@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
-from broker.errors import InvalidMessage, InvalidSetting
+from broker import InvalidMessage, InvalidSetting
 
 __all__ = [
     "NANOSECONDS",

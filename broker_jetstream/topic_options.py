@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from broker.checks import is_whole
-from broker.errors import InvalidSetting, UnknownSetting
+from broker import InvalidSetting, UnknownSetting
+from broker.driver import is_whole
 from broker_jetstream.times import nanoseconds
 
 __all__ = ["stream_changes"]

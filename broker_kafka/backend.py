@@ -1,4 +1,6 @@
-"""One connection to one Kafka cluster.
+"""What the Message family can do with each engine of queues. Pure.
+
+One connection to one Kafka cluster.
 
 Used from the event loop that opened it. `open` makes one honest try. Producers and consumers are clients of their own,
 each in its thread; they are made when first needed and end with `close`.
@@ -6,51 +8,95 @@ each in its thread; they are made when first needed and end with `close`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import ClassVar, Final, Literal, Protocol
+from typing import ClassVar, Final, Literal
 
-from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
-from broker.hooks import Hooks
-from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral
-from broker.queue_tracking import OpenLease, PurgedQueue, QueuedMessage, QueueTracker
-from broker.settings import BackendSettings
-from broker.spi import (
+from broker import (
+    Capabilities,
+    ConfirmedAck,
+    LeaseMode,
+    Limits,
+    MessageCapabilities,
+    PublishCapabilities,
+    RecordCapabilities,
+)
+from broker.driver import (
+    REDRIVE_SUBSCRIPTION,
     AdminSpi,
+    BackendSettings,
+    Ephemeral,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
+    OpenLease,
     PublishTarget,
+    PurgedQueue,
+    QueuedMessage,
+    QueueTracker,
     RecordListener,
     RecordSource,
     RecordSubscription,
     SourceListener,
     TransactionSpi,
+    message_capabilities,
 )
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.any_broker import read_metadata
-from broker_kafka.connection import Connection
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.requests import read_metadata
+from broker_kafka.codec.headers import LONGEST_DELAY
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.messages import found, subscribe
 from broker_kafka.publishing import KafkaPublishTarget, SharedProducer
-from broker_kafka.queue.peeking import queued_messages
-from broker_kafka.queue.purging import purge_queue
-from broker_kafka.queue.queue_admin import QueueAdmin, redrives_by_offsets
-from broker_kafka.queue.queue_names import check_names
-from broker_kafka.queue.serving import KafkaQueueTracker, shown_leases
-from broker_kafka.queue.shared_readers import SharedReaders
-from broker_kafka.queue.subscribing import open_queue
-from broker_kafka.queue.trackers import Trackers
-from broker_kafka.queue.tracking import TrackerOptions
-from broker_kafka.queue_capabilities import queue_capabilities
+from broker_kafka.queue.admin.peeking import queued_messages
+from broker_kafka.queue.admin.purging import purge_queue
+from broker_kafka.queue.admin.queue_admin import QueueAdmin, redrives_by_offsets
+from broker_kafka.queue.admin.serving import KafkaQueueTracker, shown_leases
+from broker_kafka.queue.consumer.subscribing import open_queue
+from broker_kafka.queue.dispatch.shared_readers import SharedReaders
+from broker_kafka.queue.markers.queue_names import check_names
+from broker_kafka.queue.tracker.trackers import Trackers
+from broker_kafka.queue.tracker.tracking import TrackerOptions
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.admin import ShareAdmin
+from broker_kafka.share.group_config import share_capabilities
 from broker_kafka.share.subscribing import subscribe as subscribe_to_share_group
 from broker_kafka.transactions import KafkaTransaction
 
-__all__ = ["KafkaBackend"]
+__all__ = ["KafkaBackend", "queue_capabilities"]
+
+
+def queue_capabilities(settings: KafkaSettings, bare: Capabilities) -> MessageCapabilities:
+    """Those of the engine that the settings choose.
+
+    :param bare: the backend's, without the Message family.
+    """
+    if settings.queue == "markers":
+        return MessageCapabilities(
+            lease=LeaseMode.RENEW,
+            lease_seconds=settings.lease_seconds,
+            confirmed_ack=ConfirmedAck.OPTIONAL,
+            # V1 has no field for attempts: what fails waits with its consumer, which counts them.
+            native_delay=0.0 if settings.marker_format == "v1" else LONGEST_DELAY,
+            delivery_attempt=settings.marker_format != "v1",
+            release_keeps_attempt=True,
+            key_affinity=False,
+            shared_by_message=False,
+            # What comes again lies at the end of the log, and its key waits; too long with V1 after a lost lease.
+            ordered_delivery=settings.marker_format != "v1",
+            creates_subscriptions=True,
+            start_latest=True,
+            start_time=True,
+            # Nobody else takes over what one process reads alone, and its marker topic would be left behind.
+            ephemeral=False,
+            acks_in_transactions=True,
+        )
+    if settings.queue == "share":
+        return share_capabilities(settings)
+    return message_capabilities(bare)
+
 
 _HEADROOM: Final = 4_096
 """Bytes of a record that are not the message's own: batch, header lengths, the id, and what a dead letter tells."""
@@ -59,14 +105,8 @@ _LETTER: Final = 2_048
 _ATTRIBUTES: Final = 512
 
 
-class Closing(Protocol):
-    """What uses the connection and ends before it."""
-
-    async def close(self) -> None: ...
-
-
 class KafkaBackend:
-    """Implements `broker.spi.Backend` and `broker.queue_tracking.TracksQueues`."""
+    """Implements `Backend` and `TracksQueues`."""
 
     settings_type: ClassVar[type[BackendSettings]] = KafkaSettings
 
@@ -76,8 +116,7 @@ class KafkaBackend:
         self._producer = SharedProducer(self.connection)
         self._log = KafkaLogReader(self.connection)
         self._trackers = Trackers(self.connection, hooks)
-        self._readers = SharedReaders(self, self.connection, self._trackers, found)
-        self._open: set[Closing] = set()
+        self._readers = SharedReaders(self.connection, self._trackers, found)
         largest = settings.message_max_bytes - _HEADROOM
         bare = Capabilities(
             backend="kafka",
@@ -134,10 +173,10 @@ class KafkaBackend:
                     return await self._readers.use(subscription, listener)
                 await check_names(self.connection, subscription)
                 await found(self.connection, subscription)
-                return await open_queue(self, self.connection, self._trackers, subscription, listener)
+                return await open_queue(self.connection, self._trackers, subscription, listener)
             case "share":
-                source = await subscribe_to_share_group(self.connection, subscription, listener, self.detach)
-                self.attach(source)
+                source = await subscribe_to_share_group(self.connection, subscription, listener, self.connection.detach)
+                self.connection.attach(source)
                 return source
             case "offsets":
                 return await subscribe(self, self.connection, subscription, listener, self._hooks)
@@ -147,8 +186,8 @@ class KafkaBackend:
         return "offsets" if subscription == REDRIVE_SUBSCRIPTION and redrives_by_offsets(settings) else settings.queue
 
     async def join(self, subscription: RecordSubscription, listener: RecordListener) -> RecordSource:
-        source = KafkaRecordSource(self.connection, subscription, listener, on_close=self.detach)
-        self.attach(source)
+        source = KafkaRecordSource(self.connection, subscription, listener, on_close=self.connection.detach)
+        self.connection.attach(source)
         try:
             await source.open()
         except BaseException:
@@ -157,22 +196,14 @@ class KafkaBackend:
         return source
 
     async def transaction(self, transactional_id: str) -> TransactionSpi:
-        transaction = KafkaTransaction(self.connection, transactional_id, self.detach)
-        self.attach(transaction)
+        transaction = KafkaTransaction(self.connection, transactional_id, self.connection.detach)
+        self.connection.attach(transaction)
         try:
             await transaction.open()
         except BaseException:
             await transaction.close()
             raise
         return transaction
-
-    def attach(self, opened: Closing) -> None:
-        """Close this along with the connection, unless it is detached before."""
-        self._open.add(opened)
-
-    def detach(self, closed: Closing) -> None:
-        """Forget what was closed."""
-        self._open.discard(closed)
 
     def log_reader(self) -> LogReaderSpi:
         return self._log
@@ -188,8 +219,8 @@ class KafkaBackend:
 
     def queue_tracker(self, subscription: str, *, topics: Sequence[str] = (), unnamed: str = "") -> QueueTracker:
         options = TrackerOptions(topics=topics, topic=unnamed)
-        tracker = KafkaQueueTracker(self.connection, subscription, self._hooks, options, self.detach)
-        self.attach(tracker)
+        tracker = KafkaQueueTracker(self.connection, subscription, self._hooks, options, self.connection.detach)
+        self.connection.attach(tracker)
         return tracker
 
     async def open_leases(self, subscription: str) -> Sequence[OpenLease]:
@@ -207,8 +238,7 @@ class KafkaBackend:
         return monotonic() - begun
 
     async def close(self) -> None:
-        opened, self._open = self._open, set()
-        await asyncio.gather(*(each.close() for each in opened))
+        await self.connection.close_attached()
         await self._trackers.close()
         await self._log.close()
         await self._producer.close()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BackendError,
     BrokerError,
@@ -25,14 +25,13 @@ from broker.errors import (
     SettleError,
     SubscriptionNotFound,
     TopicNotFound,
+    TopicPartition,
     TransactionFatal,
     UnknownSetting,
     Unsupported,
 )
-from broker.spi import TopicPartition
-from broker.urls import is_secret_name
-from broker_kafka.properties import did_you_mean
-from broker_kafka.property_names import KNOWN_PROPERTIES
+from broker.driver import is_secret_name
+from broker_kafka.config.properties import KNOWN_PROPERTIES, did_you_mean
 
 __all__ = [
     "FENCED",

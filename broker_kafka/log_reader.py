@@ -21,13 +21,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange
-from broker.records import Record
-from broker.spi import Bounds, TopicPartition
-from broker_kafka.connection import Connection
-from broker_kafka.names import EPHEMERAL_PREFIX
-from broker_kafka.positions import bounds_of, partitions_of, positions_at, topic_bounds
-from broker_kafka.reader_thread import Chunk, ReaderThread, Use
+from broker import Bounds, BrokerError, Closed, NotFound, OffsetOutOfRange, Record, TopicPartition
+from broker_kafka.client.log_fetcher import Chunk, ReaderThread, Use
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at, topic_bounds
+from broker_kafka.cluster.names import EPHEMERAL_PREFIX
 
 __all__ = ["KafkaLogReader"]
 
@@ -41,7 +39,7 @@ _GROUP: Final = f"{EPHEMERAL_PREFIX}log-reader"
 
 
 class KafkaLogReader:
-    """Implements `broker.spi.LogReaderSpi`."""
+    """Implements `LogReaderSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,26 +1,32 @@
 """The Message family: a subscription is a consumer group, whose records are settled one by one.
 
-*Concurrency, cancellation, failure.* With `queue=offsets` they are those of `broker.reading.as_messages`: of each
+*Concurrency, cancellation, failure.* With `queue=offsets` they are those of `broker.driver.as_messages.source`: of each
 partition the highest contiguous finished offset is committed, with a map of what is finished above it, so that a
 restart repeats nothing of that. A message that is nacked comes again from memory; nobody else gets it while its
 partition is here. A warning tells of members of the group that settle by markers. With `queue=markers` they are those
-of `broker_kafka.queue.queue_client`.
+of `broker_kafka.queue.consumer.queue_client`.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from broker.hooks import Hooks
-from broker.names import Ephemeral
-from broker.reading.as_messages import RecordsAsMessages
-from broker.spi import Backend, MessageSource, MessageSubscription, RecordSubscription, SourceListener
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
-from broker_kafka.positions import partitions_of
-from broker_kafka.queue.rivals import watch_for_rivals
+from broker.driver import (
+    Backend,
+    Ephemeral,
+    Hooks,
+    MessageSource,
+    MessageSubscription,
+    RecordsAsMessages,
+    RecordSubscription,
+    SourceListener,
+)
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.group.start_offsets import StartPositions
+from broker_kafka.queue.consumer.subscribing import watch_for_rivals
 from broker_kafka.records import KafkaRecordSource
-from broker_kafka.starts import StartPositions
 
 __all__ = ["found", "subscribe"]
 

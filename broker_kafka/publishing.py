@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import BrokerError, Closed, TopicNotFound
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
-from broker_kafka.connection import Connection
-from broker_kafka.producing import ProducerThread
+from broker import BrokerError, Closed, OutboundMessage, Receipt, TopicNotFound
+from broker_kafka.client.producer import ProducerThread
+from broker_kafka.cluster.connection import Connection
 
 __all__ = ["KafkaPublishTarget", "SharedProducer"]
 
@@ -81,7 +79,7 @@ class SharedProducer:
 
 
 class KafkaPublishTarget:
-    """Implements `broker.spi.PublishTarget`."""
+    """Implements `PublishTarget`."""
 
     def __init__(self, topic: str, producer: SharedProducer) -> None:
         self._topic = topic

@@ -15,32 +15,25 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed
-from broker.hooks import logger
-from broker.names import Ephemeral
-from broker.records import Record
-from broker.spi import Bounds, Finished, RecordListener, RecordSubscription, TopicPartition
-from broker.waker import Waker
-from broker_kafka.admin_requests import until_told
-from broker_kafka.arrivals import Arrivals
-from broker_kafka.claiming import Claims, told_if_slow
-from broker_kafka.connection import Connection
-from broker_kafka.consuming import ConsumerThread
-from broker_kafka.ephemeral import delete_group
+from broker import Bounds, BrokerError, Closed, Record, TopicPartition
+from broker.driver import Ephemeral, Finished, RecordListener, RecordSubscription, Waker, logger
+from broker_kafka.client.consumer import ConsumerThread
+from broker_kafka.client.fetched import Arrivals
+from broker_kafka.client.tasks import Tasks
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, check_within, partitions_of
+from broker_kafka.cluster.names import group_id
+from broker_kafka.cluster.requests import delete_group, until_told
+from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.errors import not_ours
-from broker_kafka.identities import TopicIdentities
-from broker_kafka.idleness import Idleness
-from broker_kafka.member_commits import MemberCommits
-from broker_kafka.names import group_id
-from broker_kafka.notes import Notes
+from broker_kafka.group.commit_retry import MemberCommits
+from broker_kafka.group.idle import Idleness
+from broker_kafka.group.log_end import TailCommits
+from broker_kafka.group.offset_reset import reset_of
+from broker_kafka.group.start_offsets import Claims, Notes, StartPositions, told_if_slow
+from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
-from broker_kafka.positions import bounds_of, check_within, partitions_of
-from broker_kafka.resets import reset_of
-from broker_kafka.runs import NativeRun
-from broker_kafka.starts import StartPositions
-from broker_kafka.tails import TailCommits
-from broker_kafka.tasks import Tasks
 
 __all__ = ["KafkaRecordSource"]
 
@@ -50,7 +43,7 @@ _RESOLVE_SECONDS: Final = 30.0
 
 
 class KafkaRecordSource:
-    """Implements `RecordSource` and `FetchesRuns` of `broker.spi`. Positions live in Kafka, which knows its members.
+    """Implements `RecordSource` and `FetchesRuns`. Positions live in Kafka, which knows its members.
 
     :param on_close: called when a close is over.
     """

@@ -13,15 +13,21 @@ from typing import Any, ClassVar, Final, Literal, Self, cast
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from broker.errors import InvalidSetting
-from broker.hooks import logger
-from broker.urls import UrlParts
-from broker_kafka.client_log import CLIENT_LOG
-from broker_kafka.properties import ALIASES, OF_THE_OTHER_PROTOCOL, OWNED, Role, check_property, check_servers, for_role
-from broker_kafka.property_names import KNOWN_PROPERTIES
-from broker_kafka.queue_settings import QueueSettings
-from broker_kafka.security import check_security, protocol_of
-from broker_kafka.security_settings import SecuritySettings
+from broker import InvalidSetting
+from broker.driver import UrlParts, logger
+from broker_kafka.config.logging import CLIENT_LOG
+from broker_kafka.config.properties import (
+    ALIASES,
+    KNOWN_PROPERTIES,
+    OF_THE_OTHER_PROTOCOL,
+    OWNED,
+    Role,
+    check_property,
+    check_servers,
+    for_role,
+)
+from broker_kafka.config.queue import QueueSettings
+from broker_kafka.config.security import SecuritySettings, check_security, protocol_of
 
 __all__ = ["KafkaSettings"]
 

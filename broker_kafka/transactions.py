@@ -21,31 +21,29 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.errors import (
+from broker import (
     BackendError,
     BrokerError,
     Closed,
     ConfigurationError,
     ConnectionFailed,
     LeaseLost,
+    Message,
     OperationTimeout,
+    OutboundMessage,
+    Receipt,
+    TopicPartition,
     TransactionAborted,
     TransactionFatal,
 )
-from broker.hooks import logger
-from broker.messages import Message
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
-from broker.spi import MessageSource, RecordSource, TopicPartition
-from broker_kafka.admin_requests import cluster_id
-from broker_kafka.connection import Connection
+from broker.driver import MessageSource, RecordSource, logger
+from broker_kafka.client.delivery_reports import TOO_LARGE, PublishCall, batch_too_large, told_why
+from broker_kafka.client.producer import ProducerClient, ProducerThread
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.requests import cluster_id
 from broker_kafka.errors import FENCED, kafka_error, translate
-from broker_kafka.producer_client import ProducerClient
-from broker_kafka.producing import ProducerThread
-from broker_kafka.publish_errors import TOO_LARGE, batch_too_large, told_why
-from broker_kafka.queue.ack_support import ends_of
+from broker_kafka.queue.consumer.ack_support import ends_of
 from broker_kafka.records import KafkaRecordSource
-from broker_kafka.reports import PublishCall
 
 __all__ = ["KafkaTransaction"]
 
@@ -89,7 +87,7 @@ class _TransactionThread(ProducerThread):
 
 
 class KafkaTransaction:
-    """Implements `broker.spi.TransactionSpi`, and `AcksMessages` and `ChecksConsumers` of `broker.transactional_acks`.
+    """Implements `TransactionSpi`, and `AcksMessages` and `ChecksConsumers`.
 
     :param on_close: called when a close is over.
     """

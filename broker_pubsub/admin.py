@@ -15,9 +15,17 @@ from typing import Any, Final, Literal, cast
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from broker.checks import check_choice, check_text
-from broker.errors import BrokerError, InvalidSetting, NotFound, TopicNotFound, UnknownSetting
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker import (
+    BrokerError,
+    InvalidSetting,
+    Lag,
+    NotFound,
+    SubscriptionInfo,
+    TopicInfo,
+    TopicNotFound,
+    UnknownSetting,
+)
+from broker.driver import Start, check_choice, check_text
 from broker_pubsub import subscriptions
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status

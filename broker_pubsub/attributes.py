@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX
-from broker.outbound import OutboundMessage
+from broker import OutboundMessage
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX
 
 __all__ = [
     "MAX_ATTRIBUTES",

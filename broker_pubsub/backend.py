@@ -9,20 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar, Final
 
-from broker.capabilities import (
-    Capabilities,
-    ConfirmedAck,
-    LeaseMode,
-    Limits,
-    MessageCapabilities,
-    PublishCapabilities,
-)
-from broker.errors import Unsupported
-from broker.hooks import Hooks, Warned
-from broker.names import Ephemeral
-from broker.settings import BackendSettings
-from broker.spi import (
+from broker import Capabilities, ConfirmedAck, LeaseMode, Limits, MessageCapabilities, PublishCapabilities, Unsupported
+from broker.driver import (
     AdminSpi,
+    BackendSettings,
+    Ephemeral,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,
@@ -32,6 +24,7 @@ from broker.spi import (
     RecordSubscription,
     SourceListener,
     TransactionSpi,
+    Warned,
 )
 from broker_pubsub import subscriptions
 from broker_pubsub.admin import PubSubAdmin

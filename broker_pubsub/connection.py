@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import grpc
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, NotAuthorized
-from broker.hooks import Connected, Disconnected, Hooks
+from broker import BrokerError, Closed, ConnectionFailed, NotAuthorized
+from broker.driver import Connected, Disconnected, Hooks
 from broker_pubsub import credentials
 from broker_pubsub.errors import Kind, classify, is_status
 from broker_pubsub.names import Names

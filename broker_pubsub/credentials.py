@@ -19,7 +19,7 @@ import grpc
 from google.auth.transport.grpc import AuthMetadataPlugin
 from google.auth.transport.requests import Request
 
-from broker.errors import AuthenticationFailed, InvalidSetting
+from broker import AuthenticationFailed, InvalidSetting
 from broker_pubsub.errors import NO_TOKEN, REFUSED_TOKEN
 from broker_pubsub.settings import PubSubSettings
 

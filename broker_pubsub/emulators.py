@@ -13,7 +13,7 @@ from typing import Final
 
 import grpc
 
-from broker.errors import BrokerError
+from broker import BrokerError
 from broker_pubsub import subscriptions
 from broker_pubsub.connection import Connection
 from broker_pubsub.protocol import Methods, PublishRequest, PubsubMessage, PullRequest, Topic, request_of

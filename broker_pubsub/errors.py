@@ -9,7 +9,7 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BackendError,
     BrokerError,

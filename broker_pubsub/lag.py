@@ -15,8 +15,7 @@ import grpc
 import requests
 from google.auth.transport.requests import AuthorizedSession
 
-from broker.errors import BackendError, BrokerError, ConnectionFailed, NotAuthorized, Unsupported
-from broker.spi import Lag
+from broker import BackendError, BrokerError, ConnectionFailed, Lag, NotAuthorized, Unsupported
 from broker_pubsub import credentials, subscriptions
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status

@@ -15,11 +15,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed
-from broker.messages import Message
-from broker.spi import Settlement, SourceListener
-from broker.waiting_leases import WaitingLeases
-from broker.waker import Waker
+from broker import BrokerError, Closed, Message
+from broker.driver import Settlement, SourceListener, WaitingLeases, Waker
 from broker_pubsub import subscriptions
 from broker_pubsub.attributes import NULL, PubSubView
 from broker_pubsub.connection import Connection

@@ -12,8 +12,8 @@ import hashlib
 import re
 from typing import Final
 
-from broker.errors import InvalidName
-from broker.names import NativeName, check_name
+from broker import InvalidName
+from broker.driver import NativeName, check_name
 
 __all__ = ["Names"]
 

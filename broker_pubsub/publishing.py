@@ -14,9 +14,7 @@ from typing import Any
 
 import grpc
 
-from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed, NotFound
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
+from broker import BackendError, BrokerError, Closed, ConnectionFailed, NotFound, OutboundMessage, Receipt
 from broker_pubsub.attributes import encode
 from broker_pubsub.batching import MAX_MESSAGES, MAX_REQUEST, chunks, runs
 from broker_pubsub.connection import Connection

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import grpc
 
-from broker.errors import BrokerError
+from broker import BrokerError
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, is_status
 from broker_pubsub.protocol import Methods, PullRequest, StreamingPullRequest

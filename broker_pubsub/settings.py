@@ -12,10 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from broker.errors import InvalidSetting
-from broker.setting_types import Form
-from broker.settings import BackendSettings
-from broker.urls import UrlParts
+from broker import InvalidSetting
+from broker.driver import BackendSettings, Form, UrlParts
 
 __all__ = ["PubSubSettings"]
 

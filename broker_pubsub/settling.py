@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import grpc
 
-from broker.errors import BrokerError, ConnectionFailed, LeaseLost, OperationTimeout, SettleError
-from broker.messages import Message, Outcome
-from broker.spi import Settlement
+from broker import BrokerError, ConnectionFailed, LeaseLost, Message, OperationTimeout, Outcome, SettleError
+from broker.driver import Settlement
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import classify, failed_ack_ids, is_status
 from broker_pubsub.protocol import AcknowledgeRequest, Methods, ModifyAckDeadlineRequest

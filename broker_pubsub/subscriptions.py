@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import grpc
 
-from broker.errors import BrokerError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting
-from broker.spi import Start
+from broker import BrokerError, InvalidSetting, SubscriptionNotFound, TopicNotFound, UnknownSetting
+from broker.driver import Start
 from broker_pubsub.connection import Connection
 from broker_pubsub.errors import is_status
 from broker_pubsub.protocol import Methods, Subscription, request_of

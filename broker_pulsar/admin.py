@@ -14,17 +14,20 @@ from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-from broker.errors import (
+from broker import (
     BackendError,
     ConnectionFailed,
     InvalidSetting,
+    Lag,
     OperationTimeout,
+    SubscriptionInfo,
     SubscriptionNotFound,
+    TopicInfo,
     TopicNotFound,
     UnknownSetting,
     Unsupported,
 )
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker.driver import Start
 from broker_pulsar import subscribing
 from broker_pulsar.connection import Connection
 from broker_pulsar.membership import subscription_stats
@@ -44,7 +47,7 @@ _POLICY_PAUSE: Final = 0.1
 
 
 class PulsarAdmin:
-    """Implements `broker.spi.AdminSpi`."""
+    """Implements `AdminSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar, Final, Protocol
 
-from broker.capabilities import (
+from broker import (
     Capabilities,
     LeaseMode,
     Limits,
     MessageCapabilities,
     PublishCapabilities,
     RecordCapabilities,
+    Unsupported,
 )
-from broker.errors import Unsupported
-from broker.hooks import Hooks
-from broker.settings import BackendSettings
-from broker.spi import (
+from broker.driver import (
     AdminSpi,
+    BackendSettings,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,

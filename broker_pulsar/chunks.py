@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any, Final
 
-from broker.spi import TopicPartition
+from broker import TopicPartition
 from broker_pulsar.client import MessageId, Reader, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import translate

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BrokerError,
     Closed,
@@ -29,7 +29,7 @@ from broker.errors import (
     SubscriptionNotFound,
     TopicNotFound,
 )
-from broker.hooks import Connected, Hooks
+from broker.driver import Connected, Hooks
 from broker_pulsar.client import Client, exceptions, pulsar
 from broker_pulsar.errors import translate
 from broker_pulsar.http_api import HttpApi

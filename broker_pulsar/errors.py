@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BackendError,
     BrokerError,

@@ -19,8 +19,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from broker.consuming.retry import Retry
-from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeout
+from broker import BrokerError, Closed, ConnectionFailed, OperationTimeout, Retry
 from broker_pulsar.errors import answer_passes, failure_passes, http_error
 from broker_pulsar.security import Credentials, ssl_context
 from broker_pulsar.settings import PulsarSettings

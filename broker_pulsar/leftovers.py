@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import BrokerError
+from broker import BrokerError
 from broker_pulsar.names import EPHEMERAL
 
 __all__ = ["GONE_SECONDS", "LOOK_SECONDS", "Leftovers"]

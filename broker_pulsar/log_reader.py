@@ -19,10 +19,8 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, Final
 
-from broker.errors import BrokerError, NotFound, OffsetOutOfRange, OperationTimeout
-from broker.hooks import Warned
-from broker.records import Record
-from broker.spi import Bounds, Span, TopicPartition
+from broker import Bounds, BrokerError, NotFound, OffsetOutOfRange, OperationTimeout, Record, TopicPartition
+from broker.driver import Span, Warned
 from broker_pulsar.chunks import FURTHEST, SILENT, before, entry_at, first_chunk, has_entries, near
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import Reader, pulsar
@@ -200,7 +198,7 @@ class _Unbroken:
 
 
 class PulsarLogReader:
-    """Implements `broker.spi.LogReaderSpi`."""
+    """Implements `LogReaderSpi`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

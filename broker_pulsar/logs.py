@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.spi import Bounds, Span
+from broker import Bounds
+from broker.driver import Span
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import TopicPath
 from broker_pulsar.positions import LARGEST, PER_ENTRY, PER_LEDGER, pack

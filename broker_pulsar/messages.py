@@ -14,12 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from broker.buffers import take_from
-from broker.errors import BrokerError, Closed, ConnectionFailed, SettleError
-from broker.messages import Message, Outcome
-from broker.names import Ephemeral
-from broker.spi import MessageSubscription, Settlement
-from broker.waker import Waker
+from broker import BrokerError, Closed, ConnectionFailed, Message, Outcome, SettleError
+from broker.driver import Ephemeral, MessageSubscription, Settlement, Waker, take_from
 from broker_pulsar import subscribing
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
@@ -85,7 +81,7 @@ async def subscribe(
 
 
 class PulsarMessageSource:
-    """Implements `MessageSource` of `broker.spi`."""
+    """Implements `MessageSource`."""
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from broker.errors import InvalidName
-from broker.names import Ephemeral, NativeName
+from broker import InvalidName
+from broker.driver import Ephemeral, NativeName
 
 __all__ = [
     "EPHEMERAL",

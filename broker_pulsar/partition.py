@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from broker.errors import LeaseLost, OffsetOutOfRange
-from broker.records import Record
-from broker.spi import Bounds, TopicPartition
+from broker import Bounds, LeaseLost, OffsetOutOfRange, Record, TopicPartition
 from broker_pulsar.client import Consumer, pulsar
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from broker.errors import BackendError, OffsetOutOfRange
+from broker import BackendError, OffsetOutOfRange
 from broker_pulsar.client import MessageId, pulsar
 
 __all__ = ["LARGEST", "PER_ENTRY", "PER_LEDGER", "Place", "after", "built_id", "offset_of", "pack", "unpack"]

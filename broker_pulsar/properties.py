@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from broker.envelopes import NO_ATTRIBUTES, RESERVED_PREFIX, Place
-from broker.outbound import OutboundMessage
+from broker import OutboundMessage
+from broker.driver import NO_ATTRIBUTES, RESERVED_PREFIX, Place
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.client import shown
 from broker_pulsar.positions import offset_of

@@ -16,18 +16,18 @@ from functools import partial
 from time import time
 from typing import Any, Final
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BrokerError,
     Closed,
     InvalidMessage,
     OperationTimeout,
+    OutboundMessage,
+    Receipt,
     TopicNotFound,
     Unsupported,
 )
-from broker.hooks import logger
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
+from broker.driver import logger
 from broker_pulsar.client import Producer, pulsar
 from broker_pulsar.connection import Connection
 from broker_pulsar.errors import result_error, translate

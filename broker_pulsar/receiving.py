@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from broker.errors import BrokerError, Closed
-from broker.hooks import logger
+from broker import BrokerError, Closed
+from broker.driver import logger
 from broker_pulsar.client import Consumer, extension_of, pulsar
 from broker_pulsar.client import Message as NativeMessage
 from broker_pulsar.connection import Connection

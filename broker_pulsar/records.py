@@ -18,11 +18,8 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final
 
-from broker.errors import BrokerError, Closed, ConnectionFailed, NotFound, SettleError
-from broker.names import Ephemeral
-from broker.records import Record
-from broker.spi import RecordListener, RecordSubscription, TopicPartition
-from broker.waker import Waker
+from broker import BrokerError, Closed, ConnectionFailed, NotFound, Record, SettleError, TopicPartition
+from broker.driver import Ephemeral, RecordListener, RecordSubscription, Waker
 from broker_pulsar import subscribing
 from broker_pulsar.chunks import begin_id
 from broker_pulsar.client import Message as NativeMessage
@@ -43,7 +40,7 @@ _NOTICED: Final = 60.0
 
 
 class PulsarRecordSource:
-    """Implements `RecordSource` of `broker.spi`."""
+    """Implements `RecordSource`."""
 
     def __init__(
         self,

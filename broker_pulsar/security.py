@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
-from broker.errors import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
+from broker import AuthenticationFailed, BrokerError, ConnectionFailed, InvalidSetting
 from broker_pulsar.client import pulsar
 from broker_pulsar.settings import PulsarSettings
 

@@ -13,9 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from broker.setting_types import Form
-from broker.settings import BackendSettings
-from broker.urls import UrlParts, mask_url
+from broker.driver import BackendSettings, Form, UrlParts, mask_url
 
 __all__ = ["PulsarSettings"]
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from broker.errors import BrokerError, SubscriptionNotFound, TopicNotFound
-from broker.spi import Start
+from broker import BrokerError, SubscriptionNotFound, TopicNotFound
+from broker.driver import Start
 from broker_pulsar.connection import Connection
 from broker_pulsar.names import EPHEMERAL, READERS, TopicPath, subscription_place
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from broker.hooks import Connected, Disconnected, Hooks
+from broker.driver import Connected, Disconnected, Hooks
 
 __all__ = ["Watch"]
 

@@ -16,9 +16,8 @@ from typing import Any, Final
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.exceptions import OperationTimeoutError
 
-from broker.errors import InvalidSetting, NotFound, Unsupported
-from broker.names import NativeName
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
+from broker import InvalidSetting, Lag, NotFound, SubscriptionInfo, TopicInfo, Unsupported
+from broker.driver import NativeName, Start
 from broker_servicebus import entities, subscriptions
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify

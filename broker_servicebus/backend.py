@@ -14,20 +14,23 @@ from typing import Any, ClassVar, Final
 from azure.servicebus import ServiceBusReceiveMode, ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-from broker.capabilities import (
+from broker import (
+    BrokerError,
     Capabilities,
     ConfirmedAck,
     LeaseMode,
     Limits,
     MessageCapabilities,
     PublishCapabilities,
+    SubscriptionNotFound,
+    TopicNotFound,
+    Unsupported,
 )
-from broker.errors import BrokerError, SubscriptionNotFound, TopicNotFound, Unsupported
-from broker.hooks import Hooks
-from broker.names import Ephemeral
-from broker.settings import BackendSettings
-from broker.spi import (
+from broker.driver import (
     AdminSpi,
+    BackendSettings,
+    Ephemeral,
+    Hooks,
     LogReaderSpi,
     MessageSource,
     MessageSubscription,

@@ -20,7 +20,7 @@ from azure.servicebus import TransportType
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BrokerError,
     Closed,
@@ -30,7 +30,7 @@ from broker.errors import (
     NotFound,
     OperationTimeout,
 )
-from broker.hooks import Connected, Disconnected, Hooks
+from broker.driver import Connected, Disconnected, Hooks
 from broker_servicebus import privates
 from broker_servicebus.errors import classify
 from broker_servicebus.settings import ServiceBusSettings

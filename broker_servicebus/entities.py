@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker.checks import is_whole
-from broker.errors import BackendError, InvalidSetting, TopicNotFound, UnknownSetting
+from broker import BackendError, InvalidSetting, TopicNotFound, UnknownSetting
+from broker.driver import is_whole
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import topic_of
 

@@ -10,7 +10,7 @@ from aiohttp import ClientConnectorCertificateError, ClientError
 from azure.core import exceptions as core
 from azure.servicebus import exceptions as client
 
-from broker.errors import (
+from broker import (
     AuthenticationFailed,
     BackendError,
     BrokerError,

@@ -21,9 +21,8 @@ from uuid import uuid4
 import msgspec
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
-from broker.checks import is_whole
-from broker.envelopes import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, Place
-from broker.outbound import OutboundMessage
+from broker import OutboundMessage
+from broker.driver import DEAD_LETTER_PREFIX, NO_ATTRIBUTES, RESERVED_PREFIX, Place, is_whole
 
 __all__ = ["VIEW", "Raw", "body_of", "encode", "size_of"]
 

@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from azure.servicebus import ServiceBusReceivedMessage
 
-from broker.errors import BrokerError, Closed
-from broker.messages import Message, Outcome
-from broker.spi import Settlement
-from broker.waiting_leases import WaitingLeases
+from broker import BrokerError, Closed, Message, Outcome
+from broker.driver import Settlement, WaitingLeases
 from broker_servicebus.connection import Connection
 from broker_servicebus.mapping import VIEW, Raw, body_of, size_of
 from broker_servicebus.receiving import Wire

@@ -17,9 +17,16 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, InvalidMessage, MessageTooLarge
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
+from broker import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConfigurationError,
+    InvalidMessage,
+    MessageTooLarge,
+    OutboundMessage,
+    Receipt,
+)
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_broken, is_busy

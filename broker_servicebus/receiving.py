@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.aio import ServiceBusReceiver
 
-from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, NotFound, OperationTimeout
+from broker import BrokerError, Closed, ConfigurationError, LeaseLost, NotFound, OperationTimeout
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify, is_busy

@@ -21,10 +21,8 @@ from typing import Any, Final
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
 
-from broker.buffers import take_from
-from broker.errors import BrokerError, Closed, LeaseLost, NotFound, OperationTimeout
-from broker.messages import Message, Outcome
-from broker.spi import Settlement, SourceListener
+from broker import BrokerError, Closed, LeaseLost, Message, NotFound, OperationTimeout, Outcome
+from broker.driver import Settlement, SourceListener, take_from
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import classify

@@ -13,10 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from broker.errors import InvalidSetting
-from broker.setting_types import Form
-from broker.settings import BackendSettings
-from broker.urls import UrlParts
+from broker import InvalidSetting
+from broker.driver import BackendSettings, Form, UrlParts
 
 __all__ = ["ServiceBusSettings"]
 

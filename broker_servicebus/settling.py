@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from azure.servicebus.aio import ServiceBusReceiver
 
-from broker.errors import BrokerError, LeaseLost, NotFound, SettleError, Unsupported
-from broker.messages import Message, Outcome
-from broker.spi import Settlement
+from broker import BrokerError, LeaseLost, Message, NotFound, Outcome, SettleError, Unsupported
+from broker.driver import Settlement
 from broker_servicebus import privates
 from broker_servicebus.connection import Connection
 from broker_servicebus.errors import is_broken

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import ResourceExistsError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from broker.errors import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound, TopicNotFound
-from broker.names import REDRIVE_SUBSCRIPTION, check_name
+from broker import BrokerError, NotAuthorized, NotFound, SubscriptionNotFound, TopicNotFound
+from broker.driver import REDRIVE_SUBSCRIPTION, check_name
 from broker_servicebus import entities
 from broker_servicebus.connection import Connection
 from broker_servicebus.names import QUEUE, entity_name, needs_metadata, split_path, subscription_name

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.blocking import Bus
+from broker.driver.contract import Span
 from broker.errors import BrokerError
-from broker.spi import Span
 from broker_spark.admission import Places
 from broker_spark.spans import after, batches_in, below
 

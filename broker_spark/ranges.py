@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from broker.spi import Span
+from broker.driver.contract import Span
 from broker_spark.spans import cut
 
 __all__ = ["Range", "ranges"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.spi import Span
+from broker.driver.contract import Span
 
 __all__ = ["after", "batches_in", "below", "cut"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from broker import admin as asynchronous
 from broker.blocking.portal import Portal
-from broker.group_admin import GroupInfo, PositionChange
+from broker.driver.contract import Lag, Start, SubscriptionInfo, TopicInfo
+from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.redrive import DeadLetter, Redriven
-from broker.spi import Lag, Start, SubscriptionInfo, TopicInfo
 
 __all__ = ["Admin"]
 

@@ -32,13 +32,13 @@ from broker.blocking.transactions import TransactionalPublisher
 from broker.capabilities import Capabilities
 from broker.checks import check_callable
 from broker.consuming.options import MessageOptions
+from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, PublishError
 from broker.hooks import Hooks
 from broker.names import Ephemeral
 from broker.protocols import Codec
 from broker.publishing.topic import codec_key
 from broker.reading.options import AnyRecordOptions
-from broker.spi import TopicPartition
 
 if TYPE_CHECKING:
     from broker.settings import BackendSettings

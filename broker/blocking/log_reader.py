@@ -12,8 +12,8 @@ from typing import Any
 
 from broker.blocking.portal import Portal
 from broker.blocking.settling import BlockingRecordBatch
+from broker.driver.contract import Bounds, Span
 from broker.reading import log_reader as asynchronous
-from broker.spi import Bounds, Span
 
 __all__ = ["LogReader"]
 

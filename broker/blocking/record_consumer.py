@@ -17,13 +17,13 @@ from typing_extensions import TypeVar, Unpack
 from broker.blocking.consumer import MessageConsumer
 from broker.blocking.portal import Call, Portal
 from broker.blocking.settling import BlockingRecord, BlockingRecordBatch
-from broker.consuming.retry import Drop, Retry
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.policy import Drop, Retry
+from broker.consuming.retry.topics import RetryTopics
+from broker.driver.contract import TopicPartition
 from broker.errors import Closed, LeaseLost
 from broker.hooks import Hooks
 from broker.reading import record_consumer as asynchronous
 from broker.records import Record
-from broker.spi import TopicPartition
 
 __all__ = ["AsMessagesOptions", "RecordConsumer"]
 

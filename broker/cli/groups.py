@@ -11,8 +11,8 @@ from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_time
 from broker.cli.topics import Yes, parse_name
-from broker.group_admin import GroupInfo, PositionChange
-from broker.spi import Start
+from broker.driver.contract import Start
+from broker.driver.group_admin import GroupInfo, PositionChange
 
 __all__ = ["app"]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 from broker.cli.exits import Exit, Failure
+from broker.driver.queue_tracking import Histogram
 from broker.exposition import CONTENT_TYPE, Series, prometheus_text
-from broker.queue_tracking import Histogram
 
 __all__ = ["HealthServer"]
 

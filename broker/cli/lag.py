@@ -8,7 +8,7 @@ import typer
 
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.topics import KnownTopic, parse_name
-from broker.spi import Lag
+from broker.driver.contract import Lag
 
 __all__ = ["app"]
 

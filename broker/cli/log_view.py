@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.cli.exits import Exit, Failure
+from broker.driver.contract import Bounds
 from broker.protocols import LogReader
 from broker.records import Record
-from broker.spi import Bounds
 
 __all__ = ["read_from", "read_last"]
 

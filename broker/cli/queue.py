@@ -15,7 +15,7 @@ from broker.cli.rendering import attribute_pairs, bytes_field, cut, escaped, jso
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.topics import Yes
 from broker.cli.tracker import Subscription, queues_of
-from broker.queue_tracking import PurgedQueue, QueuedMessage
+from broker.driver.queue_tracking import PurgedQueue, QueuedMessage
 
 __all__ = ["app"]
 

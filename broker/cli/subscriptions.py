@@ -11,8 +11,8 @@ from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_start
 from broker.cli.topics import TopicName, Yes
+from broker.driver.contract import Lag
 from broker.errors import BrokerError
-from broker.spi import Lag
 
 __all__ = ["app"]
 

@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta
 
 from broker.cli.exits import Exit, Failure
-from broker.spi import Start
+from broker.driver.contract import Start
 
 __all__ = ["parse_duration", "parse_start", "parse_time"]
 

@@ -11,9 +11,9 @@ from broker.cli.exits import Exit, Failure
 from broker.cli.rendering import native_rows
 from broker.cli.session import AsJson, Session, command, new_app
 from broker.cli.times import parse_duration
+from broker.driver.contract import TopicInfo
 from broker.errors import InvalidName
 from broker.names import known_name
-from broker.spi import TopicInfo
 
 __all__ = ["KnownTopic", "app", "parse_name"]
 

@@ -13,9 +13,9 @@ import typer
 from broker.cli.exits import Exit, Failure
 from broker.cli.health import HealthServer
 from broker.cli.session import AsJson, Session, command, new_app
+from broker.driver.queue_tracking import TracksQueues
 from broker.errors import Unsupported
 from broker.hooks import PartitionsAssigned, PartitionsLost, PartitionsRevoked
-from broker.queue_tracking import TracksQueues
 
 __all__ = ["Subscription", "app", "queues_of"]
 

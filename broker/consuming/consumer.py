@@ -18,8 +18,7 @@ from typing_extensions import TypeVar
 
 from broker.checks import check_count, check_patience, is_whole, refused
 from broker.consuming.engine import Engine
-from broker.consuming.handling import check_handler
-from broker.consuming.workers import LAST_CHANCE, handle_batches, handle_each, work
+from broker.consuming.handlers import LAST_CHANCE, check_handler, handle_batches, handle_each, work
 from broker.errors import Closed
 from broker.messages import Message, MessageBatch
 from broker.protocols import BatchHandler, Handler

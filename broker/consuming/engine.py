@@ -14,21 +14,18 @@ from contextlib import suppress
 from typing import Any, Final
 
 from broker.capabilities import MessageCapabilities
-from broker.consuming.dead_letter import DeadLetterWriter
-from broker.consuming.disposition import Disposition
-from broker.consuming.intake import Intake
-from broker.consuming.lanes import Lanes
-from broker.consuming.letters import describe
+from broker.consuming.dead_letters import DeadLetterWriter, describe
+from broker.consuming.failure_policy import Disposition
+from broker.consuming.in_flight import Intake, tell_received_again
 from broker.consuming.options import ConsumerOptions
-from broker.consuming.ready import ArrivalOrder, Ready
-from broker.consuming.retry import Attempts, Drop, Retry
-from broker.consuming.retry_writer import RetryWriter
-from broker.consuming.telling import tell_received_again
+from broker.consuming.ordering import ArrivalOrder, Lanes, Ready
+from broker.consuming.retry.policy import Attempts, Drop, Retry
+from broker.consuming.retry.writer import RetryWriter
+from broker.driver.contract import MessageSource, SourceListener, TellsIdle
 from broker.errors import BrokerError, Closed, DecodeError
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome, SettleState
 from broker.protocols import Codec
-from broker.spi import MessageSource, SourceListener, TellsIdle
 
 __all__ = ["Engine", "OpenSource", "intake_of"]
 

@@ -11,20 +11,18 @@ from typing import Any, Protocol
 from broker.capabilities import ConfirmedAck, MessageCapabilities
 from broker.checks import check_flag, refused
 from broker.consuming.consumer import Closable, MessageConsumer
-from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.dead_letters import DeadLetterWriter, LetterTopic
 from broker.consuming.engine import Engine, OpenSource
-from broker.consuming.letter_topic import LetterTopic
 from broker.consuming.options import ConsumerOptions, check_options, check_policies, fitting_retry
-from broker.consuming.retry import Drop, Retry
-from broker.consuming.retry_topics import RetryRoutes, RetryTopics, one_try_each, routes_of
-from broker.consuming.retry_writer import RetryWriter
+from broker.consuming.retry.policy import Drop, Retry
+from broker.consuming.retry.topics import RetryRoutes, RetryTopics, one_try_each, routes_of
+from broker.consuming.retry.writer import RetryWriter
+from broker.driver.contract import Backend, MessageSubscription, Start, check_start
 from broker.errors import ConfigurationError, NotFound, TopicNotFound, Unsupported
 from broker.hooks import Hooks
 from broker.names import Ephemeral, check_name
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec, Topic
-from broker.spi import Backend, MessageSubscription, Start
-from broker.starts import check_start
 
 __all__ = ["ConsumerFactory", "check_topics", "unsupported"]
 

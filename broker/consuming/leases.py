@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from broker.capabilities import LeaseMode
+from broker.driver.contract import MessageSource
 from broker.errors import BackendError, BrokerError, LeaseLost
 from broker.hooks import Event, Hooks, LeasesNotRenewed
 from broker.messages import Message
-from broker.spi import MessageSource
 
 __all__ = ["LeaseKeeper", "tell_not_renewed"]
 

@@ -7,10 +7,10 @@ from typing import TypedDict
 
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.checks import check_codec, check_count, check_flag, check_seconds, refused
-from broker.consuming.retry import Drop, Retry
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.policy import Drop, Retry
+from broker.consuming.retry.topics import RetryTopics
+from broker.driver.contract import Start
 from broker.errors import ConfigurationError
-from broker.spi import Start
 
 __all__ = ["ConsumerOptions", "MessageOptions", "check_options", "check_policies", "fitting_retry", "longest_delay"]
 

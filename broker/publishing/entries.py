@@ -10,9 +10,9 @@ import asyncio
 
 import msgspec
 
+from broker.driver.limits import message_size
 from broker.errors import BrokerError
 from broker.outbound import OutboundMessage
-from broker.publishing.limits import message_size
 from broker.receipts import Receipt
 
 __all__ = ["Burst", "Caller", "Entry", "is_unseen"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.outbound import OutboundMessage
 from broker.publishing.entries import Burst
-from broker.publishing.limits import MessageLimits, PipelineSettings
 from broker.receipts import Receipt
 
 __all__ = ["Intake"]

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from itertools import chain
 from typing import cast
 
+from broker.driver.limits import PipelineSettings
 from broker.errors import BrokerError
 from broker.publishing.entries import Burst, Entry
-from broker.publishing.limits import PipelineSettings
 from broker.receipts import Receipt
 
 __all__ = ["Departures", "overtaken"]

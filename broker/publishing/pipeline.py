@@ -29,11 +29,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 from broker.capabilities import PublishCapabilities
+from broker.driver.limits import MessageLimits, PipelineSettings
 from broker.errors import BackendError, BrokerError, Closed, OperationTimeout, PublishError
 from broker.outbound import OutboundMessage
 from broker.publishing.entries import Burst, Caller, Entry, is_unseen
 from broker.publishing.intake import Intake
-from broker.publishing.limits import MessageLimits, PipelineSettings
 from broker.publishing.order import Departures, overtaken
 from broker.receipts import Receipt
 

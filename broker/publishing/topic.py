@@ -25,14 +25,14 @@ from typing import Any, Final, Generic, cast
 from typing_extensions import TypeVar
 
 from broker.capabilities import Capabilities
+from broker.driver.contract import PublishTarget
+from broker.driver.limits import MessageLimits
 from broker.errors import BackendError, BrokerError, Closed, InvalidMessage, PublishError
 from broker.hooks import Hooks, Published
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import Codec
-from broker.publishing.limits import MessageLimits
 from broker.publishing.pipeline import PipelineSettings, PublishingPipeline
 from broker.receipts import Receipt
-from broker.spi import PublishTarget
 
 __all__ = ["TopicFacade", "codec_key"]
 

@@ -5,17 +5,22 @@ may overlap; leaving the block waits for them. *Cancellation.* A cancelled block
 out all the same. *Failure.* Leaving the block raises `TransactionAborted` (undone, the consumer rewound: do it again)
 or `TransactionFatal` (fenced or broken: this publisher is dead, the consumer is rewound). An exception raised inside
 the block aborts, rewinds, and is raised further. Messages that were to be acked are open again after an abort.
+
+Opens the transactional publisher of a bus, and closes it when the block ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, cast
 
 from broker.capabilities import Capabilities
+from broker.driver.contract import Backend, TransactionSpi
+from broker.driver.limits import MessageLimits
+from broker.driver.transactional_acks import ChecksConsumers
 from broker.errors import (
     BackendError,
     BrokerError,
@@ -33,15 +38,13 @@ from broker.messages import Message
 from broker.names import check_name
 from broker.outbound import OutboundMessage, check_batch
 from broker.protocols import BatchedRecordStream
-from broker.publishing.limits import MessageLimits
-from broker.publishing.transacted_acks import TransactedAcks, checked
+from broker.publishing.transactional_acks import TransactedAcks, checked
 from broker.reading.group_member import GroupMember
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.spi import TransactionSpi
-from broker.transactional_acks import ChecksConsumers
 
-__all__ = ["OpenTransaction", "TransactionalPublisherFacade"]
+__all__ = ["OpenTransaction", "TransactionalPublisherFacade", "open_transactional_publisher"]
+
 
 _LONGEST_END: Final = 30.0
 
@@ -397,3 +400,29 @@ def _look_at(ending: asyncio.Task[None]) -> None:
     """Whoever was cancelled while he waited does not hear the outcome; it must not be reported as forgotten."""
     if not ending.cancelled():
         ending.exception()
+
+
+@asynccontextmanager
+async def open_transactional_publisher(
+    transactional_id: str,
+    backend: Backend,
+    capabilities: Capabilities,
+    hooks: Hooks,
+    check_open: Callable[[], None],
+) -> AsyncGenerator[TransactionalPublisherFacade]:
+    """Open the publisher of this id, which fences an older one; close it when the block ends.
+
+    :param check_open: raises Closed if the bus is not open.
+    :raises Unsupported: the backend has no transactions.
+    """
+    if not capabilities.publish.transactions:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no transactions")
+    check_name(transactional_id, "transactional id")
+    check_open()
+    publisher = TransactionalPublisherFacade(
+        transactional_id, await backend.transaction(transactional_id), capabilities, hooks
+    )
+    try:
+        yield publisher
+    finally:
+        await publisher.close()

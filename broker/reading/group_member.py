@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from broker.driver.assignments import Assignments, taken_away
+from broker.driver.commits import Committer, Positions
+from broker.driver.contract import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, Unsupported
 from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
-from broker.reading.assignments import Assignments, taken_away
-from broker.reading.record_commits import Committer, Positions
-from broker.reading.record_pump import RecordPump
+from broker.reading.fetch_loop import RecordPump
 from broker.records import Record
-from broker.spi import Backend, RecordSource, RecordSubscription, TellsIdle, TopicPartition
 
 __all__ = ["GroupMember", "OnRevoking"]
 

@@ -12,10 +12,10 @@ from datetime import datetime
 
 from broker.capabilities import RecordCapabilities
 from broker.checks import check_count, check_time, is_whole, refused
+from broker.driver.contract import Bounds, LogReaderSpi, Span, TellsSpans
 from broker.errors import ConfigurationError, NotFound, OffsetOutOfRange, Unsupported
 from broker.names import check_name
 from broker.records import RecordBatch
-from broker.spi import Bounds, LogReaderSpi, Span, TellsSpans
 
 __all__ = ["LogReaderFacade"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 from broker.checks import check_callable, check_choice, check_codec, check_count, check_seconds, refused
+from broker.driver.contract import RecordSubscription, Start
 from broker.errors import ConfigurationError
 from broker.names import check_name
 from broker.reading.group_member import OnRevoking
-from broker.spi import RecordSubscription, Start
 
 __all__ = ["AnyRecordOptions", "RecordOptions", "check_record_options"]
 

@@ -10,12 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from broker.errors import BrokerError
-from broker.messages import Message
-from broker.outbound import OutboundMessage
-from broker.receipts import Receipt
-from broker.records import Record, RecordRun
-from broker.spi import (
+from broker.driver.contract import (
     Backend,
     FetchesRuns,
     MessageSource,
@@ -27,6 +22,11 @@ from broker.spi import (
     Settlement,
     SourceListener,
 )
+from broker.errors import BrokerError
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.receipts import Receipt
+from broker.records import Record, RecordRun
 
 __all__ = ["Faults", "FaultySource", "FaultyTarget", "RecordProbe", "Wrapped"]
 

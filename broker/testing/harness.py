@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from broker.driver.contract import Backend
 from broker.errors import BrokerError, Unsupported
 from broker.settings import BackendSettings
-from broker.spi import Backend
 
 if TYPE_CHECKING:
     from broker.bus import Bus

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from broker.checks import refused
-from broker.reading.assignments import as_partitions
-from broker.records import Record
-from broker.spi import TopicPartition
+from broker import Record, TopicPartition
+from broker.driver import as_partitions, refused
 from broker_kafka.offsets.arguments import check_positions
 from broker_kafka.offsets.protocol import StoredOffset
 

@@ -11,14 +11,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from broker.errors import BackendError, BrokerError, LeaseLost
-from broker.hooks import logger
-from broker.spi import TopicPartition
-from broker_kafka.admin_requests import ask_group, plain
-from broker_kafka.connection import NEVER, Connection
+from broker import BackendError, BrokerError, LeaseLost, TopicPartition
+from broker.driver import logger
+from broker_kafka.cluster.connection import NEVER, Connection
+from broker_kafka.cluster.requests import ask_group, plain
+from broker_kafka.group.start_offsets import StartPositions
 from broker_kafka.offsets.arguments import is_offset
 from broker_kafka.offsets.protocol import FetchResults, GroupMember, OffsetStore, StoredOffset
-from broker_kafka.starts import StartPositions
 
 __all__ = ["Claim", "Claims"]
 

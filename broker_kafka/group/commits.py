@@ -14,13 +14,12 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-from broker.errors import BackendError, BrokerError, OffsetOutOfRange, OperationTimeout, TopicNotFound
-from broker.hooks import logger
-from broker.spi import Bounds, TopicPartition
+from broker import BackendError, Bounds, BrokerError, OffsetOutOfRange, OperationTimeout, TopicNotFound, TopicPartition
+from broker.driver import logger
+from broker_kafka.cluster.list_offsets import not_within
 from broker_kafka.errors import kafka_error
 from broker_kafka.group.held import Held
 from broker_kafka.offsets.protocol import CommitResults, GroupMember, OffsetStore, StoredOffset
-from broker_kafka.positions import not_within
 
 __all__ = ["Commits"]
 

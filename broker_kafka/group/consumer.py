@@ -18,13 +18,22 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
 from typing_extensions import TypeVar
 
-from broker.bus import Bus
-from broker.errors import BrokerError, Closed, ConfigurationError, LeaseLost, Unsupported
-from broker.protocols import Codec
-from broker.reading.assignments import as_partitions
-from broker.records import Record, RecordBatch
-from broker.spi import Bounds, TopicPartition
-from broker_kafka.backend import KafkaBackend
+from broker import (
+    Bounds,
+    BrokerError,
+    Bus,
+    Closed,
+    Codec,
+    ConfigurationError,
+    LeaseLost,
+    Record,
+    RecordBatch,
+    TopicPartition,
+    Unsupported,
+)
+from broker.driver import as_partitions
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, check_within
 from broker_kafka.group.arguments import read_positions, read_records
 from broker_kafka.group.held import Held
 from broker_kafka.group.marking import Marking
@@ -34,7 +43,6 @@ from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.streams import AllBatches, AllRecords, PartitionStream, check_limit
 from broker_kafka.group.topics import TopicPattern, read_topics
 from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
-from broker_kafka.positions import bounds_of, check_within
 
 __all__ = ["GroupConsumer"]
 
@@ -96,18 +104,18 @@ class GroupConsumer(Marking, Generic[T]):
         close_timeout: float = 30.0,
         **options: Any,
     ) -> None:
-        backend = bus.backend if isinstance(bus, Bus) else None
-        if backend is None:
+        if not isinstance(bus, Bus):
             raise ConfigurationError(
                 f"bus is {bus!r}", advice="Give what broker.connect(...) returns; GroupConsumer has no blocking form"
             )
-        if not isinstance(backend, KafkaBackend):
+        connection: object = getattr(bus.backend, "connection", None)
+        if not isinstance(connection, Connection):
             raise Unsupported(
                 f"Backend {bus.capabilities.backend!r} has no group consumer of Kafka",
                 advice="Use bus.records(...), or connect to kafka://",
             )
         self._hooks = bus.hooks
-        self._backend = backend
+        self._connection = connection
         self._options = GroupOptions(
             subscription=read_topics(topics),
             group=group,
@@ -125,7 +133,7 @@ class GroupConsumer(Marking, Generic[T]):
             max_buffered_bytes=max_buffered_bytes,
             stop_when_idle=stop_when_idle,
             close_timeout=close_timeout,
-            settings=with_options(backend.connection.settings, options),
+            settings=with_options(connection.settings, options),
         )
         self.group: Final = group
         self._mode = ""
@@ -143,13 +151,13 @@ class GroupConsumer(Marking, Generic[T]):
         """
         if self._parts is not None or self._closed:
             raise Closed("A group consumer opens once", advice="Make another GroupConsumer(...)")
-        self._parts = Membership(self._backend.connection, self._options, self._hooks, self)
+        self._parts = Membership(self._connection, self._options, self._hooks, self)
         try:
             await self._parts.join()
         except BaseException:
             self._closed = True
             raise
-        self._backend.attach(self)
+        self._connection.attach(self)
         return self
 
     async def __aexit__(
@@ -178,7 +186,7 @@ class GroupConsumer(Marking, Generic[T]):
             await work
         finally:
             self._closed = True
-            self._backend.detach(self)
+            self._connection.detach(self)
 
     @property
     def closed(self) -> bool:
@@ -351,7 +359,7 @@ class GroupConsumer(Marking, Generic[T]):
 
     async def _bounds(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, Bounds]:
         committed = self._options.isolation == "read_committed"
-        return await bounds_of(self._backend.connection, places, committed=committed)
+        return await bounds_of(self._connection, places, committed=committed)
 
     async def _commit(self, places: Iterable[TopicPartition]) -> CommitResults:
         parts = self._open_parts()

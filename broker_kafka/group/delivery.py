@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Final, Protocol
 from weakref import ref
 
-from broker.errors import BrokerError
+from broker import BrokerError
 from broker_kafka.group.held import Held
 
 __all__ = ["Delivery", "Worker"]

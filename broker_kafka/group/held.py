@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from broker.records import Record
-from broker.spi import TopicPartition
+from broker import Record, TopicPartition
 from broker_kafka.group.marks import Marks
 from broker_kafka.offsets.protocol import StoredOffset
 

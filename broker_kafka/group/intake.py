@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, Protocol
 
-from broker.errors import DecodeError
-from broker.records import Record, RecordRun, undecodable
-from broker.spi import TopicPartition
+from broker import DecodeError, Record, TopicPartition
+from broker.driver import RecordRun, undecodable
 from broker_kafka.group.held import Held
 
 __all__ = ["Intake", "Source"]

@@ -9,9 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from broker.errors import LeaseLost
-from broker.records import Record
-from broker.spi import TopicPartition
+from broker import LeaseLost, Record, TopicPartition
 from broker_kafka.group.arguments import check_kind, check_record, read_records
 from broker_kafka.group.held import Held
 from broker_kafka.group.membership import Membership

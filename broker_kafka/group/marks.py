@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from broker.records import Record
+from broker import Record
 from broker_kafka.offsets.protocol import StoredOffset
 
 __all__ = ["Marks", "Runs"]

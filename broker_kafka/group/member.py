@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, Final
 
-from broker.errors import BrokerError, LeaseLost, TopicNotFound
-from broker.hooks import (
+from broker import BrokerError, LeaseLost, TopicNotFound, TopicPartition
+from broker.driver import (
     FetchFailed,
     Hooks,
     PartitionsAssigned,
@@ -25,27 +25,26 @@ from broker.hooks import (
     PositionReset,
     Warned,
     logger,
+    not_assigned,
 )
-from broker.reading.assignments import not_assigned
-from broker.spi import TopicPartition
-from broker_kafka.claiming import told_if_slow
-from broker_kafka.connection import Connection
-from broker_kafka.consuming import ConsumerThread
+from broker_kafka.client.consumer import ConsumerThread
+from broker_kafka.client.tasks import Tasks
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of
+from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.group.claims import Claim, Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake
+from broker_kafka.group.log_end import Tails
+from broker_kafka.group.offset_reset import reset_of
 from broker_kafka.group.options import GroupOptions
 from broker_kafka.group.rebalance import OnRebalance, Rebalance, Teller
+from broker_kafka.group.start_offsets import told_if_slow
 from broker_kafka.group.streams import Streams
-from broker_kafka.identities import TopicIdentities
+from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets.protocol import OffsetStore
-from broker_kafka.positions import bounds_of
-from broker_kafka.resets import reset_of
-from broker_kafka.runs import NativeRun
-from broker_kafka.tails import Tails
-from broker_kafka.tasks import Tasks
 
 __all__ = ["Member"]
 

@@ -9,25 +9,25 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker.hooks import Hooks
-from broker.spi import TopicPartition
-from broker_kafka.connection import Connection
-from broker_kafka.consuming import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
+from broker import TopicPartition
+from broker.driver import Hooks
+from broker_kafka.client.consumer import IN_FLIGHT, LARGEST_BATCH, ConsumerThread
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of
 from broker_kafka.group.claims import Claims
 from broker_kafka.group.commits import Commits
 from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
+from broker_kafka.group.idle import Idleness
 from broker_kafka.group.intake import Intake
 from broker_kafka.group.member import Member
 from broker_kafka.group.options import GroupOptions
+from broker_kafka.group.start_offsets import StartPositions
 from broker_kafka.group.streams import Streams
 from broker_kafka.group.watch import TopicWatch
-from broker_kafka.idleness import Idleness
 from broker_kafka.offsets.identified import IdentifiedStore
 from broker_kafka.offsets.kafka import ThreadOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.positions import bounds_of
-from broker_kafka.starts import StartPositions
 
 __all__ = ["Membership"]
 

@@ -8,18 +8,14 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from broker.checks import check_codec, is_finite, is_whole
-from broker.errors import ConfigurationError, UnknownSetting
-from broker.names import check_name
-from broker.protocols import Codec
-from broker.spi import Start, TopicPartition
-from broker.starts import check_start
+from broker import Codec, ConfigurationError, TopicPartition, UnknownSetting
+from broker.driver import Start, check_codec, check_name, check_start, is_finite, is_whole
+from broker_kafka.cluster.names import check_id
+from broker_kafka.config.properties import CONSUMER_PROPERTIES
 from broker_kafka.group.rebalance import OnRebalance
 from broker_kafka.group.topics import Subscription
-from broker_kafka.names import check_id
 from broker_kafka.offsets.arguments import check_store, is_offset, is_partition
 from broker_kafka.offsets.protocol import OffsetStore
-from broker_kafka.property_names import CONSUMER_PROPERTIES
 from broker_kafka.settings import KafkaSettings
 
 __all__ = ["GroupOptions", "GroupStart", "with_options"]

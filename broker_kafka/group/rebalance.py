@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from broker.hooks import logger
-from broker.spi import TopicPartition
+from broker import TopicPartition
+from broker.driver import logger
 
 __all__ = ["OnRebalance", "Rebalance", "Teller"]
 

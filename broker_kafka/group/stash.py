@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from broker.records import Record, RecordOwner
-from broker.spi import TopicPartition
+from broker import Record, TopicPartition
+from broker.driver import RecordOwner
 from broker_kafka.group.arguments import check_record
 from broker_kafka.offsets.arguments import check_metadata, check_positions
 from broker_kafka.offsets.protocol import StoredOffset

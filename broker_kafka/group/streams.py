@@ -16,10 +16,8 @@ from typing import Any, Generic, Self
 
 from typing_extensions import TypeVar
 
-from broker.checks import is_whole
-from broker.errors import ConfigurationError
-from broker.records import Record, RecordBatch
-from broker.spi import TopicPartition
+from broker import ConfigurationError, Record, RecordBatch, TopicPartition
+from broker.driver import is_whole
 from broker_kafka.group.delivery import Delivery
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from broker.errors import ConfigurationError
-from broker.names import check_name
-from broker_kafka.names import is_internal
+from broker import ConfigurationError
+from broker.driver import check_name
+from broker_kafka.cluster.names import is_internal
 
 __all__ = ["Subscription", "TopicPattern", "read_topics"]
 

@@ -11,13 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from broker.errors import BrokerError, TopicNotFound
-from broker.hooks import logger
-from broker.spi import TopicPartition
-from broker_kafka.any_broker import read_metadata
-from broker_kafka.connection import Connection
+from broker import BrokerError, TopicNotFound, TopicPartition
+from broker.driver import logger
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.cluster.requests import read_metadata
 from broker_kafka.group.topics import Subscription
-from broker_kafka.positions import partitions_of
 
 __all__ = ["TopicWatch"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import MissingClient
+from broker import MissingClient
 from broker_kafka.offsets.file import FileOffsetStore
 from broker_kafka.offsets.kafka import GroupOffsetStore, MemberOffsetStore
 from broker_kafka.offsets.memory import MemoryOffsetStore

@@ -10,9 +10,8 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from broker.checks import is_whole, refused
-from broker.errors import ConfigurationError
-from broker.spi import TopicPartition
+from broker import ConfigurationError, TopicPartition
+from broker.driver import is_whole, refused
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 __all__ = [

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from broker.errors import BrokerError, LeaseLost, SettleError
-from broker.spi import TopicPartition
+from broker import BrokerError, LeaseLost, SettleError, TopicPartition
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
 
 __all__ = ["UNCLAIMED", "Entries", "Entry", "check_claim", "check_commit", "claim", "commit", "position_of", "put_back"]

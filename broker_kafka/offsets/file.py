@@ -24,9 +24,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from broker.checks import check_seconds, refused
-from broker.errors import BackendError, BrokerError, Closed, ConfigurationError, SettleError
-from broker.spi import TopicPartition
+from broker import BackendError, BrokerError, Closed, ConfigurationError, SettleError, TopicPartition
+from broker.driver import check_seconds, refused
 from broker_kafka.offsets import fencing
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entries, Entry

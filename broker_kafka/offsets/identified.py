@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from broker.errors import BrokerError
-from broker.spi import TopicPartition
+from broker import BrokerError, TopicPartition
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, OffsetStore, StoredOffset
 
 __all__ = ["IdentifiedStore"]

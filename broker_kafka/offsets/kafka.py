@@ -14,20 +14,18 @@ from typing import Any, Final, Protocol, TypeVar
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.bus import Bus
-from broker.errors import BrokerError, ConfigurationError, LeaseLost, Unsupported
-from broker.spi import TopicPartition
-from broker_kafka.admin_requests import (
+from broker import BrokerError, Bus, ConfigurationError, LeaseLost, TopicPartition, Unsupported
+from broker_kafka.cluster.connection import NEVER, Connection
+from broker_kafka.cluster.requests import (
     ask_coordinator,
     committed,
     coordinator_ready,
     forget_moved,
     passing,
     plain,
+    read_metadata,
     settled,
 )
-from broker_kafka.any_broker import read_metadata
-from broker_kafka.connection import NEVER, Connection
 from broker_kafka.errors import is_of_one, kafka_error, translate, unanswered
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults, GroupMember, StoredOffset
@@ -43,7 +41,7 @@ _LEAST_WAIT: Final = 0.01
 
 
 class ConsumerClient(Protocol):
-    """The thread that owns a member's client, as `broker_kafka.owner.OwnerThread` does."""
+    """The thread that owns a member's client, as `broker_kafka.client.thread.OwnerThread` does."""
 
     async def call(self, function: Callable[[Consumer], R]) -> R: ...
 

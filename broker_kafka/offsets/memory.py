@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from broker.errors import Closed
-from broker.spi import TopicPartition
+from broker import Closed, TopicPartition
 from broker_kafka.offsets import fencing
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import Entries

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from broker.checks import check_flag
-from broker.errors import BrokerError, ConfigurationError
-from broker.spi import TopicPartition
+from broker import BrokerError, ConfigurationError, TopicPartition
+from broker.driver import check_flag
 from broker_kafka.offsets.arguments import check_group, check_store
 from broker_kafka.offsets.protocol import CommitResults, OffsetStore, StoredOffset
 

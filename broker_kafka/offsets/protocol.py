@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker.checks import refused
-from broker.errors import BrokerError
-from broker.spi import TopicPartition
-from broker_kafka.group_metadata import parse_group_metadata
+from broker import BrokerError, TopicPartition
+from broker.driver import refused
+from broker_kafka.codec.group_metadata import parse_group_metadata
 
 __all__ = [
     "CommitResults",

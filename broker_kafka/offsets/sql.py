@@ -41,9 +41,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
-from broker.checks import refused
-from broker.errors import BrokerError, Closed, ConfigurationError, SettleError
-from broker.spi import TopicPartition
+from broker import BrokerError, Closed, ConfigurationError, SettleError, TopicPartition
+from broker.driver import refused
 from broker_kafka.offsets import fencing
 from broker_kafka.offsets.arguments import check_claim, check_commit, check_fetch, check_group, check_reset
 from broker_kafka.offsets.fencing import UNCLAIMED, Entry

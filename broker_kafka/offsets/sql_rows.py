@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from broker.spi import TopicPartition
+from broker import TopicPartition
 from broker_kafka.offsets.fencing import Entry
 
 __all__ = ["add_row", "place", "read_row", "read_rows"]

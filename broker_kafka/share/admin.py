@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.errors import Unsupported
-from broker.names import REDRIVE_SUBSCRIPTION
-from broker.spi import Lag, Start, SubscriptionInfo
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
-from broker_kafka.positions import partitions_of
+from broker import Lag, SubscriptionInfo, Unsupported
+from broker.driver import REDRIVE_SUBSCRIPTION, Start
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import partitions_of
 from broker_kafka.share.group_config import delete_group, prepare, read_config, require
 
 __all__ = ["ShareAdmin"]

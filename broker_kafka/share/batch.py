@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from broker.messages import Message
+from broker import Message
 from broker_kafka.share.member import ShareMember
 
 __all__ = ["Batch", "place_of"]

@@ -1,4 +1,6 @@
-"""The configuration of a share group, which is all of it that Kafka's client can see and change from outside.
+"""What messages of a share group can do. Pure.
+
+The configuration of a share group, which is all of it that Kafka's client can see and change from outside.
 
 A group that this SDK has made has configuration of its own, and is told to exist by that: the client lists and
 describes no share groups. *Concurrency.* Stateless; any number at once, and the last change holds. *Cancellation.* A
@@ -21,15 +23,62 @@ from confluent_kafka.admin import (
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from broker.errors import BrokerError, InvalidName, InvalidSetting, NotAuthorized, SubscriptionNotFound, Unsupported
-from broker.spi import Start
-from broker_kafka.admin_requests import ask, ask_any, ask_group, coordinator_ready, plain, settled
-from broker_kafka.connection import NEVER, Connection
+from broker import (
+    BrokerError,
+    ConfirmedAck,
+    InvalidName,
+    InvalidSetting,
+    LeaseMode,
+    MessageCapabilities,
+    NotAuthorized,
+    SubscriptionNotFound,
+    Unsupported,
+)
+from broker.driver import Start
+from broker_kafka.admin.groups import KafkaGroups
+from broker_kafka.cluster.connection import NEVER, Connection
+from broker_kafka.cluster.requests import ask, ask_any, ask_group, coordinator_ready, plain, settled
 from broker_kafka.errors import kafka_error
-from broker_kafka.groups_admin import KafkaGroups
-from broker_kafka.share.capabilities import DELIVERIES
+from broker_kafka.settings import KafkaSettings
 
-__all__ = ["ShareGroupConfig", "delete_group", "no_share_groups", "prepare", "read_config", "require"]
+__all__ = [
+    "DELIVERIES",
+    "LOCK_SECONDS",
+    "ShareGroupConfig",
+    "counted_lock",
+    "delete_group",
+    "no_share_groups",
+    "prepare",
+    "read_config",
+    "require",
+    "share_capabilities",
+]
+
+
+LOCK_SECONDS: Final = 30.0
+"""How long a message is a consumer's where neither the group nor the brokers say otherwise."""
+DELIVERIES: Final = 10
+"""How often a group is made to deliver a message; brokers take no more unless they are told to, and drop it then."""
+
+
+def counted_lock(settings: KafkaSettings) -> float:
+    """The seconds by which delays and retries are measured, before any group is known."""
+    return settings.share_lock or LOCK_SECONDS
+
+
+def share_capabilities(settings: KafkaSettings) -> MessageCapabilities:
+    """Of a connection with `queue=share`."""
+    return MessageCapabilities(
+        lease=LeaseMode.FIXED,
+        lease_seconds=counted_lock(settings),
+        confirmed_ack=ConfirmedAck.OPTIONAL,
+        delivery_attempt=True,
+        delivery_limit=DELIVERIES,
+        shared_by_message=False,
+        start_latest=False,
+        subscription_admin=False,
+    )
+
 
 _START: Final = "share.auto.offset.reset"
 _LOCK: Final = "share.record.lock.duration.ms"

@@ -19,13 +19,12 @@ from typing import Any, Final, NamedTuple, Protocol
 from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaError, KafkaException, ShareConsumer
 from confluent_kafka import Message as NativeRecord
 
-from broker.errors import BackendError, BrokerError, LeaseLost, SettleError
-from broker.hooks import logger
-from broker.leasing import lease_time
+from broker import BackendError, BrokerError, LeaseLost, SettleError
+from broker.driver import lease_time, logger
+from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.thread import OwnerThread
+from broker_kafka.config.oauth import with_token
 from broker_kafka.errors import configuration_error, kafka_error, translate
-from broker_kafka.lifeline import Lifeline
-from broker_kafka.owner import OwnerThread
-from broker_kafka.tokens import with_token
 
 __all__ = ["Acknowledgement", "MemberHost", "ShareMember", "member_config"]
 

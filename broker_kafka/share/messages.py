@@ -19,22 +19,26 @@ from typing import Any, Final
 
 from confluent_kafka import AcknowledgeType, KafkaError
 
-from broker.buffers import take_from
-from broker.errors import BrokerError, Closed, ConnectionFailed, LeaseLost, Unsupported
-from broker.hooks import Warned, logger
-from broker.leasing import lease_time
-from broker.messages import Message, Outcome
-from broker.names import Ephemeral
-from broker.spi import MessageSubscription, Settlement, SourceListener
-from broker.waker import Waker
-from broker_kafka.connection import Connection
+from broker import BrokerError, Closed, ConnectionFailed, LeaseLost, Message, Outcome, Unsupported
+from broker.driver import (
+    Ephemeral,
+    MessageSubscription,
+    Settlement,
+    SourceListener,
+    Waker,
+    Warned,
+    lease_time,
+    logger,
+    take_from,
+)
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.codec.headers import NativeRecord
 from broker_kafka.errors import kafka_error
-from broker_kafka.headers import NativeRecord
 from broker_kafka.share.asking import Asking
 from broker_kafka.share.batch import Batch, place_of
 from broker_kafka.share.group_config import delete_group, no_share_groups
+from broker_kafka.share.join_state import TakingPart
 from broker_kafka.share.member import Acknowledgement, ShareMember, member_config
-from broker_kafka.share.taking_part import TakingPart
 from broker_kafka.share.views import SHARE_VIEW
 
 __all__ = ["ShareMessageSource"]
@@ -53,7 +57,7 @@ _KINDS: Final = {
 
 
 class ShareMessageSource:
-    """Implements `MessageSource`, `TellsIdle`, `LosesOver` and `TellsLeaseLeft` of `broker.spi`.
+    """Implements `MessageSource`, `TellsIdle`, `LosesOver` and `TellsLeaseLeft`.
 
     :param lock: seconds for which a message is ours.
     :param limit: deliveries after which the brokers drop it, if they tell.

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.errors import Unsupported
-from broker.hooks import Warned, logger
-from broker.names import Ephemeral
-from broker.spi import MessageSubscription, SourceListener
-from broker_kafka.connection import Connection
-from broker_kafka.names import group_id
-from broker_kafka.positions import partitions_of
-from broker_kafka.share.capabilities import counted_lock
-from broker_kafka.share.group_config import prepare, require
+from broker import Unsupported
+from broker.driver import Ephemeral, MessageSubscription, SourceListener, Warned, logger
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.cluster.names import group_id
+from broker_kafka.share.group_config import counted_lock, prepare, require
 from broker_kafka.share.messages import ShareMessageSource
 
 __all__ = ["subscribe"]

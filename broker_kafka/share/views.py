@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker_kafka.headers import RecordView
+from broker_kafka.codec.headers import RecordView
 
 __all__ = ["SHARE_VIEW"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import broker
-from broker.queue_tracking import OpenLease, TracksQueues
+from broker.driver.queue_tracking import OpenLease, TracksQueues
 from examples.flights_queue.topics import FLIGHTS, SUBSCRIPTION
 
 __all__ = ["Snapshot", "held_by", "look", "open_leases"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from broker.bus import Bus
+from broker.driver.contract import Backend, MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
@@ -15,7 +16,6 @@ from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.registry import create_backend
 from broker.settings import BackendSettings
-from broker.spi import Backend, MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker.testing.faults import Wrapped
 from tests.conformance.inmem_harness import InmemHarness
 

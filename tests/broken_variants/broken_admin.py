@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from broker.driver.contract import RecordSubscription, Start, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.records import Record
-from broker.spi import RecordSubscription, Start, SubscriptionInfo, TopicInfo, TopicPartition
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import BrokenAdmin, BrokenBackend, BrokenRecords
 from tests.broken_variants.registry import breaks

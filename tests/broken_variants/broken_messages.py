@@ -9,10 +9,10 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from broker.bus import Bus
+from broker.driver.contract import MessageSubscription, Settlement, View
 from broker.errors import BackendError, BrokerError
 from broker.messages import Message, Outcome
 from broker.names import Ephemeral
-from broker.spi import MessageSubscription, Settlement, View
 from broker.testing.faults import Wrapped
 from tests.broken_variants.breaking import (
     BrokenBackend,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from broker.driver.contract import Settlement, TopicPartition
 from broker.errors import BrokerError
 from broker.messages import Outcome
-from broker.spi import Settlement, TopicPartition
 from broker.testing.faults import Wrapped
 from broker_inmem import InmemSettings
 from tests.broken_variants.breaking import (

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from broker.driver.contract import MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
-from broker.spi import MessageSubscription, RecordSubscription, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Message
 
-from broker_kafka.queue.marker_topic import marker_topic_name
-from broker_kafka.queue.redelivery import attempts_of
-from broker_kafka.queue.wire import Kind, Marker, read_content, read_markers
+from broker_kafka.queue.markers.redelivery import attempts_of
+from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.wire import Kind, Marker, read_content, read_markers
 from tests.servers.kafka_client import RawAdmin, read_all
 
 __all__ = ["Copy", "Delivery", "Life", "Place", "Said", "overlaps", "read_copies", "read_deliveries", "read_ended"]

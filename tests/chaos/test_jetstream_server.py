@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import MessageSource, RecordSource, RecordSubscription, TopicPartition
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
 from broker.hooks import Connected, Disconnected, Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record
-from broker.spi import MessageSource, RecordSource, RecordSubscription, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import GroupListener, make_topic, settle_all, subscribe, until

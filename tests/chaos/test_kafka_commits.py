@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError
-from broker.spi import TopicPartition
-from broker_kafka.commits import Answer
-from broker_kafka.consuming import ConsumerThread
-from broker_kafka.runs import NativeRun
+from broker_kafka.client.consumer import ConsumerThread
+from broker_kafka.client.offset_commits import Answer
+from broker_kafka.codec.record_run import NativeRun
 from tests.kafka.group_members import eventually, new_group
 from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.kafka_client import RawAdmin

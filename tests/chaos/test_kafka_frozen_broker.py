@@ -18,10 +18,9 @@ from broker.errors import BrokerError, Closed, ConnectionFailed, OperationTimeou
 from broker.hooks import Hooks
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually
-from broker_kafka.connection import Connection
+from broker_kafka.admin.topics import KafkaTopics, TopicOptions
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.settings import KafkaSettings
-from broker_kafka.topics_admin import KafkaTopics
-from broker_kafka.topics_config import TopicOptions
 from tests.servers.kafka_client import produce, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
 

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 import broker
-from broker_kafka.lifeline import Lifeline
+from broker_kafka.client.rebootstrap import Lifeline
 from tests.chaos.test_kafka_server import over
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_kafka.queue.wire import Kind, Marker, MessageId
+from broker_kafka.queue.markers.wire import Kind, Marker, MessageId
 from tests.chaos.kafka_queue_records import Copy, Place, Said
 
 ID = MessageId("topic", 0, 0, "queue")

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from broker.bus import connect
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.names import REDRIVE_SUBSCRIPTION
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from broker.bus import connect
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from tests.cli.conftest import Cli, InnerCli
 from tests.servers import pubsub, pulsar
 

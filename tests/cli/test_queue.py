@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from broker.driver.queue_tracking import PurgedQueue
 from broker.errors import BackendError
 from broker.hooks import Hooks
-from broker.queue_tracking import PurgedQueue
 from broker_kafka.backend import KafkaBackend
-from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
 from broker_kafka.settings import KafkaSettings
 from tests.cli.conftest import InnerCli
 from tests.kafka.queue_markers import Queue, connected, prepared_queue, tracking

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.bus import connect
-from broker.consuming.retry import DROP
+from broker.consuming.retry.policy import DROP
 from tests.cli.conftest import InnerCli
 from tests.servers.servicebus import missing, shared_double
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from broker.cli.health import HealthServer
+from broker.driver.queue_tracking import Histogram
 from broker.hooks import Hooks, Warned
-from broker.queue_tracking import Histogram
 from broker.testing.waiting import eventually
 from broker_kafka.backend import KafkaBackend
-from broker_kafka.queue.wire import Content, Kind, Marker
+from broker_kafka.queue.markers.wire import Content, Kind, Marker
 from broker_kafka.settings import KafkaSettings
 from tests.cli.conftest import InnerCli, ProcessCli
 from tests.kafka.queue_markers import Queue, prepared_queue

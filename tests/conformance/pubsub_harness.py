@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.bus import Bus
+from broker.driver.contract import Backend
 from broker.settings import BackendSettings
-from broker.spi import Backend
 from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy

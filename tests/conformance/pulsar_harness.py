@@ -11,8 +11,8 @@ from itertools import count
 from typing import Self
 
 from broker.bus import Bus
+from broker.driver.contract import Backend
 from broker.settings import BackendSettings
-from broker.spi import Backend
 from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy

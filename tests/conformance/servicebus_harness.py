@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus
+from broker.driver.contract import Backend
 from broker.settings import BackendSettings
-from broker.spi import Backend
 from broker.testing import Harness
 from broker_servicebus import ServiceBusSettings
 from tests.conformance.server_harness import ServerHarness

@@ -6,6 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Self, TypeVar
 
+from broker.driver.contract import (
+    MessageSource,
+    MessageSubscription,
+    RecordSource,
+    RecordSubscription,
+    Settlement,
+    TopicPartition,
+)
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
@@ -13,7 +21,6 @@ from broker.names import Ephemeral
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record
-from broker.spi import MessageSource, MessageSubscription, RecordSource, RecordSubscription, Settlement, TopicPartition
 from broker_inmem import Broker, InmemSettings
 from broker_inmem.backend import InmemBackend
 

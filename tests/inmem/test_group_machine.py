@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.driver.contract import RecordSource, TopicPartition
 from broker.errors import ConnectionFailed, LeaseLost
 from broker.outbound import OutboundMessage
 from broker.records import Record
-from broker.spi import RecordSource, TopicPartition
 from broker_inmem import Broker, BrokerOptions, ManualClock
 from broker_inmem.records import InmemRecordSource
 from tests.inmem.clients import Client, PartitionListener, published, read

@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import pytest
 
+from broker.driver.contract import Bounds, RecordSource, TopicPartition
 from broker.errors import Closed, LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
 from broker.hooks import Warned
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
-from broker.spi import Bounds, RecordSource, TopicPartition
 from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, PartitionListener, bodies, published, read, soon
 

@@ -19,11 +19,11 @@ from hypothesis.stateful import (
     rule,
 )
 
+from broker.driver.contract import Settlement
+from broker.driver.limits import MessageLimits
 from broker.errors import LeaseLost
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker.publishing.limits import MessageLimits
-from broker.spi import Settlement
 from broker_inmem.mixing import Mixer
 from broker_inmem.options import BrokerOptions
 from broker_inmem.queue_ import Member, MessageQueue

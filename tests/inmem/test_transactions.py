@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from broker.driver.contract import Bounds, TopicPartition
 from broker.errors import BackendError, Closed, ConnectionFailed, TransactionAborted, TransactionFatal
 from broker.outbound import OutboundMessage
-from broker.spi import Bounds, TopicPartition
 from broker_inmem import Broker, ManualClock
 from tests.inmem.clients import Client, bodies, read, soon, take
 

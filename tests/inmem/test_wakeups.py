@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
+from broker.driver.contract import MessageSource
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
-from broker.spi import MessageSource
 from broker_inmem import Broker, BrokerOptions
 from tests.inmem.clients import MANY, Client, bodies, published, settle, take
 

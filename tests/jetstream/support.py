@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from broker.driver.contract import MessageSource, MessageSubscription, RecordSource, Settlement, TopicPartition
 from broker.hooks import Event
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record
-from broker.spi import MessageSource, MessageSubscription, RecordSource, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 
 

@@ -9,11 +9,11 @@ import nats
 import pytest
 from pydantic import SecretStr
 
+from broker.driver.contract import RecordSubscription, Settlement, TopicPartition
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
-from broker.spi import RecordSubscription, Settlement, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.fastpath import stands_alone
 from broker_jetstream.settings import JetStreamSettings

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 import broker
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import MessageTooLarge
 from broker.messages import Message
 from broker.outbound import OutboundMessage

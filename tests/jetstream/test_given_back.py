@@ -12,12 +12,12 @@ import pytest
 from pydantic import SecretStr
 
 import broker
+from broker.driver.contract import MessageSource, MessageSubscription
 from broker.errors import TopicNotFound
 from broker.hooks import Event, Hooks, Settled, Warned
 from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL
 from broker.outbound import OutboundMessage
-from broker.spi import MessageSource, MessageSubscription
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.given_back import counts_of, runs_of
 from broker_jetstream.messages import JetStreamMessageSource

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import Bounds
 from broker.errors import OffsetOutOfRange, OperationTimeout
 from broker.outbound import OutboundMessage
-from broker.spi import Bounds
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.headers import SEQUENCE, NativeMessage, server_header
 from broker_jetstream.log_reader import JetStreamLogReader

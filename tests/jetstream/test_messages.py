@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from broker.driver.contract import Settlement
 from broker.errors import Closed, LeaseLost, NotFound, SubscriptionNotFound, TopicNotFound, Unsupported
 from broker.messages import Message, Outcome
 from broker.names import EPHEMERAL, native_name
 from broker.outbound import OutboundMessage
-from broker.spi import Settlement
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.messages import JetStreamMessageSource
 from tests.jetstream.conftest import Open

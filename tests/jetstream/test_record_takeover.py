@@ -7,7 +7,7 @@ import time
 import pytest
 
 import broker
-from broker.spi import RecordSource, RecordSubscription, TopicPartition
+from broker.driver.contract import RecordSource, RecordSubscription, TopicPartition
 from broker.testing.waiting import let_pass
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.partitions import Partition

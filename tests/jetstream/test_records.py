@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
 from broker.errors import LeaseLost, OffsetOutOfRange, SubscriptionNotFound, TopicNotFound
 from broker.names import EPHEMERAL, Ephemeral, native_name
 from broker.outbound import OutboundMessage
 from broker.records import Record
-from broker.spi import Bounds, RecordSource, RecordSubscription, Start, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.membership import plan
 from tests.jetstream.conftest import Open

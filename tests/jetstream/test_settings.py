@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.errors import InvalidSetting, UnknownSetting
 from broker.hooks import Hooks
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
-from broker.spi import RecordSubscription, TopicPartition
 from broker_jetstream.backend import JetStreamBackend
 from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import GroupListener, make_topic, publish, read, receive, settle_all, subscribe

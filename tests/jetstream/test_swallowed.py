@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.driver.contract import MessageSource
 from broker.errors import ConnectionFailed
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker.spi import MessageSource
 from broker_jetstream.backend import JetStreamBackend
 from tests.jetstream.conftest import Open
 from tests.jetstream.support import make_topic, publish, receive, settle_all, subscribe

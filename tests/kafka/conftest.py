@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from broker.hooks import Hooks
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.offsets import sql_rows
 from broker_kafka.settings import KafkaSettings

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.records import Record
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets.protocol import FetchResults, StoredOffset
 from tests.servers.kafka import KafkaServer

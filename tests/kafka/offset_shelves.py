@@ -14,9 +14,9 @@ from confluent_kafka import Consumer
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from broker.driver.contract import TopicPartition
 from broker.hooks import Hooks
-from broker.spi import TopicPartition
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.offsets import (
     FileOffsetStore,
     GroupMember,

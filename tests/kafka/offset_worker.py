@@ -10,8 +10,8 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as NativePartition
 from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine
 
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost
-from broker.spi import TopicPartition
 from broker_kafka.offsets import GroupMember, SqlOffsetStore, StoredOffset
 
 FENCED = 3

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import broker
+from broker.driver.contract import MessageSource
 from broker.errors import BrokerError
 from broker.messages import Message
-from broker.spi import MessageSource
 from broker_kafka import backend
 from broker_kafka.transactions import KafkaTransaction
 

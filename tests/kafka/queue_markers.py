@@ -11,11 +11,11 @@ from typing import Any
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from broker.hooks import Hooks
-from broker_kafka.connection import Connection
-from broker_kafka.queue.marker_topic import ensure_marker_topic, marker_topic_name, tracker_group
-from broker_kafka.queue.tracker import Tracker
-from broker_kafka.queue.tracking import TrackerOptions
-from broker_kafka.queue.wire import Content, Kind, Marker, MessageId, write_marker
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.markers.topic import ensure_marker_topic, marker_topic_name, tracker_group
+from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, write_marker
+from broker_kafka.queue.tracker.tracker import Tracker
+from broker_kafka.queue.tracker.tracking import TrackerOptions
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce, read_all, wait_for

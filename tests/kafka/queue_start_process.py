@@ -15,8 +15,8 @@ from threading import get_ident
 from confluent_kafka import Producer
 
 import broker
-from broker_kafka.queue import start_transactions
-from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
+from broker_kafka.queue.consumer import start_transactions
+from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, NotWritten, Positions
 
 
 class Freezing(FencedWriter):

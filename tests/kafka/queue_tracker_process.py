@@ -17,11 +17,11 @@ from threading import get_ident
 from confluent_kafka import Producer
 
 from broker.hooks import Hooks
-from broker_kafka.connection import Connection
-from broker_kafka.queue import takeover
-from broker_kafka.queue.fenced_writer import Entry, FencedWriter, Positions
-from broker_kafka.queue.tracker import Tracker
-from broker_kafka.queue.tracking import TrackerOptions
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.markers.fenced_writer import Entry, FencedWriter, Positions
+from broker_kafka.queue.tracker import partition_claim as takeover
+from broker_kafka.queue.tracker.tracker import Tracker
+from broker_kafka.queue.tracker.tracking import TrackerOptions
 from broker_kafka.settings import KafkaSettings
 
 

@@ -18,9 +18,9 @@ from broker.errors import (
 )
 from broker.hooks import Hooks
 from broker.names import native_name
-from broker_kafka import topics_admin
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
+from broker_kafka.admin import topics as topics_admin
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce

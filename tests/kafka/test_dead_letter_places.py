@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.bus import connect
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.topics import RetryTopics
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import take
 from tests.kafka.conftest import MakeTopic

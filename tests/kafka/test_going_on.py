@@ -15,18 +15,18 @@ import broker_kafka.group.member
 import broker_kafka.group.watch
 import broker_kafka.records
 from broker.bus import connect
+from broker.driver.contract import Bounds, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, TopicNotFound
 from broker.hooks import Event, PositionReset
-from broker.spi import Bounds, TopicPartition
 from broker.testing.waiting import read
 from broker_kafka.backend import KafkaBackend
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
 from broker_kafka.group import GroupConsumer
+from broker_kafka.group.commit_retry import MemberCommits
 from broker_kafka.group.topics import read_topics
 from broker_kafka.group.watch import TopicWatch
-from broker_kafka.member_commits import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
-from broker_kafka.positions import bounds_of, partitions_of
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.group_members import both_protocols, options_of, take
 from tests.kafka.raw_positions import store

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import Consumer
 
+from broker.driver.contract import Lag, Start, TopicPartition
+from broker.driver.group_admin import GroupAdminSpi, GroupInfo, GroupReset
 from broker.errors import (
     BackendError,
     NotFound,
@@ -17,13 +19,11 @@ from broker.errors import (
     UnknownSetting,
     Unsupported,
 )
-from broker.group_admin import GroupAdminSpi, GroupInfo, GroupReset
 from broker.hooks import Hooks
-from broker.spi import Lag, Start, TopicPartition
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
-from broker_kafka.groups_admin import KafkaGroups
-from broker_kafka.offset_map import encode
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.admin.groups import KafkaGroups
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.codec.offset_metadata import encode
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.raw_positions import store

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker import blocking
+from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, LeaseLost
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, OffsetStash
 from tests.kafka.group_members import fill, opened, take
 from tests.servers.kafka import KafkaServer

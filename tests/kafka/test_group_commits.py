@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import Closed, LeaseLost, OffsetOutOfRange, SettleError
 from broker.hooks import Warned
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, OffsetStash
 from broker_kafka.offsets import MemoryOffsetStore, StoredOffset
 from tests.kafka.conftest import MakeTopic

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import Closed, ConfigurationError, TopicNotFound
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import (

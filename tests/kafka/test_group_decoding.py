@@ -10,13 +10,13 @@ import pytest
 from confluent_kafka import Message as NativeRecord
 
 import broker
+from broker.driver.contract import TopicPartition
 from broker.errors import DecodeError
 from broker.records import Record
-from broker.spi import TopicPartition
+from broker_kafka.codec.record_run import runs_of
 from broker_kafka.group import PartitionStream
 from broker_kafka.group.held import Held
 from broker_kafka.group.intake import Intake
-from broker_kafka.runs import runs_of
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import opened
 from tests.servers.kafka import KafkaServer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.hooks import Event, PartitionsAssigned, PartitionsRevoked
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer, PartitionStream, Rebalance, member
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.group_members import both_protocols, eventually, every_protocol, fill, opened, options_of, take

@@ -12,11 +12,11 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BackendError, ConfigurationError, SettleError
 from broker.hooks import Event, Warned
 from broker.records import Record
-from broker.spi import TopicPartition
-from broker_kafka import consuming
+from broker_kafka.client import consumer as consuming
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import GroupMember, MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import CommitResults, FetchResults

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BackendError, ConfigurationError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, PositionReset
-from broker.spi import TopicPartition
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.group import GroupConsumer, TopicPattern
 from broker_kafka.group.topics import read_topics

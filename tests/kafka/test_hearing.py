@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_kafka.hearing import Hearing
+from broker_kafka.client.consumer import Hearing
 
 
 class Client:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus, connect
-from broker.reading import record_pump
+from broker.reading import fetch_loop as record_pump
 from broker_kafka.group import GroupConsumer
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic

@@ -12,12 +12,12 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
+from broker.driver.contract import Bounds
 from broker.errors import BrokerError, Closed, NotFound, OffsetOutOfRange, OperationTimeout, TopicNotFound
 from broker.hooks import Hooks
 from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record, RecordBatch
-from broker.spi import Bounds
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.log_reader import KafkaLogReader
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic

@@ -11,14 +11,14 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.driver.contract import TopicPartition
 from broker.errors import OffsetOutOfRange
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually
-from broker_kafka import log_reader, reader_thread
+from broker_kafka import log_reader
+from broker_kafka.admin.topics import KafkaTopics, TopicOptions
+from broker_kafka.client import log_fetcher as reader_thread
+from broker_kafka.client.log_fetcher import ReaderThread
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.reader_thread import ReaderThread
-from broker_kafka.topics_admin import KafkaTopics
-from broker_kafka.topics_config import TopicOptions
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.test_log_reader import Transactions, numbered, transactions
 from tests.servers.kafka import KafkaServer

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import TopicPartition
 from broker.errors import Closed
 from broker.hooks import Hooks
 from broker.reading.log_reader import LogReaderFacade
-from broker.spi import TopicPartition
-from broker_kafka.connection import Connection
+from broker_kafka.client.log_fetcher import ReaderThread
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.log_reader import KafkaLogReader
-from broker_kafka.reader_thread import ReaderThread
-from broker_kafka.runs import NativeRun
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce

@@ -13,13 +13,13 @@ from sqlalchemy import create_engine
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import TopicPartition
 from broker.errors import OffsetOutOfRange, TopicNotFound, TransactionAborted
 from broker.hooks import Event, PositionReset
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually
-from broker_kafka import identities
 from broker_kafka.group import GroupConsumer, TopicPattern
+from broker_kafka.group import topic_ids as identities
 from broker_kafka.offsets import FileOffsetStore, MemoryOffsetStore, SqlOffsetStore, StoredOffset
 from broker_kafka.offsets.protocol import failures
 from tests.kafka.group_members import take

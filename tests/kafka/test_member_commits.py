@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost
-from broker.spi import TopicPartition
-from broker_kafka import member_commits
-from broker_kafka.commits import split_owned
+from broker_kafka.client.offset_commits import split_owned
 from broker_kafka.errors import translate
-from broker_kafka.member_commits import MemberCommits
+from broker_kafka.group import commit_retry as member_commits
+from broker_kafka.group.commit_retry import MemberCommits
 from broker_kafka.offsets.protocol import GroupMember, StoredOffset
 
 

@@ -13,7 +13,7 @@ import pytest
 from broker.bus import Bus, connect
 from broker.errors import SubscriptionNotFound
 from broker.testing.waiting import eventually, take
-from broker_kafka.offset_map import LIMIT, decode, encode
+from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.raw_positions import store, stored

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, SettleError
-from broker.spi import TopicPartition
 from broker_kafka.offsets import FileOffsetStore, GroupMember, StoredOffset
 
 OWNER, PLACE = GroupMember("audit", 1, "m"), TopicPartition("flights", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_kafka.offset_map import LIMIT, decode, encode
+from broker_kafka.codec.offset_metadata import LIMIT, decode, encode
 
 
 def as_ranges(offsets: set[int]) -> list[tuple[int, int]]:

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError, SettleError
-from broker.spi import TopicPartition
 from broker_kafka.offsets import (
     FileOffsetStore,
     GroupMember,

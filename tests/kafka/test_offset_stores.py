@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition as NativePartition
 
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, Closed, LeaseLost, SettleError, TopicNotFound
-from broker.spi import TopicPartition
 from broker_kafka.offsets import (
     GroupMember,
     GroupOffsetStore,

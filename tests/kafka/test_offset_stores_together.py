@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, ConfigurationError, LeaseLost, TopicNotFound, Unsupported
-from broker.spi import TopicPartition
 from broker_kafka.group import GroupConsumer
 from broker_kafka.offsets import (
     FileOffsetStore,

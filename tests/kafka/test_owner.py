@@ -9,8 +9,8 @@ import weakref
 import pytest
 
 from broker.errors import BackendError, BrokerError, Closed, ConnectionFailed
-from broker_kafka.lifeline import Lifeline
-from broker_kafka.owner import OwnerThread
+from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.thread import OwnerThread
 
 
 class Client:

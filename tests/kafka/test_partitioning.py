@@ -10,7 +10,7 @@ import pytest
 import broker
 from broker.errors import InvalidMessage, PublishError
 from broker.outbound import OutboundMessage
-from broker_kafka.partitioning import murmur2, partition_of
+from broker_kafka.client.partitioner import murmur2, partition_of
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from broker.driver.contract import Bounds, TopicPartition
 from broker.errors import ConnectionFailed
 from broker.hooks import Hooks
-from broker.spi import Bounds, TopicPartition
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, positions_at
 from broker_kafka.errors import translate
-from broker_kafka.positions import bounds_of, positions_at
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import PLAIN, KafkaServer
 from tests.servers.kafka_client import RawAdmin, produce

@@ -27,8 +27,8 @@ from broker.errors import (
 )
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker_kafka.headers import RECORD_VIEW
-from broker_kafka.producing import ProducerThread
+from broker_kafka.client.producer import ProducerThread
+from broker_kafka.codec.headers import RECORD_VIEW
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer

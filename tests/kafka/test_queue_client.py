@@ -9,18 +9,18 @@ import pytest
 from confluent_kafka import Producer
 
 from broker.bus import Bus, connect
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
+from broker.driver.contract import Lag
+from broker.driver.queue_tracking import TracksQueues
 from broker.errors import BackendError, SubscriptionNotFound, Unsupported
 from broker.hooks import Warned
 from broker.messages import Message
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
-from broker.queue_tracking import TracksQueues
-from broker.spi import Lag
 from broker.testing.waiting import eventually, nothing_more, numbered, take
-from broker_kafka.queue.marker_topic import marker_topic_name
-from broker_kafka.queue.placing import marker_partition
-from broker_kafka.queue.wire import TIME_MARKER, Kind, read_markers, write_marker
+from broker_kafka.queue.consumer.starting import marker_partition
+from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.wire import TIME_MARKER, Kind, read_markers, write_marker
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all

@@ -10,9 +10,9 @@ import pytest
 from broker.bus import connect
 from broker.errors import BrokerError
 from broker.testing.waiting import take
-from broker_kafka.queue.marker_producer import MarkerProducer, Placed
-from broker_kafka.queue.queue_client import QueueClient
-from broker_kafka.queue.wire import Kind, read_markers
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.wire import Kind, read_markers
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.test_queue_failures import kinds_of
 from tests.servers.kafka import KafkaServer

@@ -8,10 +8,10 @@ from math import inf
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, ConnectionFailed
-from broker.spi import TopicPartition
-from broker_kafka.queue.fenced_writer import Entry, FencedWriter, Positions
-from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.markers.fenced_writer import Entry, FencedWriter, Positions
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer

@@ -14,15 +14,15 @@ import pytest
 import broker
 from broker.bus import Bus, connect
 from broker.consuming.consumer import MessageConsumer
+from broker.driver.queue_tracking import PurgedQueue, TracksQueues
 from broker.errors import ConnectionFailed, InvalidName, SubscriptionNotFound, Unsupported
 from broker.hooks import Event, FetchFailed
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.queue_tracking import PurgedQueue, TracksQueues
 from broker.testing.waiting import eventually, nothing_more, take
-from broker_kafka.connection import Connection
-from broker_kafka.queue.marker_topic import marker_topic_name
-from broker_kafka.queue.wire import TIME_MARKER, read_markers
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.wire import TIME_MARKER, read_markers
 from broker_kafka.records import KafkaRecordSource
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BackendError, ConfigurationError
 from broker.hooks import Event, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned
 from broker.messages import Message
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, take
-from broker_kafka.queue import dispatching_reader
-from broker_kafka.queue.marker_topic import marker_topic_name
-from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.dispatch import dispatching_reader
+from broker_kafka.queue.markers.topic import marker_topic_name
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.test_queue_dispatch import PATIENCE, all_done, consuming, jobs, url_of
 from tests.servers.kafka import KafkaServer

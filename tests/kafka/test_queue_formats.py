@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from broker.bus import connect
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
+from broker.driver.queue_tracking import PurgedQueue, TracksQueues
 from broker.errors import ConfigurationError, InvalidSetting
 from broker.hooks import Warned
 from broker.messages import Message
 from broker.outbound import OutboundMessage
-from broker.queue_tracking import PurgedQueue, TracksQueues
 from broker.testing.waiting import eventually, nothing_more, take
-from broker_kafka.partitioning import partition_of
-from broker_kafka.queue.marker_topic import marker_topic_name
+from broker_kafka.client.partitioner import partition_of
+from broker_kafka.queue.markers.topic import marker_topic_name
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.queue_markers import Queue, connected
 from tests.kafka.v1_reader import END, FIELDS, KEEPALIVE, START, V1Reader, fields_of

@@ -11,16 +11,16 @@ import pytest
 from confluent_kafka import KafkaError
 
 from broker.bus import connect
+from broker.driver.contract import MessageSubscription, TopicInfo, TopicPartition
 from broker.errors import BackendError, BrokerError, ConfigurationError, InvalidName, TopicNotFound
-from broker.spi import MessageSubscription, TopicInfo, TopicPartition
-from broker_kafka.admin import KafkaAdmin
-from broker_kafka.connection import Connection
+from broker_kafka.admin.facade import KafkaAdmin
+from broker_kafka.admin.topics import KafkaTopics
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.errors import translate
 from broker_kafka.offsets.kafka import GroupOffsetStore
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.marker_topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
-from broker_kafka.queue.queue_names import check_names
-from broker_kafka.topics_admin import KafkaTopics
+from broker_kafka.queue.markers.queue_names import check_names
+from broker_kafka.queue.markers.topic import MARKER_HEADROOM, ensure_marker_topic, marker_topic_name, tracker_group
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin

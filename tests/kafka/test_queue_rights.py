@@ -9,10 +9,10 @@ import pytest
 
 from broker.errors import NotAuthorized
 from broker.hooks import Hooks, Warned
-from broker_kafka.connection import Connection
-from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter
-from broker_kafka.queue.message_topics import MessageTopics
-from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter
+from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
+from broker_kafka.queue.tracker.message_topics import MessageTopics
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka_client import produce

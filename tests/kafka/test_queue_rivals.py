@@ -12,9 +12,9 @@ from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import Warned
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
-from broker_kafka.connection import Connection
-from broker_kafka.queue.own_records import OwnRecords
-from broker_kafka.queue.rivals import rivals_of
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.consumer.subscribing import rivals_of
+from broker_kafka.queue.markers.queue_filter import OwnRecords
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 

@@ -12,8 +12,8 @@ from broker.bus import connect
 from broker.errors import InvalidMessage, Unsupported
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually, nothing_more, take
-from broker_kafka.queue.wire import Content, Kind, Marker
-from broker_kafka.scheduling import DUE
+from broker_kafka.codec.headers import DUE
+from broker_kafka.queue.markers.wire import Content, Kind, Marker
 from tests.kafka import group_members
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from broker.bus import connect
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, LeaseLost, SettleError
 from broker.hooks import Event, LeaseExpired, Received, SettleFailed
 from broker.messages import Message, SettleState
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, nothing_more, take
-from broker_kafka.queue.dispatch_table import DispatchTable
-from broker_kafka.queue.marker_producer import MarkerProducer, Placed
-from broker_kafka.queue.queue_client import QueueClient
-from broker_kafka.queue.wire import Kind, read_markers
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.dispatch.dispatch_table import DispatchTable
+from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.wire import Kind, read_markers
 from tests.kafka.key_order import handed_over
 from tests.kafka.test_queue_dispatch import url_of
 from tests.servers.kafka import KafkaServer

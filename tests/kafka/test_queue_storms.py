@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_kafka.queue.wire import Content, Kind, Marker, MessageId
+from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from broker_kafka.queue.tracker import CLOSE
+from broker_kafka.queue.tracker.tracker import CLOSE
 from tests.kafka import queue_tracker_process
 from tests.kafka.group_members import eventually
 from tests.kafka.queue_markers import Queue, connected, tracking

@@ -15,9 +15,9 @@ import pytest
 from broker.bus import Bus, connect
 from broker.messages import Message
 from broker.testing.waiting import bodies, nothing_more, numbered, once, take
-from broker_kafka.queue.fenced_writer import Doubtful, Entry, FencedWriter, Positions
-from broker_kafka.queue.marker_topic import marker_topic_name
-from broker_kafka.queue.wire import Kind, MessageId, read_markers
+from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry, FencedWriter, Positions
+from broker_kafka.queue.markers.topic import marker_topic_name
+from broker_kafka.queue.markers.wire import Kind, MessageId, read_markers
 from tests.kafka import queue_start_process
 from tests.kafka.group_members import eventually
 from tests.servers.kafka import KafkaServer

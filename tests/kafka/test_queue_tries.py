@@ -16,7 +16,7 @@ from broker.bus import Bus, connect
 from broker.errors import OperationTimeout, SettleError
 from broker.hooks import Event, LeasesNotRenewed
 from broker.testing.waiting import take
-from broker_kafka.queue.lease_book import LeaseBook
+from broker_kafka.queue.consumer.lease_manager import LeaseBook
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 

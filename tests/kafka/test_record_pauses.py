@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.hooks import Event, Hooks
-from broker.spi import RecordSubscription, TopicPartition
 from broker.testing.waiting import eventually
-from broker_kafka import consuming
 from broker_kafka.backend import KafkaBackend
+from broker_kafka.client import consumer as consuming
 from broker_kafka.records import KafkaRecordSource
 from broker_kafka.settings import KafkaSettings
 from tests.kafka.conftest import MakeTopic

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from broker.bus import Bus, connect
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.errors import BrokerError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Event, Hooks, PartitionsLost, PositionReset
 from broker.names import ephemeral
 from broker.reading.record_consumer import RecordConsumer
 from broker.records import Record
-from broker.spi import RecordSubscription, TopicPartition
 from broker.testing.waiting import eventually, let_pass, read
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.records import KafkaRecordSource

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.arrow import record_schema
+from broker.driver.contract import TopicPartition
 from broker.records import RecordBatch, RecordsOfRuns
-from broker.spi import TopicPartition
-from broker_kafka.arrivals import Arrivals
-from broker_kafka.runs import NativeRun, runs_of
+from broker_kafka.client.fetched import Arrivals
+from broker_kafka.codec.record_run import NativeRun, runs_of
 
 _MOMENT = 1_700_000_000_123
 

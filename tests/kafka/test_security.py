@@ -30,9 +30,9 @@ from broker.errors import (
     Unsupported,
 )
 from broker.hooks import Hooks
-from broker_kafka.connection import Connection
-from broker_kafka.queue import group_positions
-from broker_kafka.queue.wire import MessageId
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.queue.markers.wire import MessageId
+from broker_kafka.queue.tracker import group_positions
 from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_security import USERS, SecureBroker

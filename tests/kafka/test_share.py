@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.bus import Bus, connect
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import (
     BrokerError,
     ConfigurationError,

@@ -12,12 +12,12 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import Lag, TopicPartition
 from broker.hooks import PositionsCommitted
-from broker.spi import Lag, TopicPartition
 from broker_kafka.group import GroupConsumer
-from broker_kafka.identities import TopicIdentities
+from broker_kafka.group.topic_ids import TopicIdentities
 from broker_kafka.offsets import StoredOffset
-from broker_kafka.queue.commit_texts import mark_in
+from broker_kafka.queue.markers.commit_texts import mark_in
 from tests.kafka.group_members import take
 from tests.kafka.raw_positions import store, stored
 from tests.servers.kafka import KafkaServer

@@ -19,7 +19,7 @@ import pytest
 from broker.bus import Bus, connect
 from broker.reading.record_consumer import RecordConsumer
 from broker.testing.waiting import eventually, read
-from broker_kafka.lifeline import _handle_of
+from broker_kafka.client.rebootstrap import _handle_of
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce

@@ -12,6 +12,7 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.errors import (
     BackendError,
     BrokerError,
@@ -26,7 +27,6 @@ from broker.errors import (
 from broker.hooks import Hooks
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.spi import RecordSubscription, TopicPartition
 from broker_kafka.backend import KafkaBackend
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.transactions import KafkaTransaction

@@ -13,10 +13,10 @@ import pytest
 from confluent_kafka import Message as NativeRecord
 
 from broker.bus import connect
+from broker.driver.queue_tracking import TracksQueues
 from broker.outbound import OutboundMessage
-from broker.queue_tracking import TracksQueues
-from broker_kafka.headers import RECORD_VIEW, encode_headers
-from broker_kafka.queue.views import QUEUE_VIEW
+from broker_kafka.codec.headers import RECORD_VIEW, encode_headers
+from broker_kafka.queue.consumer.starting import QUEUE_VIEW
 from tests.kafka.conftest import MakeTopic
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import produce, read_all

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import broker
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.errors import (
     BackendError,
     ConfigurationError,
@@ -30,7 +31,6 @@ from broker.hooks import Event, Warned
 from broker.messages import Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import bodies, eventually, log_time, nothing_more, numbered, once, take, until_seen
 from tests.pubsub.conftest import Connect
 

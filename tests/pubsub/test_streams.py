@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 import broker
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
-from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, let_pass, take
 from broker_pubsub import PubSubSettings
 from broker_pubsub.connection import Connection

@@ -11,8 +11,8 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import Bounds
 from broker.errors import OperationTimeout
-from broker.spi import Bounds
 from broker.testing.waiting import eventually
 from broker_pulsar import chunks, log_reader
 from broker_pulsar.partition import GroupPartition

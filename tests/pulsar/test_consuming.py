@@ -14,11 +14,11 @@ import broker
 from broker import RetryTopics
 from broker.bus import Bus
 from broker.consuming.consumer import MessageConsumer
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
 from broker.hooks import Warned
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, numbered, take
 from broker_pulsar.client import pulsar
 from tests.servers.pulsar import PulsarServer

@@ -11,8 +11,8 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import TopicPartition
 from broker.reading.record_consumer import RecordConsumer
-from broker.spi import TopicPartition
 from broker.testing.waiting import eventually, numbered
 from broker_pulsar.client import pulsar
 from broker_pulsar.membership import Standing, standing_of

@@ -14,10 +14,10 @@ import pytest
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import Start
 from broker.errors import BrokerError, InvalidName, InvalidSetting
 from broker.names import ephemeral, native_name
 from broker.outbound import OutboundMessage
-from broker.spi import Start
 from broker.testing.waiting import bodies, eventually, numbered, once, take, until_seen
 from broker_pulsar import leftovers
 from broker_pulsar.subscribing import require

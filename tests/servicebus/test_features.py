@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 import broker
 from broker.bus import Bus
+from broker.driver.contract import MessageSubscription
 from broker.errors import (
     BackendError,
     BrokerError,
@@ -26,7 +27,6 @@ from broker.errors import (
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.spi import MessageSubscription
 from broker.testing.waiting import let_pass, nothing_more, numbered, take
 from broker_servicebus import ServiceBusSettings
 from broker_servicebus.mapping import VIEW, Raw

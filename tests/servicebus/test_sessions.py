@@ -7,11 +7,11 @@ from collections import defaultdict
 
 import pytest
 
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Disconnected, Event
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
-from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, nothing_more, numbered, take
 from broker_servicebus import sessions
 from tests.servers.servicebus import ServiceBusDouble

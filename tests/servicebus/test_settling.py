@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from broker.bus import Bus
-from broker.consuming.retry import DROP, Retry
+from broker.consuming.retry.policy import DROP, Retry
+from broker.driver.contract import MessageSubscription, Settlement
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Connected, Disconnected, Event
 from broker.messages import Message, Outcome
 from broker.names import native_name
 from broker.outbound import OutboundMessage
-from broker.spi import MessageSubscription, Settlement
 from broker.testing.waiting import eventually, let_pass, numbered, take
 from tests.servers.proxy import Proxy
 from tests.servers.servicebus import ServiceBusDouble

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import broker_spark
 from broker.blocking import Bus
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
 from broker_spark.log_source import LogBatchReader, LogStreamReader
 from broker_spark.options import SourceOptions
 from broker_spark.ranges import Range

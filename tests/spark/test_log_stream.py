@@ -327,7 +327,7 @@ def test_what_retention_removed_is_an_error_or_skipped(
     url: str, bus: Bus, make_topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What a client has fetched before it was removed is there.
-    monkeypatch.setattr("broker_kafka.reader_thread._AHEAD", 0.0)
+    monkeypatch.setattr("broker_kafka.client.log_fetcher._AHEAD", 0.0)
     topic = make_topic(partitions=1)
     publish(bus, topic, numbered(100))
     query, skipping = Query(url, topic), Query(url, topic, onDataLoss="skip")

@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from broker import protocols
-from broker.group_admin import GroupInfo, PositionChange
+from broker.driver.contract import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
+from broker.driver.group_admin import GroupInfo, PositionChange
 from broker.messages import Message, MessageBatch
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record, RecordBatch
-from broker.spi import Bounds, Lag, Start, SubscriptionInfo, TopicInfo
 
 
 @dataclass

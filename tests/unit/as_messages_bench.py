@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from broker.driver.as_messages.source import RecordsAsMessages
+from broker.driver.contract import RecordSubscription, Settlement, TopicPartition
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
-from broker.reading.as_messages import RecordsAsMessages
-from broker.spi import RecordSubscription, Settlement, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
 P0 = TopicPartition("orders", 0)

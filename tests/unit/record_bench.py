@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.capabilities import RecordCapabilities
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.hooks import Event, Hooks
 from broker.reading.record_consumer import RecordConsumer
-from broker.spi import RecordSubscription, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
 P0 = TopicPartition("orders", 0)

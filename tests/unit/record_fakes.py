@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities, RecordCapabilities
+from broker.driver.contract import RecordListener, RecordSubscription, TopicInfo, TopicPartition
 from broker.errors import BrokerError, Closed, LeaseLost, TopicNotFound
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.records import Record
-from broker.spi import RecordListener, RecordSubscription, TopicInfo, TopicPartition
 
 WRITTEN = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from broker.capabilities import ConfirmedAck, LeaseMode, Limits, MessageCapabilities
 from broker.consuming.consumer import MessageConsumer
-from broker.consuming.dead_letter import DeadLetterWriter
+from broker.consuming.dead_letters import DeadLetterWriter
 from broker.consuming.engine import Engine, OpenSource
 from broker.consuming.options import ConsumerOptions
-from broker.consuming.retry import DROP, Drop, Retry
+from broker.consuming.retry.policy import DROP, Drop, Retry
+from broker.driver.contract import Settlement, SourceListener
 from broker.errors import BrokerError, LeaseLost
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.protocols import Codec
-from broker.spi import Settlement, SourceListener
 
 NONE: Mapping[str, str] = MappingProxyType({})
 

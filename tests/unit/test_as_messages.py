@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
+from broker.driver.as_messages.source import message_capabilities
+from broker.driver.contract import MessageSource
 from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
 from broker.hooks import Warned
 from broker.messages import Message
-from broker.reading.as_messages import message_capabilities
-from broker.spi import MessageSource
 from tests.unit.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
 from tests.unit.record_fakes import FakeBackend
 

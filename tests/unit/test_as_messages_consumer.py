@@ -11,12 +11,12 @@ import pytest
 import broker
 from broker.codecs import Json
 from broker.consuming.factory import ConsumerFactory
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
+from broker.driver.contract import RecordSubscription, TopicPartition
 from broker.errors import Closed, ConfigurationError, LeaseLost, Unsupported
 from broker.hooks import Event, Hooks, LeaseExpired, PartitionsRevoked
 from broker.outbound import OutboundMessage
 from broker.reading.record_consumer import RecordConsumer
-from broker.spi import RecordSubscription, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
 P0 = TopicPartition("orders", 0)

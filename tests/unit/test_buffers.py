@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.buffers import take_from
+from broker.driver.fetching import take_from
 from broker.messages import Message
 from tests.unit.scripted_source import NONE, VIEW, Raw
 

@@ -13,7 +13,7 @@ import pytest
 import broker
 from broker.bus import Bus
 from broker.codecs import Bytes, Json, Text
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import Closed
 from broker.hooks import DeadLetterFailed
 from broker.messages import Message

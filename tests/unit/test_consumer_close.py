@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from broker.consuming.settle_pump import SettlePump
+from broker.consuming.settle_loop import SettlePump
+from broker.driver.contract import Settlement
 from broker.errors import LeaseLost, SettleError
 from broker.hooks import Event, SettleFailed
 from broker.messages import Message, Outcome, SettleState
-from broker.spi import Settlement
 from tests.unit.scripted_source import Letters, ScriptedSource, consuming, taken, until
 
 

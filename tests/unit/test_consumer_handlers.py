@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.hooks import Hooks
 from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.scripted_source import Letters, ScriptedSource, consuming, until

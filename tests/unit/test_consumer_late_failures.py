@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.bus import Bus
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import LeaseLost
 from broker.hooks import DeadLettered, Event, HandlerFailed
 from broker.messages import Message, MessageBatch, Outcome

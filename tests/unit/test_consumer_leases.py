@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.capabilities import LeaseMode
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import LeaseLost, Unsupported
 from broker.hooks import Event, HandlerFailed, LeaseExpired
 from broker.messages import Message, Outcome, SettleState

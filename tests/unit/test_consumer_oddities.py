@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from broker.capabilities import Limits
-from broker.consuming.dead_letter import DeadLetterWriter
-from broker.consuming.retry import Retry
+from broker.consuming.dead_letters import DeadLetterWriter
+from broker.consuming.retry.policy import Retry
 from broker.consuming.runner import serve
 from broker.errors import ConfigurationError, MessageTooLarge
 from broker.hooks import Hooks, logger

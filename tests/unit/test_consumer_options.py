@@ -10,7 +10,7 @@ import pytest
 from broker.bus import Bus
 from broker.capabilities import LeaseMode, MessageCapabilities
 from broker.consuming.options import ConsumerOptions, check_options, fitting_retry, longest_delay
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import ConfigurationError
 
 ABLE = MessageCapabilities(lease=LeaseMode.NONE)

@@ -8,8 +8,8 @@ import pytest
 
 from broker.capabilities import Limits
 from broker.codecs import Json
-from broker.consuming.dead_letter import make_dead_letter
-from broker.consuming.retry import Retry
+from broker.consuming.dead_letters import make_dead_letter
+from broker.consuming.retry.policy import Retry
 from broker.errors import ConnectionFailed
 from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
 from broker.messages import Message, Outcome

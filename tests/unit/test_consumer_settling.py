@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import pytest
 
 from broker.capabilities import ConfirmedAck, LeaseMode
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import AlreadySettled, BrokerError, LeaseLost, OperationTimeout, Unsupported
 from broker.hooks import Event, FlowBlocked, LeaseExpired, LeasesNotRenewed, SettleFailed
 from broker.messages import Message, Outcome, SettleState

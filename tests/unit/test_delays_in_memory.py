@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 import broker
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import BrokerError
 from broker.hooks import DeadLettered, Event
 

@@ -12,10 +12,10 @@ import pytest
 
 from broker.admin import AdminFacade
 from broker.capabilities import Capabilities, RecordCapabilities
+from broker.driver.contract import TopicPartition
+from broker.driver.group_admin import GroupInfo, GroupReset, PositionChange
 from broker.errors import ConfigurationError, InvalidName, Unsupported
-from broker.group_admin import GroupInfo, GroupReset, PositionChange
 from broker.redrive import RedriveBus
-from broker.spi import TopicPartition
 
 CAPABLE = Capabilities(backend="scripted", publish=cast("Any", None), records=RecordCapabilities(group_admin=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 
 
 def test_pauses_leave_the_chance_of_the_application_alone() -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from broker.spi import TopicPartition
+from broker.driver.contract import TopicPartition
 from broker.testing.waiting import let_pass
-from broker_kafka import claiming
-from broker_kafka.claiming import told_if_slow
+from broker_kafka.group import start_offsets as claiming
+from broker_kafka.group.start_offsets import told_if_slow
 
 
 async def test_a_wait_for_positions_is_told_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.driver.contract import TopicPartition
 from broker.errors import BrokerError, Closed, LeaseLost, SettleError
-from broker.spi import TopicPartition
-from broker_kafka.commits import Answer, Commits
+from broker_kafka.client.offset_commits import Answer, Commits
 
 AWAY = KafkaError(KafkaError._TIMED_OUT)
 REFUSED = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, Message
 from confluent_kafka import TopicPartition as NativePartition
 
-from broker.spi import TopicPartition
-from broker_kafka.consuming import ConsumerThread
+from broker.driver.contract import TopicPartition
+from broker_kafka.client.consumer import ConsumerThread
 
 Turn = Callable[[ConsumerThread, Any], object]
 

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from broker import errors
 from broker.outbound import OutboundMessage
+from broker_kafka.client.delivery_reports import publish_error
 from broker_kafka.errors import configuration_error, kafka_error, translate
-from broker_kafka.publish_errors import publish_error
 from broker_kafka.settings import KafkaSettings
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.envelopes import DEAD_LETTER_PREFIX, RESERVED_PREFIX, RETRY_LETTER_PREFIX
 from broker.outbound import OutboundMessage
-from broker_kafka.headers import RECORD_VIEW, encode_headers, encode_time
+from broker_kafka.codec.headers import RECORD_VIEW, encode_headers, encode_time
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, UTC)
 RESERVED = (RESERVED_PREFIX, DEAD_LETTER_PREFIX, RETRY_LETTER_PREFIX)

@@ -8,8 +8,7 @@ import pytest
 
 from broker.errors import InvalidMessage
 from broker.outbound import OutboundMessage
-from broker_kafka.headers import encode_headers
-from broker_kafka.scheduling import DUE, due_of, encode_due
+from broker_kafka.codec.headers import DUE, due_of, encode_due, encode_headers
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_kafka.security import MECHANISMS
+from broker_kafka.config.security import MECHANISMS
 from broker_kafka.settings import KafkaSettings
 from tests.unit.test_kafka_settings import refused
 

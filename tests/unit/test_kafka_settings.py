@@ -7,9 +7,8 @@ from confluent_kafka import Consumer, Producer
 from pydantic import SecretStr
 
 from broker.errors import BrokerError, InvalidSetting, UnknownSetting
-from broker_kafka.properties import OWNED
-from broker_kafka.property_names import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, PRODUCER_PROPERTIES
-from broker_kafka.queue_settings import QueueSettings
+from broker_kafka.config.properties import CONSUMER_PROPERTIES, KNOWN_PROPERTIES, OWNED, PRODUCER_PROPERTIES
+from broker_kafka.config.queue import QueueSettings
 from broker_kafka.settings import KafkaSettings
 
 

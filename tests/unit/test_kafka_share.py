@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka import AcknowledgeType
 from confluent_kafka import Message as NativeMessage
 
+from broker.driver.contract import MessageSubscription, Settlement
+from broker.driver.leases import lease_time
 from broker.errors import BackendError, BrokerError, ConnectionFailed, LeaseLost, NotAuthorized, SettleError
 from broker.hooks import Hooks
-from broker.leasing import lease_time
 from broker.messages import Message, Outcome
-from broker.spi import MessageSubscription, Settlement
-from broker_kafka.connection import Connection
+from broker_kafka.cluster.connection import Connection
 from broker_kafka.settings import KafkaSettings
 from broker_kafka.share.member import Acknowledgement, ShareMember
 from broker_kafka.share.messages import ShareMessageSource

@@ -8,7 +8,7 @@ import pytest
 
 from broker.errors import BackendError, OperationTimeout, Unsupported
 from broker_kafka.settings import KafkaSettings
-from broker_kafka.share.taking_part import TakingPart
+from broker_kafka.share.join_state import TakingPart
 
 
 class Clock:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker_kafka import standstill
-from broker_kafka.standstill import Standstill
+from broker_kafka.client import consumer_workarounds as standstill
+from broker_kafka.client.consumer_workarounds import Standstill
 
 CLASSIC = {"group.id": "audit", "session.timeout.ms": 10_000}
 CONSUMER = {"group.id": "audit", "group.protocol": "consumer"}

@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.consuming.lanes import Lanes
-from broker.consuming.retry import Retry
+from broker.consuming.ordering import Lanes
+from broker.consuming.retry.policy import Retry
 from broker.messages import Message, MessageBatch, Outcome
 from tests.unit.scripted_source import NONE, VIEW, Letters, Raw, ScriptedSource, consuming, until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.consuming.lanes import Lanes
+from broker.consuming.ordering import Lanes
 from broker.messages import Message, SettleState
 from tests.unit.scripted_source import NONE, VIEW, Raw
 

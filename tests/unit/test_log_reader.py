@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from broker.capabilities import RecordCapabilities
+from broker.driver.contract import Bounds
 from broker.errors import ConfigurationError, InvalidName, NotFound, OffsetOutOfRange, Unsupported
 from broker.protocols import LogReader
 from broker.reading.log_reader import LogReaderFacade
 from broker.records import Record
-from broker.spi import Bounds
 from tests.unit.record_fakes import record
 
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.capabilities import Capabilities, Limits, PublishCapabilities
+from broker.driver.limits import MessageLimits, message_size
 from broker.errors import BrokerError, InvalidMessage, MessageTooLarge, Unsupported
 from broker.outbound import OutboundMessage
-from broker.publishing.limits import MessageLimits, message_size
 
 LIMITS = Limits(body=10, key=4, id=5, attribute_key=6, attribute_value=7, attributes=2, message=19)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.consuming.prefetch import Prefetch
+from broker.consuming.fetch_loop import Prefetch
 
 
 def drive(rate: float, seconds: float, limit: int = 10_000) -> Prefetch:

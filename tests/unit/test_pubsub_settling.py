@@ -13,9 +13,9 @@ from google.protobuf.any_pb2 import Any as Packed
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
+from broker.driver.contract import Settlement, SourceListener
 from broker.errors import BrokerError, LeaseLost, SettleError
 from broker.messages import Message, Outcome
-from broker.spi import Settlement, SourceListener
 from broker_pubsub.messages import PubSubMessageSource
 from broker_pubsub.protocol import Methods
 from broker_pubsub.settings import PubSubSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.spi import TopicPartition
+from broker.driver.contract import TopicPartition
 from broker_pulsar.client import pulsar
 from broker_pulsar.partition import GroupPartition
 from broker_pulsar.positions import pack

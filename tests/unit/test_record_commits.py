@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import TopicPartition
 from broker.errors import ConnectionFailed, LeaseLost, SettleError
 from broker.hooks import PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned
-from broker.spi import TopicPartition
 from tests.unit.record_bench import P0, P1, Bench, bench, turns
 
 # -- commits -------------------------------------------------------------------------------------------------

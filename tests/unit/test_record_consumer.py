@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.driver.contract import RecordSubscription
 from broker.errors import (
     BackendError,
     Closed,
@@ -20,7 +21,6 @@ from broker.errors import (
 from broker.hooks import FetchFailed, Hooks
 from broker.protocols import BatchedRecordIterator, BatchedRecordStream, RecordIterator, RecordStream
 from broker.reading.record_consumer import RecordConsumer
-from broker.spi import RecordSubscription
 from tests.unit.record_bench import P0, bench, drain, turns
 from tests.unit.record_fakes import FakeBackend
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from broker.codecs import Json
+from broker.driver.contract import RecordSubscription
 from broker.errors import Closed, ConfigurationError, ConnectionFailed, DecodeError, TopicNotFound
 from broker.hooks import DeadLettered, DeadLetterFailed, Hooks
 from broker.reading.record_consumer import RecordConsumer
-from broker.spi import RecordSubscription
 from tests.unit.record_bench import P0, P1, bench
 from tests.unit.record_fakes import FakeBackend
 

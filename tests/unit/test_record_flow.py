@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.driver.contract import TopicPartition
 from broker.errors import ConnectionFailed
 from broker.hooks import FetchFailed
-from broker.spi import TopicPartition
 from tests.unit.record_bench import bench, drain, turns
 
 

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.driver.as_messages.source import RecordsAsMessages
+from broker.driver.contract import RecordSubscription, Settlement, TopicPartition
 from broker.errors import LeaseLost
 from broker.hooks import Hooks
 from broker.messages import Message, Outcome
-from broker.reading.as_messages import RecordsAsMessages
 from broker.reading.record_consumer import RecordConsumer
 from broker.records import Record
-from broker.spi import RecordSubscription, Settlement, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 from tests.unit.warp import WarpLoop
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.codecs import Json
+from broker.driver.contract import TopicPartition
 from broker.errors import ConfigurationError
-from broker.reading.record_buffer import RecordBuffer
+from broker.reading.fetch_loop import RecordBuffer
 from broker.records import Record, RecordBatch, RecordsOfRuns
-from broker.spi import TopicPartition
 from tests.unit import (
     record_bench,
     test_record_commits,

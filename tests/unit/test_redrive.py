@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.bus import Bus
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.messages import Message
 from broker.names import REDRIVE_SUBSCRIPTION

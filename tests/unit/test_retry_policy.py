@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from broker.consuming.retry import Attempts, Retry
+from broker.consuming.retry.policy import Attempts, Retry
 from broker.errors import InvalidSetting
 from broker.messages import Message
 from tests.unit.scripted_source import NONE, VIEW, Raw

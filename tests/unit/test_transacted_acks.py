@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.capabilities import Capabilities, PublishCapabilities
+from broker.driver.contract import MessageSource
 from broker.errors import (
     AlreadySettled,
     BackendError,
@@ -24,7 +25,6 @@ from broker.errors import (
 from broker.hooks import Event, Hooks, LeaseExpired, SettleFailed
 from broker.messages import Message, MessageBatch, Outcome, SettleState
 from broker.publishing.transactions import TransactionalPublisherFacade
-from broker.spi import MessageSource
 from tests.unit.scripted_source import VIEW, Raw, ScriptedSource, consuming, taken, until
 from tests.unit.transaction_bench import FakeProducer
 

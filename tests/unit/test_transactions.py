@@ -22,8 +22,7 @@ from broker.errors import (
 from broker.hooks import Hooks, Published
 from broker.outbound import OutboundMessage
 from broker.protocols import TransactionalPublisher
-from broker.publishing.opening_transactions import open_transactional_publisher
-from broker.publishing.transactions import TransactionalPublisherFacade
+from broker.publishing.transactions import TransactionalPublisherFacade, open_transactional_publisher
 from broker.receipts import Receipt
 from tests.unit.record_fakes import FakeBackend
 from tests.unit.transaction_bench import P0, P1, FakeProducer, bench

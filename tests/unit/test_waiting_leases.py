@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from broker.driver.leases import WaitingLeases
 from broker.errors import BrokerError, ConnectionFailed
 from broker.messages import Message
-from broker.waiting_leases import WaitingLeases
 from tests.unit.warp import WarpLoop
 
 LEASE = 30.0

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.waker import Waker
+from broker.driver.fetching import Waker
 
 LONG = 30.0
 

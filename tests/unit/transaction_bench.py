@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from broker.driver.contract import RecordSource, RecordSubscription, TopicPartition
 from broker.errors import BrokerError
 from broker.hooks import Hooks
 from broker.outbound import OutboundMessage
 from broker.publishing.transactions import TransactionalPublisherFacade
 from broker.reading.record_consumer import RecordConsumer
 from broker.receipts import Receipt
-from broker.spi import RecordSource, RecordSubscription, TopicPartition
 from tests.unit.record_fakes import FakeBackend, FakeSource
 
 P0 = TopicPartition("orders", 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from broker.driver.contract import TopicPartition
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness
 from broker.testing.promises import promise, requires

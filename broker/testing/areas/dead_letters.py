@@ -6,7 +6,7 @@ import asyncio
 from datetime import datetime
 
 from broker.codecs import Json, Text
-from broker.consuming.retry import DROP, Retry
+from broker.consuming.retry.policy import DROP, Retry
 from broker.errors import BackendError
 from broker.hooks import DeadLettered, DeadLetterFailed, Event
 from broker.messages import Message

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 import broker
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import (
     AuthenticationFailed,
     BrokerError,

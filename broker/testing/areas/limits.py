@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.capabilities import Limits as BrokerLimits
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.envelopes import DEAD_LETTER_PREFIX, RESERVED_PREFIX
 from broker.errors import InvalidMessage, MessageTooLarge
 from broker.messages import Message

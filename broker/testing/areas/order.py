@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.messages import Message
 from broker.outbound import OutboundMessage
 from broker.testing.areas.retry import QUICK, handling

@@ -8,10 +8,10 @@ from collections import defaultdict
 import pytest
 
 from broker.codecs import Json
+from broker.driver.contract import TopicPartition
 from broker.errors import Closed, DecodeError, LeaseLost, OffsetOutOfRange, TopicNotFound
 from broker.names import ephemeral
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.faults import RecordProbe
 from broker.testing.harness import Harness, unique

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.capabilities import LeaseMode
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import Event, HandlerFailed
 from broker.messages import Message

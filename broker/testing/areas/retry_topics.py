@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.bus import Bus
-from broker.consuming.retry_topics import RetryTopics
+from broker.consuming.retry.topics import RetryTopics
 from broker.errors import ConnectionFailed, TopicNotFound
 from broker.hooks import Event, RetryWriteFailed
 from broker.messages import Message

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from broker.driver.contract import TopicPartition
 from broker.errors import TransactionFatal, Unsupported
 from broker.messages import SettleState
 from broker.outbound import OutboundMessage
-from broker.spi import TopicPartition
 from broker.testing.case import ConformanceCase
 from broker.testing.harness import Harness, unique
 from broker.testing.promises import promise, requires

@@ -12,7 +12,7 @@ import pytest
 
 import broker.blocking
 from broker.blocking.portal import Call, Portal
-from broker.consuming.retry import DROP
+from broker.consuming.retry.policy import DROP
 from broker.errors import Closed, TopicNotFound
 from broker.messages import SettleState
 from tests.unit.blocking.common import TOPIC, publish

@@ -13,7 +13,7 @@ import pytest
 
 import broker.blocking
 import broker.messages
-from broker.consuming.retry import Retry
+from broker.consuming.retry.policy import Retry
 from broker.errors import (
     ConfigurationError,
 )

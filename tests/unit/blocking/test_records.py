@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 import broker.blocking
-from broker.spi import TopicPartition
+from broker.driver.contract import TopicPartition
 from tests.unit.blocking.common import TOPIC, publish
 
 

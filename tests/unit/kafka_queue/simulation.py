@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from broker_kafka.queue.assigned_partition import AssignedPartition, PartitionOptions
-from broker_kafka.queue.lease import Lease
-from broker_kafka.queue.markers_pb2 import Header, HeaderList
-from broker_kafka.queue.redelivery import Sending, again, attempts_of, dead_letter, is_exhausted, origin_of
-from broker_kafka.queue.start_writer import StartWriter
-from broker_kafka.queue.wire import (
+from broker_kafka.queue.markers.lease import Lease
+from broker_kafka.queue.markers.redelivery import Sending, again, attempts_of, dead_letter, is_exhausted, origin_of
+from broker_kafka.queue.markers.start_writer import StartWriter
+from broker_kafka.queue.markers.wire import (
     TIME_MARKER,
     Content,
     Kind,
@@ -27,6 +25,8 @@ from broker_kafka.queue.wire import (
     read_markers,
     write_marker,
 )
+from broker_kafka.queue.markers_pb2 import Header, HeaderList
+from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
 
 __all__ = ["FAR", "TOPIC", "Held", "Record", "Simulation", "expire", "markers_of", "naive_open", "taken"]
 

@@ -16,20 +16,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker.driver.contract import Settlement, TopicPartition
 from broker.errors import BrokerError, ConnectionFailed
 from broker.hooks import Event
 from broker.messages import Message, Outcome
-from broker.spi import Settlement, TopicPartition
+from broker_kafka.codec.record_run import NativeRun
 from broker_kafka.offsets.protocol import StoredOffset
-from broker_kafka.queue.commit_doubts import CommitDoubts
-from broker_kafka.queue.lease_book import LeaseBook
-from broker_kafka.queue.marker_format import FORMATS
-from broker_kafka.queue.marker_producer import MarkerProducer, Placed
-from broker_kafka.queue.own_records import OwnRecords
-from broker_kafka.queue.queue_client import QueueClient
-from broker_kafka.queue.starting import Starting
-from broker_kafka.queue.wire import Kind, read_markers
-from broker_kafka.runs import NativeRun
+from broker_kafka.queue.consumer.lease_manager import LeaseBook
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.consumer.starting import Starting
+from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
+from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.wire import FORMATS, Kind, read_markers
 
 T = TypeVar("T")
 

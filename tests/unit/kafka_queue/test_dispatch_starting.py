@@ -6,15 +6,14 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
-from broker.spi import TopicPartition
-from broker_kafka.queue.dispatch_starting import DispatchStarting, queue_of
-from broker_kafka.queue.dispatch_table import NOBODYS, DispatchTable, Policy
-from broker_kafka.queue.hold import Hold
-from broker_kafka.queue.marker_format import FORMATS
-from broker_kafka.queue.own_records import OwnRecords
-from broker_kafka.queue.start_writer import read_each
-from broker_kafka.queue.starting import Taken
-from broker_kafka.queue.wire import MessageId, read_content, read_markers
+from broker.driver.contract import TopicPartition
+from broker_kafka.queue.consumer.starting import Taken
+from broker_kafka.queue.dispatch.dispatch_starting import DispatchStarting, queue_of
+from broker_kafka.queue.dispatch.dispatch_table import NOBODYS, DispatchTable, Policy
+from broker_kafka.queue.markers.held_message import Hold
+from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.start_writer import read_each
+from broker_kafka.queue.markers.wire import FORMATS, MessageId, read_content, read_markers
 
 PLACE = TopicPartition("jobs", 0)
 LEASE_MS = 30_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker_kafka.queue.dispatch_table import LEAST_DELAY, LONGEST_DELAY, NOBODYS, DispatchTable, Policy
+from broker_kafka.queue.dispatch.dispatch_table import LEAST_DELAY, LONGEST_DELAY, NOBODYS, DispatchTable, Policy
 
 A, B = b"a", b"b"
 MOST, MOST_BYTES, TOTAL_BYTES = 4, 100, 150

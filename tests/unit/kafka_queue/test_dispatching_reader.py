@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from broker.leasing import lease_time
+from broker.driver.leases import lease_time
 from broker.messages import Message
-from broker_kafka.queue.dispatch_table import NOBODYS, DispatchTable
-from broker_kafka.queue.dispatching_reader import DispatchingReader
-from broker_kafka.queue.hold import Hold
-from broker_kafka.queue.queue_lane import QueueLane
-from broker_kafka.queue.views import QUEUE_VIEW
-from broker_kafka.queue.wire import MessageId
+from broker_kafka.queue.consumer.queue_lane import QueueLane
+from broker_kafka.queue.consumer.starting import QUEUE_VIEW
+from broker_kafka.queue.dispatch.dispatch_table import NOBODYS, DispatchTable
+from broker_kafka.queue.dispatch.dispatching_reader import DispatchingReader
+from broker_kafka.queue.markers.held_message import Hold
+from broker_kafka.queue.markers.wire import MessageId
 
 
 class Ears:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_kafka.queue.clock import LogClock
-from broker_kafka.queue.wire import Kind, Marker, MessageId, write_marker
+from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, write_marker
+from broker_kafka.queue.tracker.clock import LogClock
 from tests.unit.kafka_queue.simulation import FAR, TOPIC, expire, taken
 
 

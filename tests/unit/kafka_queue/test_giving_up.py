@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from broker.driver.contract import TopicPartition
 from broker.hooks import Event
-from broker.spi import TopicPartition
-from broker_kafka.queue.commit_doubts import CommitDoubts
-from broker_kafka.queue.queue_client import QueueClient
+from broker_kafka.queue.consumer.queue_client import QueueClient
+from broker_kafka.queue.consumer.unknown_commits import CommitDoubts
 
 HERE = TopicPartition("orders", 0)
 

@@ -10,16 +10,15 @@ from math import inf
 
 import pytest
 
+from broker.driver.contract import Settlement
+from broker.driver.leases import lease_time
 from broker.errors import BrokerError, LeaseLost, OperationTimeout, SettleError
-from broker.leasing import lease_time
 from broker.messages import Message, Outcome
-from broker.spi import Settlement
-from broker_kafka.queue.hold import Hold
-from broker_kafka.queue.lease_book import LeaseBook
-from broker_kafka.queue.marker_format import FORMATS
-from broker_kafka.queue.marker_producer import MarkerProducer, Placed
-from broker_kafka.queue.views import QUEUE_VIEW
-from broker_kafka.queue.wire import Kind, MessageId, read_markers
+from broker_kafka.queue.consumer.lease_manager import LeaseBook
+from broker_kafka.queue.consumer.starting import QUEUE_VIEW
+from broker_kafka.queue.markers.held_message import Hold
+from broker_kafka.queue.markers.producer import MarkerProducer, Placed
+from broker_kafka.queue.markers.wire import FORMATS, Kind, MessageId, read_markers
 
 LEASE = 0.6
 
@@ -189,7 +188,7 @@ async def test_a_lease_goes_on_ending_while_the_machine_is_suspended(monkeypatch
     hold = new_hold()
     loop_time = asyncio.get_running_loop().time()
     # The loop's clock stood still meanwhile.
-    monkeypatch.setattr("broker_kafka.queue.lease_book.lease_time", lambda: lease_time() + 2 * LEASE)
+    monkeypatch.setattr("broker_kafka.queue.consumer.lease_manager.lease_time", lambda: lease_time() + 2 * LEASE)
     answers = [*await book.settle([settlement(hold, Outcome.ACK)]), *await book.extend([hold])]
     assert asyncio.get_running_loop().time() - loop_time < LEASE
     assert [type(answer) for answer in answers] == [LeaseLost, LeaseLost]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker.errors import OperationTimeout
-from broker_kafka.queue.marker_producer import Placed, explained, packed
-from broker_kafka.queue.wire import Kind, Marker, MessageId, read_markers, write_marker
+from broker_kafka.queue.markers.producer import Placed, explained, packed
+from broker_kafka.queue.markers.wire import Kind, Marker, MessageId, read_markers, write_marker
 
 
 def end(number: int, partition: int = 0) -> Placed:

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_kafka.queue.lease import Lease, State
-from broker_kafka.queue.priority_queues import DeadlinesQueue, OffsetsQueue
-from broker_kafka.queue.wire import MessageId
+from broker_kafka.queue.markers.lease import Lease, State
+from broker_kafka.queue.markers.wire import MessageId
+from broker_kafka.queue.tracker.markers_queue import DeadlinesQueue, OffsetsQueue
 
 
 def lease(number: int, *, deadline: int = 0) -> Lease:

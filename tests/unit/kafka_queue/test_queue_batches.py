@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from broker_kafka.queue.assigned_partition import AssignedPartition, PartitionOptions
-from broker_kafka.queue.lease import Lease, LeaseBatch
-from broker_kafka.queue.start_writer import StartWriter, read_each
-from broker_kafka.queue.wire import Kind, Marker, MessageId, pack_markers, read_content, read_markers, write_marker
+from broker_kafka.queue.markers.lease import Lease, LeaseBatch
+from broker_kafka.queue.markers.start_writer import StartWriter, read_each
+from broker_kafka.queue.markers.wire import (
+    Kind,
+    Marker,
+    MessageId,
+    pack_markers,
+    read_content,
+    read_markers,
+    write_marker,
+)
+from broker_kafka.queue.tracker.assigned_partition import AssignedPartition, PartitionOptions
 
 OPTIONS = PartitionOptions(renew_distance=3, stall_ms=10**9)
 some = st.lists(st.integers(0, 11), min_size=1, max_size=12)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_kafka.queue.redelivery_rate import RedeliveryRate
+from broker_kafka.queue.tracker.redeliverer import RedeliveryRate
 
 
 def test_a_second_of_messages_is_sent_at_once_and_then_so_many_a_second() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.spi import TopicPartition
-from broker_kafka.queue.set_aside import SetAside
-from broker_kafka.queue.starting import Taken
+from broker.driver.contract import TopicPartition
+from broker_kafka.queue.consumer.queue_client import SetAside
+from broker_kafka.queue.consumer.starting import Taken
 
 HERE, THERE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 RAW: Any = None

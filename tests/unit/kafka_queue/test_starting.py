@@ -9,14 +9,23 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.spi import TopicPartition
-from broker_kafka.queue.hold import Hold
-from broker_kafka.queue.marker_format import FORMATS, MarkerFormat
-from broker_kafka.queue.marker_producer import PACKED_BYTES
-from broker_kafka.queue.own_records import OwnRecords
-from broker_kafka.queue.start_writer import read_each
-from broker_kafka.queue.starting import Started, Starting, Taken
-from broker_kafka.queue.wire import Content, Headers, Kind, Marker, MessageId, read_content, read_markers
+from broker.driver.contract import TopicPartition
+from broker_kafka.queue.consumer.starting import Started, Starting, Taken
+from broker_kafka.queue.markers.held_message import Hold
+from broker_kafka.queue.markers.producer import PACKED_BYTES
+from broker_kafka.queue.markers.queue_filter import OwnRecords
+from broker_kafka.queue.markers.start_writer import read_each
+from broker_kafka.queue.markers.wire import (
+    FORMATS,
+    Content,
+    Headers,
+    Kind,
+    Marker,
+    MarkerFormat,
+    MessageId,
+    read_content,
+    read_markers,
+)
 
 NOW = 1_000_000
 ONE_EACH = MarkerFormat(together=1, by_key=False, v1=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from broker_kafka.queue.under_way import UnderWay
+from broker_kafka.queue.consumer.queue_client import UnderWay
 
 SOON = 0.05
 

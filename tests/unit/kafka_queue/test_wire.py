@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker_kafka.queue import markers_pb2
-from broker_kafka.queue.start_writer import StartWriter, read_each
-from broker_kafka.queue.wire import (
+from broker_kafka.queue.markers.start_writer import StartWriter, read_each
+from broker_kafka.queue.markers.wire import (
     Content,
     Kind,
     Marker,

@@ -1,0 +1,344 @@
+"""Writes letters: messages that must be on the broker before their originals may be settled.
+
+A failed write is repeated until it succeeds or the consumer closes. A letter that the broker refuses as it is, is made
+smaller in steps. Used on one event loop; cancelling a write leaves its outcome unknown.
+
+Writes dead letters: the full original, and why and whence it came, cut to what the broker takes.
+
+A failed write is repeated until it succeeds or the consumer closes; the handler does not run again for it, and
+the original stays unsettled, its lease renewed, until its letter is on the broker.
+
+
+The topic that a consumer's dead letters go to, and that each is kept there until it is redriven.
+
+A broker without history keeps a message only for the subscriptions that are there when it comes, and drops what none
+waits for. There the subscription that redrives read is made before the first letter is written, and again before the
+next one if the topic was gone meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from broker.capabilities import ConfirmedAck, Limits, MessageCapabilities
+from broker.driver.contract import Backend, MessageSubscription
+from broker.envelopes import DEAD_LETTER_PREFIX, Envelope, Place, TellsPlace
+from broker.errors import BackendError, BrokerError, InvalidMessage, NotFound, PublishError
+from broker.hooks import DeadLetterFailed, Event, Hooks
+from broker.messages import Message
+from broker.names import REDRIVE_SUBSCRIPTION
+from broker.outbound import OutboundMessage
+from broker.protocols import Topic
+from broker.records import Record
+
+__all__ = ["DeadLetterWriter", "LetterPump", "LetterTopic", "MakeLetter", "confirms", "describe", "make_dead_letter"]
+
+
+MakeLetter = Callable[[InvalidMessage | None], OutboundMessage]
+"""Makes one shape of a letter, told why the shape before was refused."""
+
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 30.0
+
+
+class LetterPump:
+    """Writes and repeats, until `close`."""
+
+    def __init__(self) -> None:
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """Repeat no failed write from now on; one that is under way may still succeed."""
+        self._closing.set()
+
+    async def write(
+        self,
+        shapes: Sequence[MakeLetter],
+        publish: Callable[[OutboundMessage], Awaitable[object]],
+        failed: Callable[[BrokerError, float], None],
+        *,
+        stubborn: bool,
+    ) -> None:
+        """Return when the letter is on the broker.
+
+        :param shapes: the largest first; each is made once at most.
+        :param failed: called with each failure and the seconds until the next try.
+        :param stubborn: try again also when all shapes were refused.
+        :raises InvalidMessage: all shapes were refused.
+        :raises BrokerError: a write failed, and `close` was called.
+        """
+        letters = [shapes[0](None)]
+        pause = _FIRST_PAUSE
+        shape = 0
+        while True:
+            try:
+                await publish(letters[shape])
+            except Exception as raised:
+                refused = _refusal(raised)
+                shape += 1
+                if refused is not None and shape < len(shapes):
+                    # Each is made once: a second attempt has the id of the first, which may have been stored.
+                    if shape == len(letters):
+                        letters.append(shapes[shape](refused))
+                    continue
+                if refused is not None and not stubborn:
+                    raise refused from None
+                shape = 0
+                failure = raised if isinstance(raised, BrokerError) else BackendError(describe(raised), native=raised)
+                if self._closing.is_set():
+                    raise failure from None
+                failed(failure, pause)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._closing.wait()
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+            else:
+                return
+
+
+def describe(error: BaseException) -> str:
+    """The error in words, whatever its own text does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, which has no text"
+
+
+def _refusal(raised: Exception) -> InvalidMessage | None:
+    """Why the letter itself cannot be written, whenever it is tried."""
+    if isinstance(raised, PublishError):
+        return next((outcome for outcome in raised.outcomes if isinstance(outcome, InvalidMessage)), None)
+    return raised if isinstance(raised, InvalidMessage) else None
+
+
+_LONGEST_TEXT: Final = 2048
+_SHORT_TEXT: Final = 128
+_SHORT_ROOM: Final = 1024
+_NUMBERS: Final = frozenset({DEAD_LETTER_PREFIX + name for name in ("attempts", "partition", "offset")})
+_SHAPES: Final = ((False, False), (True, False), (False, True), (True, True))
+"""Whether a letter tells little, and whether it goes without the original's attributes, in the order of trying."""
+
+
+def make_dead_letter(
+    original: Envelope,
+    *,
+    id: str,
+    reason: str,
+    error: BaseException | None,
+    attempts: int | None,
+    subscription: str,
+    limits: Limits,
+    brief: bool = False,
+    refused: BrokerError | None = None,
+) -> OutboundMessage:
+    """The original with `dead-letter-*` attributes: reason, error, attempts, topic, subscription, id, time, and
+    partition and offset of where it lay first, as far as the broker tells them.
+
+    What the broker's limits leave no room for is cut, the least important first; key, body and the
+    original's own attributes are never touched, unless the letter was refused with them: what a foreign
+    producer wrote may be more than we can write, and `dead-letter-cut` tells why they are missing. `brief` cuts
+    reason and error short, and everything told to what brokers keep free for it. The letter has an id of its own,
+    because a broker that deduplicates would drop the letters of a second subscription, or of a second
+    failure after a redrive.
+    """
+    told = {
+        "topic": original.topic,
+        "cut": "" if refused is None else f"The attributes, with which it was refused: {refused.message}",
+        "reason": reason,
+        "error": "" if error is None else describe(error),
+        "attempts": "" if attempts is None else str(attempts),
+        "subscription": subscription,
+        "id": id,
+        "time": datetime.now(UTC).isoformat(),
+        **_place(original),
+    }
+    added = {DEAD_LETTER_PREFIX + name: text for name, text in told.items() if text}
+    if brief:
+        added = _abridge(added, limits.letter_bytes or _SHORT_ROOM)
+    kept = {} if refused else {name: text for name, text in original.attributes.items() if name not in added}
+    return OutboundMessage(
+        original.data,
+        original.key,
+        {**kept, **_cut(added, kept, original, limits)},
+        id=f"{id[:100]}-{uuid.uuid4().hex}",
+        publish_time=original.publish_time,
+        native=None if refused else original.native,
+    )
+
+
+class DeadLetterWriter:
+    """:param publish: puts one message on the dead-letter topic, or raises."""
+
+    def __init__(
+        self,
+        target: str,
+        publish: Callable[[OutboundMessage], Awaitable[object]],
+        limits: Limits,
+        hooks: Hooks,
+    ) -> None:
+        self.target = target
+        self._publish = publish
+        self._limits = limits
+        self._hooks = hooks
+        self._pump = LetterPump()
+
+    def close(self) -> None:
+        """Repeat no failed write from now on; one that is under way may still succeed."""
+        self._pump.close()
+
+    async def write(
+        self,
+        message: Message[Any],
+        *,
+        reason: str,
+        error: BaseException | None,
+        attempts: int | None,
+        subscription: str,
+    ) -> None:
+        """Return when the letter is on the broker; failed writes are repeated until `close`.
+
+        :raises BrokerError: the write failed, and the writer is closed.
+        """
+
+        def make(refused: InvalidMessage | None, *, brief: bool, bare: bool) -> OutboundMessage:
+            return make_dead_letter(
+                message,
+                id=message.id,
+                reason=reason,
+                error=error,
+                attempts=attempts,
+                subscription=subscription,
+                limits=self._limits,
+                brief=brief,
+                refused=refused if bare else None,
+            )
+
+        def failed(failure: BrokerError, pause: float) -> None:
+            self._hooks.emit(DeadLetterFailed(message=message, target=self.target, error=failure, pause=pause))
+
+        shapes = [partial(make, brief=brief, bare=bare) for brief, bare in _SHAPES]
+        await self._pump.write(shapes, self._publish, failed, stubborn=True)
+
+
+def _place(original: Envelope) -> dict[str, str]:
+    """Partition and offset, as text."""
+    place = None
+    if isinstance(original, Record):
+        place = Place(original.partition, original.offset)
+    elif isinstance(original, Message) and isinstance(original.view, TellsPlace):
+        place = original.view.place(original.raw)
+    return {} if place is None else {name: str(at) for name, at in place._asdict().items() if at is not None}
+
+
+def _cut(added: Mapping[str, str], kept: Mapping[str, str], original: Envelope, limits: Limits) -> dict[str, str]:
+    longest = min(_LONGEST_TEXT, limits.attribute_value or _LONGEST_TEXT)
+    cut = {name: _shorten(text, longest) for name, text in added.items()}
+    if limits.attributes is not None:
+        excess = len(cut) + len(kept) - limits.attributes - limits.letter_attributes
+        for name in list(reversed(cut))[: max(0, excess)]:
+            del cut[name]
+    if limits.message is not None:
+        used = len(original.data or b"") + len(original.key or b"") + sum(_size(pair) for pair in kept.items())
+        _fit(cut, limits.message + limits.letter_bytes - used)
+    return cut
+
+
+def _abridge(added: Mapping[str, str], room: int) -> dict[str, str]:
+    long = {DEAD_LETTER_PREFIX + name for name in ("cut", "reason", "error")}
+    brief = {name: _shorten(text, _SHORT_TEXT) if name in long else text for name, text in added.items()}
+    _fit(brief, room)
+    return brief
+
+
+def _fit(told: dict[str, str], room: int) -> None:
+    """Shorten the last of them first, until all together have room."""
+    for name in reversed(list(told)):
+        excess = sum(_size(pair) for pair in told.items()) - room
+        if excess <= 0:
+            break
+        # A part of a number would be another number.
+        whole = name in _NUMBERS
+        text = "" if whole else _shorten(told[name], max(0, len(told[name].encode()) - excess))
+        if text:
+            told[name] = text
+        else:
+            del told[name]
+
+
+def _size(pair: tuple[str, str]) -> int:
+    return len(pair[0].encode()) + len(pair[1].encode())
+
+
+def _shorten(text: str, size: int) -> str:
+    encoded = text.encode(errors="replace")
+    return encoded.decode() if len(encoded) <= size else encoded[:size].decode(errors="ignore")
+
+
+class LetterTopic:
+    """One dead-letter topic, for one consumer; used on one event loop."""
+
+    def __init__(self, backend: Backend, topic: Callable[[str], Topic[bytes]], name: str) -> None:
+        """:param topic: the bus's; asked for each time, because the application may close its topics."""
+        self._backend = backend
+        self._topic = topic
+        self._name = name
+        messages = backend.capabilities.messages
+        self._forgets = messages is not None and not messages.history
+        self._kept = False
+
+    async def open(self) -> None:
+        """Look whether letters can be written: that is better known before the first message is handled.
+
+        :raises NotFound: the topic does not exist.
+        :raises BrokerError: nobody knows.
+        """
+        await self._backend.admin().describe_topic(self._name)
+        await self._keep()
+
+    async def publish(self, letter: OutboundMessage) -> None:
+        """Return when the letter is on the broker, and kept.
+
+        :raises BrokerError: it is not, or nobody knows.
+        """
+        await self._keep()
+        try:
+            await self._topic(self._name).publish(letter)
+        except NotFound:
+            self._kept = False
+            raise
+
+    async def _keep(self) -> None:
+        if self._kept or not self._forgets:
+            return
+        if REDRIVE_SUBSCRIPTION not in await self._backend.admin().list_subscriptions(self._name):
+            # Made as a redrive makes it: what it asks for may be fixed then.
+            asked = MessageSubscription(
+                topic=self._name,
+                subscription=REDRIVE_SUBSCRIPTION,
+                confirm_acks=confirms(self._backend.capabilities.messages),
+                max_outstanding=1,
+            )
+            source = await self._backend.subscribe(asked, _Unheard())
+            await source.close()
+        self._kept = True
+
+
+class _Unheard:
+    """A SourceListener for a source that fetches nothing."""
+
+    def lost(self, messages: Sequence[Message[Any]]) -> None: ...
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+
+def confirms(family: MessageCapabilities | None) -> bool:
+    """Whether a redrive has its acks confirmed."""
+    return family is not None and family.confirmed_ack is not ConfirmedAck.NEVER

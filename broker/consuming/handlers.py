@@ -1,0 +1,224 @@
+"""Runs a handler in a context of its own, without the price of a task per message.
+
+A worker task handles many messages; context variables set by one handler must not be seen by the next. The
+steps of the handler's coroutine are run in a copied context, while it stays part of the worker's task, so
+that cancellation and timeouts act on it as usual.
+
+Runs one handler and settles what it leaves open. It may raise anything; only cancellation and the like go on.
+
+The workers behind `receive` and `receive_batches`: tasks that take from an engine, run the handler and settle.
+
+One worker handles one message, or one batch, at a time. A worker that ends by an error ends the others, after
+`close_timeout` seconds at the latest; what a cancelled handler held is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from broker.consuming import in_flight as scopes
+from broker.consuming.engine import Engine, intake_of
+from broker.errors import BrokerError, Closed, ConfigurationError
+from broker.messages import Message, MessageBatch
+from broker.protocols import BatchHandler, Handler
+
+__all__ = ["LAST_CHANCE", "Isolated", "check_handler", "conclude", "handle_batches", "handle_each", "within", "work"]
+
+
+class Isolated:
+    """`await Isolated(awaitable)` is `await awaitable` in a copy of the current context."""
+
+    __slots__ = ("_awaitable",)
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run = copy_context().run
+        steps: Generator[Any, Any, Any] = run(self._awaitable.__await__)
+        try:
+            waits_for = run(next, steps)
+            while True:
+                try:
+                    sent = yield waits_for
+                except GeneratorExit:
+                    run(steps.close)
+                    raise
+                except BaseException as error:
+                    waits_for = run(steps.throw, error)
+                else:
+                    waits_for = run(steps.send, sent)
+        except StopIteration as stop:
+            return stop.value
+
+
+class NotAsync(ConfigurationError):
+    """The handler is no coroutine function: no message is to be blamed for that."""
+
+
+def check_handler(handler: object) -> None:
+    if not callable(handler):
+        raise ConfigurationError(f"The handler is {handler!r}", advice="It takes an `async def` function")
+
+
+async def within(timeout: float | None, handling: Awaitable[Any]) -> Any:
+    """Run a handler in a context of its own, for so many seconds at most."""
+    if not hasattr(handling, "__await__"):
+        raise NotAsync(
+            f"The handler returned {handling!r} instead of an awaitable",
+            advice="Write it with `async def`, or use broker.blocking for handlers that are plain functions",
+        )
+    if timeout is None:
+        return await Isolated(handling)
+    bound = asyncio.timeout(timeout)
+    try:
+        async with bound:
+            return await Isolated(handling)
+    except TimeoutError:
+        if bound.expired():
+            raise TimeoutError(f"the handler ran for more than {timeout:g} s") from None
+        raise
+
+
+def conclude(message: Message[Any], error: BaseException | None) -> BaseException | None:
+    """Settle what a handler left open; the error that is to go on, such as a cancellation."""
+    intake = intake_of(message)
+    message.in_use = False
+    scopes.leave(message, error)
+    intake.returned(message)
+    if error is None:
+        intake.ack_soon(message)
+        return None
+    if isinstance(error, asyncio.CancelledError) and not _is_being_cancelled():
+        error = BrokerError(f"The handler of message {message.id!r} was cancelled from inside", native=error)
+    if isinstance(error, Exception) and not isinstance(error, NotAsync):
+        intake.engine.disposition.handler_failed(intake, message, error)
+        return None
+    intake.release([message])
+    return error
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+logger = logging.getLogger("broker")
+
+LAST_CHANCE = 1.0
+"""Seconds for a cancelled handler to clean up; `receive` returns then, whatever the handler does."""
+
+
+async def work(engine: Engine, name: str, concurrency: int, worker: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Let so many workers work until they end or the engine does, and raise the first error of theirs.
+
+    Cancelling it cancels them, and gives them `LAST_CHANCE`.
+    """
+    engine.check()
+    cancelled = True
+    workers = {asyncio.create_task(worker(), name=f"broker-worker-{name}") for _ in range(concurrency)}
+    engine.workers |= workers
+    ended = asyncio.create_task(engine.ended.wait(), name=f"broker-end-{name}")
+    try:
+        running = workers
+        while running and not ended.done() and not _first_error(workers):
+            _, left = await asyncio.wait({*running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            running = left & workers
+        if running:
+            engine.end()
+            await asyncio.wait(running, timeout=engine.options.close_timeout)
+        cancelled = False
+    finally:
+        ended.cancel()
+        late = [task for task in workers if not task.done()]
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=LAST_CHANCE)
+        engine.workers -= workers
+        error = _first_error(workers)
+        if error is not None and cancelled:
+            logger.warning("A cancelled receive hides the error that ended a handler", exc_info=error)
+    if error is not None:
+        raise error
+
+
+async def handle_each(engine: Engine, handler: Handler[Any]) -> None:
+    """One worker that handles message by message, until the engine has no more to give."""
+    handling = engine.hooks.handling
+    timeout = engine.disposition.retry.timeout
+    while True:
+        message = engine.take()
+        if message is None:
+            if not _still(engine):
+                return
+            await engine.wait(1, None)
+            continue
+        intake = intake_of(message)
+        message.in_use = True
+        if handling:
+            intake.begin(message)
+        error: BaseException | None = None
+        try:
+            await within(timeout, handler(message))
+        except BaseException as raised:
+            error = raised
+        if error is None and message.scope is None:
+            message.in_use = False
+            intake.ack_soon(message)
+        else:
+            _raise(conclude(message, error))
+
+
+async def handle_batches(engine: Engine, handler: BatchHandler[Any], max_messages: int) -> None:
+    """One worker that handles batch by batch, likewise."""
+    handling = engine.hooks.handling
+    timeout = engine.disposition.retry.timeout
+    while True:
+        messages = engine.take_batch(max_messages)
+        if not messages:
+            if not _still(engine):
+                return
+            await engine.wait(max_messages, None)
+            continue
+        for message in messages:
+            message.in_use = True
+            if handling:
+                intake_of(message).begin(message)
+        results: Sequence[BaseException | None] | None = None
+        try:
+            results = await within(timeout, handler(MessageBatch(messages, engine)))
+            if results is not None and len(results) != len(messages):
+                raise ValueError(f"The batch handler returned {len(results)} results for {len(messages)} messages")
+        except BaseException as raised:
+            results = [raised] * len(messages)
+        # All are settled before anything is raised, so that none of the batch is forgotten.
+        ends = [
+            conclude(message, error) for message, error in zip(messages, results or [None] * len(messages), strict=True)
+        ]
+        _raise(next((end for end in ends if end is not None), None))
+
+
+def _still(engine: Engine) -> bool:
+    try:
+        return engine.check()
+    except Closed as closed:
+        # Another worker has raised the fatal error, or somebody closed the consumer: both end this one.
+        if closed.__cause__ is None or engine.workers:
+            return False
+        raise
+
+
+def _first_error(workers: set[asyncio.Task[None]]) -> BaseException | None:
+    # All are asked, since asyncio complains of those that nobody asked.
+    errors = [worker.exception() for worker in workers if worker.done() and not worker.cancelled()]
+    return next((error for error in errors if error is not None), None)
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error

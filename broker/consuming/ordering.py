@@ -1,0 +1,439 @@
+"""The messages that wait to be handed over, in arrival order. Synchronous; used on one event loop.
+
+Key-ordered hand-over: keys run in parallel, the messages of one key strictly one after the other.
+
+A key's lane is taken while its head is handed over and unsettled, and as long as a handler works on what it has settled
+early, or lost the lease of; a failed head blocks its own lane only.
+No lane holds more than its share of what may be outstanding, so that a hot key starves nobody: what
+comes for a full lane is given back, and later messages of that key with it, until those come again in
+their order; the longer the lane stands still, the later. Messages without a key are unordered. What waits
+behind another of its key is handed over, once that is settled, by the time of its arrival, so that the last of
+many does not queue once for each before it; every second hand-over is for a key that had nothing to wait for.
+Pure but for the clock it is given; used on one event loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Any, Final, Protocol
+
+from broker.messages import Message, Outcome, SettleState
+
+__all__ = ["ArrivalOrder", "Lanes", "Ready"]
+
+
+class Ready(Protocol):
+    """Decides which message is handed over next."""
+
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        """Keep these; those that must be given back to the broker instead, and for how many seconds."""
+        ...
+
+    def put_again(self, message: Message[Any]) -> None:
+        """It failed before and its delay is over."""
+        ...
+
+    def replace(self, message: Message[Any], copy: Message[Any]) -> None:
+        """The copy stands for the message from now on."""
+        ...
+
+    def take(self) -> Message[Any] | None:
+        """The next message that may be handed over now."""
+        ...
+
+    def take_some(self, most: int) -> list[Message[Any]]:
+        """The next `most`, or as many as may be handed over now."""
+        ...
+
+    def done(self, message: Message[Any]) -> None:
+        """It was settled for good: what waits behind it may follow."""
+        ...
+
+    def abandon(self, message: Message[Any]) -> list[Message[Any]]:
+        """Its lease ended; what waits behind it and must be given back with it."""
+        ...
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        """These were not handed over, and come again: what is put later of their keys is to follow them."""
+        ...
+
+    def forget(self, message: Message[Any]) -> None:
+        """Expect nothing of what was given back before it, or with it: another consumer has it by now."""
+        ...
+
+    def drain(self) -> list[Message[Any]]:
+        """Everything that waits, taken out."""
+        ...
+
+    def __len__(self) -> int:
+        """How many could be handed over now."""
+        ...
+
+
+class ArrivalOrder:
+    """First come, first served."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self) -> None:
+        self._messages: deque[Message[Any]] = deque()
+
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        self._messages.extend(messages)
+        return ()
+
+    def put_again(self, message: Message[Any]) -> None:
+        self._messages.append(message)
+
+    def replace(self, message: Message[Any], copy: Message[Any]) -> None:
+        return
+
+    def take(self) -> Message[Any] | None:
+        return self._messages.popleft() if self._messages else None
+
+    def take_some(self, most: int) -> list[Message[Any]]:
+        if most >= len(self._messages):
+            return self.drain()
+        popleft = self._messages.popleft
+        return [popleft() for _ in range(most)]
+
+    def done(self, message: Message[Any]) -> None:
+        return
+
+    def abandon(self, message: Message[Any]) -> list[Message[Any]]:
+        return []
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        return
+
+    def forget(self, message: Message[Any]) -> None:
+        return
+
+    def drain(self) -> list[Message[Any]]:
+        messages = list(self._messages)
+        self._messages.clear()
+        return messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+
+_GONE_AFTER: Final = 60.0
+"""Seconds without a message that was given back, or more where leases are longer, after which it went elsewhere."""
+_SWEPT_AT_ONCE: Final = 100
+_SETTLED: Final = 100
+_DOUBTED: Final = frozenset({SettleState.SETTLING, SettleState.UNKNOWN})
+_SHORTEST: Final = 0.02
+_LONGEST: Final = 5.0
+
+
+class _Spilled:
+    """A message that was given back and must come again before what follows it."""
+
+    __slots__ = ("doubted", "number", "seen")
+
+    def __init__(self, number: int, seen: float) -> None:
+        self.number = number
+        self.seen = seen
+        self.doubted = False
+        """Whether it may have been settled, and so not come again."""
+
+
+class _Lane:
+    __slots__ = (
+        "arrival",
+        "arrivals",
+        "began",
+        "head",
+        "in_hand",
+        "moved",
+        "numbers",
+        "pace",
+        "settled",
+        "spilled",
+        "waiting",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.head: Message[Any] | None = None
+        self.arrival = 0
+        self.in_hand: Message[Any] | None = None
+        """What was the head, and is settled or lost, while its handler still works."""
+        self.waiting: deque[Message[Any]] = deque()
+        self.arrivals: deque[int] = deque()
+        """Of each that waits, when it arrived; `arrival` is that of the head."""
+        self.spilled: OrderedDict[str, _Spilled] = OrderedDict()
+        self.settled: deque[str] | None = None
+        """Ids of the latest that were settled for good: a second copy that is on its way is the last of them."""
+        self.numbers = count()
+        self.began = 0.0
+        self.pace = 0.0
+        self.moved = now
+        """When it last began, let a message in that had been given back, or was done with one."""
+
+    @property
+    def held(self) -> int:
+        return len(self.waiting) + (self.head is not None)
+
+    @property
+    def free(self) -> bool:
+        return self.head is None and self.in_hand is None
+
+    def cut(self, at: int) -> list[Message[Any]]:
+        """Take out what waits from this place on."""
+        behind = list(islice(self.waiting, at, None))
+        for _ in behind:
+            self.waiting.pop()
+            self.arrivals.pop()
+        return behind
+
+    def spill(self, message_id: str, now: float) -> float:
+        """Note it as given back; the seconds after which its turn should have come."""
+        spilled = self.spilled.get(message_id)
+        if spilled is None:
+            spilled = self.spilled[message_id] = _Spilled(next(self.numbers), now)
+        spilled.seen = now
+        first = next(iter(self.spilled.values()))
+        ahead = self.held + spilled.number - first.number
+        # What comes again is written anew by some brokers, and in vain as long as nothing moves.
+        return min(_LONGEST, max(_SHORTEST, ahead * self.pace, (now - self.moved) / 2))
+
+
+class Lanes:
+    """Implements `Ready` per key.
+
+    :param share: the most messages that one key may hold; None where the broker cannot take messages back
+        with a delay, which leaves a hot key unbounded.
+    :param clock: seconds, monotonic; a message given back that has not come again for a minute is taken to
+        have gone to another consumer, or to have been settled by an ack whose answer was lost.
+    :param lease: the broker's; what is still leased to us cannot come again, so that longer leases are waited for.
+    """
+
+    def __init__(self, share: int | None, clock: Callable[[], float], lease: float | None = None) -> None:
+        self._share = share
+        self._clock = clock
+        self.in_order = False
+        """Whether what was given back comes again in order, so that a follower tells of what was settled before it."""
+        self._gone_after = max(_GONE_AFTER, (lease or 0.0) + 2 * _LONGEST)
+        self._lanes: dict[tuple[str, bytes], _Lane] = {}
+        self._ready: deque[_Lane | Message[Any]] = deque()
+        self._following: list[tuple[int, int, _Lane]] = []
+        """A heap of the lanes whose next message waited for another: its arrival, a number that breaks ties."""
+        self._turn_of_following = False
+        self._numbers = count()
+        self._sweeps: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        """When to look again at each lane that waits for what was given back; the soonest first."""
+
+    def put_all(self, messages: Sequence[Message[Any]]) -> Sequence[tuple[Message[Any], float]]:
+        if self._sweeps:
+            self._sweep(self._clock())
+        return [(message, delay) for message in messages if (delay := self._put(message)) is not None]
+
+    def _put(self, message: Message[Any]) -> float | None:
+        key = message.key
+        if key is None:
+            self._ready.append(message)
+            return None
+        lane = self._lanes.get((message.topic, key))
+        if lane is None:
+            lane = self._lanes[(message.topic, key)] = _Lane(self._clock())
+        if lane.spilled:
+            if not self._next_of_spilled(lane, message.id):
+                return self._spill(lane, message.topic, key, message.id, self._clock())
+        elif self._share is not None and lane.held >= self._share:
+            return self._spill(lane, message.topic, key, message.id, self._clock())
+        lane.waiting.append(message)
+        lane.arrivals.append(next(self._numbers))
+        if lane.free and len(lane.waiting) == 1:
+            self._ready.append(lane)
+        return None
+
+    def put_again(self, message: Message[Any]) -> None:
+        lane = self._lane(message)
+        if lane is None or lane.head is None:
+            self._ready.append(message)
+            return
+        lane.head = None
+        lane.waiting.appendleft(message)
+        lane.arrivals.appendleft(lane.arrival)
+        if lane.free:
+            self._line_up(lane)
+
+    def replace(self, message: Message[Any], copy: Message[Any]) -> None:
+        lane = self._lane(message)
+        if lane is not None and lane.head is message:
+            lane.head = copy
+            if message.in_use:
+                lane.in_hand = message
+
+    def take(self) -> Message[Any] | None:
+        while self._ready or self._following:
+            following = bool(self._following) and (self._turn_of_following or not self._ready)
+            self._turn_of_following = not following
+            entry = heappop(self._following)[-1] if following else self._ready.popleft()
+            if not isinstance(entry, _Lane):
+                return entry
+            if entry.free and entry.waiting:
+                entry.head = entry.waiting.popleft()
+                entry.arrival = entry.arrivals.popleft()
+                entry.began = self._clock()
+                return entry.head
+        return None
+
+    def take_some(self, most: int) -> list[Message[Any]]:
+        taken: list[Message[Any]] = []
+        while len(taken) < most and (message := self.take()) is not None:
+            taken.append(message)
+        return taken
+
+    def done(self, message: Message[Any]) -> None:
+        lane = self._lane(message)
+        if lane is None or lane.head is not message:
+            return
+        lane.head = None
+        if message.outcome is not Outcome.NACK:
+            # A copy of it that was given back never comes again.
+            lane.spilled.pop(message.id, None)
+            if lane.waiting or lane.spilled:
+                lane.settled = lane.settled or deque(maxlen=_SETTLED)
+                lane.settled.append(message.id)
+        if message.in_use:
+            lane.in_hand = message
+        elif lane.free:
+            self._follow(message, lane)
+
+    def returned(self, message: Message[Any]) -> bool:
+        """Nobody works on it any more; whether that lets another be handed over."""
+        lane = self._lane(message)
+        if lane is None or lane.in_hand is not message:
+            return False
+        lane.in_hand = None
+        if lane.free:
+            self._follow(message, lane)
+        return lane.free and bool(lane.waiting)
+
+    def _follow(self, message: Message[Any], lane: _Lane) -> None:
+        lane.moved = self._clock()
+        took = lane.moved - lane.began
+        lane.pace = took if lane.pace == 0 else 0.8 * lane.pace + 0.2 * took
+        if lane.waiting:
+            self._line_up(lane)
+        else:
+            self._forget_if_idle(message, lane)
+
+    def abandon(self, message: Message[Any]) -> list[Message[Any]]:
+        lane = self._lane(message)
+        if lane is None:
+            return []
+        if lane.head is message:
+            lane.head = None
+            if message.in_use:
+                lane.in_hand = message
+            followers = lane.cut(0)
+        elif message in lane.waiting:
+            # What waits before it is still ours.
+            _, *followers = lane.cut(lane.waiting.index(message))
+        else:
+            return []
+        now = self._clock()
+        # The broker delivers these again: they are let in only from the first on.
+        earlier, lane.spilled = lane.spilled, OrderedDict()
+        lane.numbers = count()
+        lane.moved = now
+        for message_id in (message.id, *(follower.id for follower in followers), *earlier):
+            self._spill(lane, message.topic, message.key or b"", message_id, now)
+        if message.id in lane.spilled:
+            lane.spilled[message.id].doubted = message.state in _DOUBTED
+        return followers
+
+    def passed_over(self, messages: Sequence[Message[Any]]) -> None:
+        now = self._clock()
+        for message in messages:
+            key = message.key
+            if key is not None:
+                lane = self._lanes.setdefault((message.topic, key), _Lane(now))
+                self._spill(lane, message.topic, key, message.id, now)
+
+    def forget(self, message: Message[Any]) -> None:
+        lane = self._lane(message)
+        if lane is not None:
+            lane.spilled.clear()
+
+    def drain(self) -> list[Message[Any]]:
+        messages = [entry for entry in self._ready if not isinstance(entry, _Lane)]
+        for lane in self._lanes.values():
+            messages.extend(lane.waiting)
+            lane.waiting.clear()
+            lane.arrivals.clear()
+        self._ready.clear()
+        self._following.clear()
+        return messages
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._following)
+
+    @property
+    def kept(self) -> int:
+        """How many keys are remembered."""
+        return len(self._lanes)
+
+    def _line_up(self, lane: _Lane) -> None:
+        heappush(self._following, (lane.arrivals[0], next(self._numbers), lane))
+
+    def _lane(self, message: Message[Any]) -> _Lane | None:
+        key = message.key
+        return None if key is None else self._lanes.get((message.topic, key))
+
+    def _spill(self, lane: _Lane, topic: str, key: bytes, message_id: str, now: float) -> float:
+        if lane.settled is not None and message_id in lane.settled:
+            return _LONGEST
+        self._sweeps.setdefault((topic, key), now + self._gone_after)
+        return lane.spill(message_id, now)
+
+    def _sweep(self, now: float) -> None:
+        """Forget idle lanes that wait for nothing but what went to another consumer."""
+        for _ in range(_SWEPT_AT_ONCE):
+            if not self._sweeps or next(iter(self._sweeps.values())) > now:
+                return
+            key, _ = self._sweeps.popitem(last=False)
+            lane = self._lanes.get(key)
+            if lane is None:
+                continue
+            if (
+                lane.free
+                and not lane.waiting
+                and all(now - one.seen >= self._gone_after for one in lane.spilled.values())
+            ):
+                del self._lanes[key]
+            elif lane.spilled:
+                self._sweeps[key] = now + self._gone_after
+
+    def _next_of_spilled(self, lane: _Lane, message_id: str) -> bool:
+        """Whether this is the message that must follow now, and there is room for it."""
+        now = self._clock()
+        while lane.spilled:
+            first, spilled = next(iter(lane.spilled.items()))
+            if first == message_id:
+                if self._share is not None and lane.held >= self._share:
+                    return False
+                del lane.spilled[first]
+                lane.moved = now
+                return True
+            passed_over = self.in_order and spilled.doubted and _is_next(lane, message_id)
+            if not passed_over and now - spilled.seen < self._gone_after:
+                return False
+            del lane.spilled[first]
+        return self._share is None or lane.held < self._share
+
+    def _forget_if_idle(self, message: Message[Any], lane: _Lane) -> None:
+        if not lane.spilled and message.key is not None:
+            self._lanes.pop((message.topic, message.key), None)
+            self._sweeps.pop((message.topic, message.key), None)
+
+
+def _is_next(lane: _Lane, message_id: str) -> bool:
+    """Whether it is the one right behind the first that the lane waits for."""
+    return message_id == next(islice(lane.spilled, 1, None), message_id)

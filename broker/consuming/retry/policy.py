@@ -1,0 +1,163 @@
+"""The retry policy, and what is known of each message's past failures. Pure: no I/O, no clock, no loop."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.checks import is_finite, is_whole
+from broker.driver.backoff import jitter
+from broker.errors import InvalidSetting
+from broker.messages import Message
+
+__all__ = ["DROP", "Attempts", "Drop", "Retry"]
+
+_TRACKED: Final = 100_000
+
+
+class Drop:
+    """As `dead_letter=DROP`: exhausted and rejected messages are acknowledged and gone."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP: Final = Drop()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What happens when a handler raises: exponential backoff with jitter, then the dead letters.
+
+    The n-th failure waits `initial * multiplier ** (n - 1)` seconds, at most `maximum`, times a random factor of
+    1 ± `jitter`.
+
+    :param max_attempts: how many failures of the handler a message gets; counted in this consumer's memory,
+        so a message that wanders between processes may get more, up to `max_deliveries`.
+    :param on: the exceptions that are retried; others give up at once.
+    :param never: exceptions that give up at once even if `on` names them.
+    :param timeout: seconds a handler may run; then it is cancelled, which counts as a failure.
+    :param max_deliveries: deliveries before giving up, however they ended; catches the message that kills the
+        process. What was given back unhandled does not count, unless another process did so and the broker counts it
+        (`capabilities.messages.release_keeps_attempt` is False). None is ten times `max_attempts`.
+    """
+
+    max_attempts: int = 5
+    initial: float = 0.5
+    multiplier: float = 2.0
+    maximum: float = 60.0
+    jitter: float = 0.2
+    on: tuple[type[Exception], ...] = (Exception,)
+    never: tuple[type[Exception], ...] = ()
+    timeout: float | None = None
+    max_deliveries: int | None = None
+
+    def __post_init__(self) -> None:
+        attempts = self.max_attempts
+        _require(is_whole(attempts) and attempts >= 1, "max_attempts", attempts, "an int of 1 or more")
+        _require(is_finite(self.initial) and self.initial >= 0, "initial", self.initial, "seconds, 0 or more")
+        _require(is_finite(self.multiplier) and self.multiplier >= 1, "multiplier", self.multiplier, "1 or more")
+        _require(
+            is_finite(self.maximum) and self.maximum >= self.initial, "maximum", self.maximum, "at least `initial`"
+        )
+        _require(is_finite(self.jitter) and 0 <= self.jitter < 1, "jitter", self.jitter, "at least 0 and below 1")
+        _require(
+            self.timeout is None or (is_finite(self.timeout) and self.timeout > 0),
+            "timeout",
+            self.timeout,
+            "seconds above 0, or None",
+        )
+        deliveries = self.max_deliveries
+        _require(
+            deliveries is None or (is_whole(deliveries) and deliveries >= attempts),
+            "max_deliveries",
+            deliveries,
+            "an int of at least `max_attempts`, or None",
+        )
+        for field, kinds in (("on", self.on), ("never", self.never)):
+            _require(_are_exceptions(kinds), field, kinds, "a tuple of exception classes, such as (OSError,)")
+
+    @property
+    def delivery_bound(self) -> int:
+        """After this many deliveries a message is given up, whatever became of them."""
+        return 10 * self.max_attempts if self.max_deliveries is None else self.max_deliveries
+
+    @property
+    def longest(self) -> float:
+        """The longest delay that the policy can ask for, in seconds."""
+        return self.maximum * (1 + self.jitter)
+
+    def retries(self, error: BaseException) -> bool:
+        """Whether this error is retried at all."""
+        return isinstance(error, self.on) and not isinstance(error, self.never)
+
+    def delay(self, failures: int) -> float:
+        """Seconds to wait after so many failures (1 or more)."""
+        try:
+            backoff = min(self.maximum, self.initial * self.multiplier ** (failures - 1))
+        except OverflowError:
+            backoff = self.maximum
+        return backoff * jitter.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class Attempts:
+    """Failures and give-backs of each message, as far as this consumer saw them; the oldest are forgotten first.
+
+    A message is told by its topic and id: topics may use the same ids.
+    """
+
+    __slots__ = ("_failures", "_releases")
+
+    def __init__(self) -> None:
+        self._failures: _Counts = OrderedDict()
+        self._releases: _Counts = OrderedDict()
+
+    def failed(self, message: Message[Any]) -> int:
+        """Count a failure; how many there are now."""
+        return _count(self._failures, message)
+
+    def failures(self, message: Message[Any]) -> int:
+        return self._failures.get((message.topic, message.id), 0)
+
+    def released(self, message: Message[Any]) -> None:
+        """Count a give-back: the delivery that it used up was no attempt."""
+        _count(self._releases, message)
+
+    def releases(self, message: Message[Any]) -> int:
+        return self._releases.get((message.topic, message.id), 0)
+
+    def forget(self, message: Message[Any]) -> None:
+        """The message is done."""
+        name = message.topic, message.id
+        self._failures.pop(name, None)
+        self._releases.pop(name, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._failures or self._releases)
+
+
+_Counts = OrderedDict[tuple[str, str], int]
+
+
+def _count(counts: _Counts, message: Message[Any]) -> int:
+    name = message.topic, message.id
+    count = counts.pop(name, 0) + 1
+    counts[name] = count
+    if len(counts) > _TRACKED:
+        counts.popitem(last=False)
+    return count
+
+
+def _are_exceptions(kinds: object) -> bool:
+    return isinstance(kinds, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException)
+        for kind in kinds  # pyright: ignore[reportUnknownVariableType]
+    )
+
+
+def _require(holds: bool, field: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise InvalidSetting(f"Retry.{field} is {value!r}", advice=f"It takes {wanted}")

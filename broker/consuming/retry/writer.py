@@ -1,0 +1,95 @@
+"""Sends messages that failed to their retry topic.
+
+A failed write is repeated until it succeeds or the consumer closes; the original stays unsettled until its copy is on
+the broker, so that a crash repeats a message and loses none. Used on one event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from broker.consuming.dead_letters import LetterPump, describe
+from broker.consuming.retry.topics import RetryRoutes
+from broker.driver.contract import RetryTopic
+from broker.driver.retry_message import letter_of, make_retry_letter, place_of
+from broker.errors import BrokerError, InvalidMessage
+from broker.hooks import Hooks, RetryScheduled, RetryWriteFailed
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+
+__all__ = ["RetryWriter"]
+
+
+class RetryWriter:
+    """:param publish: puts one message on a topic, or raises."""
+
+    def __init__(
+        self,
+        routes: RetryRoutes,
+        publish: Callable[[str, OutboundMessage], Awaitable[object]],
+        hooks: Hooks,
+        subscription: str,
+    ) -> None:
+        self._routes = routes
+        self._publish = publish
+        self._hooks = hooks
+        self._subscription = subscription
+        self._pump = LetterPump()
+
+    def after_failure(self, message: Message[Any]) -> RetryTopic | None:
+        """Where it waits after another round of failures; None after the last."""
+        letter = letter_of(message)
+        return self._routes.after_failure(message.topic, 0 if letter is None else letter.step)
+
+    def for_delay(self, message: Message[Any], delay: float | None) -> RetryTopic:
+        """Where it waits at least so long; on the first topic if `delay` is None.
+
+        :raises Unsupported: no topic keeps messages that long.
+        """
+        return self._routes.for_delay(message.topic, delay)
+
+    def last(self, message: Message[Any]) -> RetryTopic:
+        """Where it waits longest."""
+        return self._routes.last(message.topic)
+
+    def close(self) -> None:
+        """Repeat no failed write from now on; one that is under way may still succeed."""
+        self._pump.close()
+
+    async def write(
+        self, message: Message[Any], target: RetryTopic, *, reason: str, error: BaseException | None, failures: int
+    ) -> None:
+        """Return when the message is on its retry topic; failed writes are repeated until `close`.
+
+        :param failures: how often the handler failed in this round; 0 if it did not.
+        :raises InvalidMessage: the broker does not take it there.
+        :raises BrokerError: the write failed, and the writer is closed.
+        """
+        letter = letter_of(message)
+        make = partial(
+            make_retry_letter,
+            message,
+            id=message.id,
+            target=target,
+            due=time.time() + target.delay,
+            attempts=message.delivery_attempt or 1,
+            failures=failures + (0 if letter is None else letter.failures),
+            step=(failures > 0) + (0 if letter is None else letter.step),
+            place=place_of(message),
+            subscription=self._subscription,
+            reason=reason if error is None else f"{reason}: {describe(error)}",
+        )
+
+        def shape(_: InvalidMessage | None, *, brief: bool) -> OutboundMessage:
+            return make(brief=brief)
+
+        def failed(failure: BrokerError, pause: float) -> None:
+            self._hooks.emit(RetryWriteFailed(message=message, target=target.name, error=failure, pause=pause))
+
+        shapes = [partial(shape, brief=False), partial(shape, brief=True)]
+        await self._pump.write(shapes, partial(self._publish, target.name), failed, stubborn=False)
+        if self._hooks.listening:
+            self._hooks.emit(RetryScheduled(message=message, target=target.name, delay=target.delay, reason=reason))

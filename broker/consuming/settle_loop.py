@@ -1,0 +1,145 @@
+"""Carries out the settlements of one source, in batches that gather by themselves.
+
+What is asked for while a `settle` call runs goes with the next one, so a lone ack is not delayed and a flood
+is batched. The pump is a task of the consumer: cancelling whoever asked does not cancel the settlement.
+A source that cannot try at all (it is reconnecting) is asked again until the pump is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker.driver.contract import MessageSource, Settlement
+from broker.errors import BackendError, BrokerError, SettleError
+
+__all__ = ["SettlePump"]
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
+
+Results = Sequence[BrokerError | None]
+
+
+class SettlePump:
+    """One per source.
+
+    :param done: called on the loop with each batch and its results, before any waiter resumes.
+    """
+
+    def __init__(self, source: MessageSource, done: Callable[[Sequence[Settlement], Results], None]) -> None:
+        self._source = source
+        self._done = done
+        self._pending: list[Settlement] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._wake: asyncio.Future[None] | None = None
+        self._closing = asyncio.Event()
+        self._task = self._loop.create_task(self._run(), name="broker-settle-pump")
+
+    def put(self, settlement: Settlement) -> None:
+        """Have it carried out soon; nobody awaits the result but `done`."""
+        self._pending.append(settlement)
+        if self._wake is not None:
+            self._rouse()
+
+    def put_all(self, settlements: Sequence[Settlement]) -> None:
+        self._pending.extend(settlements)
+        if self._wake is not None:
+            self._rouse()
+
+    def put_and_wait(self, settlements: Sequence[Settlement]) -> asyncio.Future[None]:
+        """Have these carried out; the future tells the first failure among them, or that the pump was closed before.
+
+        Cancelling the future disturbs nothing.
+        """
+        future: asyncio.Future[None] = self._loop.create_future()
+        start = len(self._pending)
+        self._waiters.append((start, start + len(settlements), future))
+        self.put_all(settlements)
+        if self._task.done():
+            self._leave_rest()
+        return future
+
+    async def close(self, deadline: float) -> None:
+        """Carry out what was asked for, at most until the loop time `deadline`; the rest is told as not answered."""
+        self._closing.set()
+        if self._wake is not None:
+            self._rouse()
+        _, late = await asyncio.wait({self._task}, timeout=max(0.0, deadline - self._loop.time()))
+        if late:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=0.1)
+
+    def _rouse(self) -> None:
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():
+            wake.set_result(None)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._pending:
+                if self._closing.is_set():
+                    return
+                self._wake = self._loop.create_future()
+                await self._wake
+                continue
+            settlements, self._pending = self._pending, []
+            waiters, self._waiters = self._waiters, []
+            try:
+                results = await self._carry_out(settlements)
+            except asyncio.CancelledError:
+                results = [_unanswered()] * len(settlements)
+                self._conclude(settlements, results, waiters)
+                self._leave_rest()
+                raise
+            self._conclude(settlements, results, waiters)
+
+    def _leave_rest(self) -> None:
+        """Nobody carries out what waits now: tell those who asked."""
+        settlements, self._pending = self._pending, []
+        waiters, self._waiters = self._waiters, []
+        if settlements:
+            self._conclude(settlements, [_unanswered()] * len(settlements), waiters)
+
+    def _conclude(
+        self,
+        settlements: Sequence[Settlement],
+        results: Results,
+        waiters: Sequence[tuple[int, int, asyncio.Future[None]]],
+    ) -> None:
+        self._done(settlements, results)
+        for start, stop, future in waiters:
+            if future.done():
+                continue
+            error = next((result for result in results[start:stop] if result is not None), None)
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                # Whoever asked may be gone; `done` has reported the failure, so the loop need not.
+                future.exception()
+
+    async def _carry_out(self, settlements: Sequence[Settlement]) -> Results:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._source.settle(settlements)
+            except BrokerError as error:
+                if not error.retriable or self._closing.is_set():
+                    return [error] * len(settlements)
+            except Exception as error:
+                failure = BackendError(f"The backend failed to settle: {error}", native=error)
+                return [failure] * len(settlements)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._closing.wait()
+            except TimeoutError:
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+
+
+def _unanswered() -> SettleError:
+    return SettleError(
+        "The consumer was closed before the broker answered", advice="The message may come again; raise close_timeout"
+    )

@@ -1,0 +1,1 @@
+"""Serves records as messages: a `MessageSource` over a `RecordSource`."""

@@ -1,0 +1,64 @@
+"""One assignment of one partition whose records are settled as messages, and how far it is done. Pure, no lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.driver.as_messages.offset_tracker import OffsetTracker
+from broker.driver.assignments import Held
+from broker.driver.contract import Finished, RetryTopic, TopicPartition
+from broker.messages import Message
+
+__all__ = ["MessagePartition", "done"]
+
+
+class MessagePartition(Held):
+    """One assignment of one partition, and the work on it."""
+
+    __slots__ = ("crowded", "delay", "full", "out", "paused", "restored", "topic", "tracker", "undue", "waiting")
+
+    def __init__(self, partition: TopicPartition, generation: int, retry_topic: RetryTopic | None = None) -> None:
+        super().__init__(partition, generation)
+        self.topic = partition.topic if retry_topic is None else retry_topic.origin
+        """The topic that its messages show."""
+        self.delay = 0.0 if retry_topic is None else retry_topic.delay
+        """The seconds that messages wait in it for their next try; 0 if it is none of a retry topic."""
+        self.tracker = OffsetTracker()
+        self.out: dict[int, Message[Any]] = {}
+        """What was given to the consumer and is not settled, by offset."""
+        self.waiting = 0
+        """How many records wait to be delivered, again or when they are due."""
+        self.undue = 0
+        """How many of these are not due yet."""
+        self.full = 0.0
+        """How full the room for what is finished was at the last commit; 0 where the end of no work would make more."""
+        self.crowded = False
+        """Whether too much is finished, or waits, above something unfinished."""
+        self.paused = False
+        self.restored: list[tuple[int, int]] | None = None
+        """What an earlier owner had finished above its commit, as far as it was not read again; None if not asked."""
+
+    def was_finished(self, offset: int) -> bool:
+        """Whether an earlier owner finished this record; asked in rising order."""
+        restored = self.restored
+        while restored and restored[0][1] <= offset:
+            restored.pop(0)
+        return bool(restored) and restored[0][0] <= offset
+
+    def done(self, position: int) -> Finished:
+        """How far it is done now, at least up to `position`."""
+        tracker = self.tracker
+        ranges = tracker.finished_ranges()
+        last = tracker.last_started
+        ranges += [(max(start, last + 1), stop) for start, stop in self.restored or () if stop > last + 1]
+        return Finished(max(position, tracker.resume_at or position), ranges)
+
+    @property
+    def gap(self) -> int:
+        return self.tracker.gap + self.waiting
+
+
+def done(held: Held, position: int) -> Finished:
+    """`MessagePartition.done`, for a committer."""
+    assert isinstance(held, MessagePartition)
+    return held.done(position)

@@ -1,0 +1,110 @@
+"""What a message source over records hands over from memory: records that come again, and those that are not due yet.
+
+Used on one event loop, by one source. Nothing here fails or waits; what is forgotten is read again from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
+
+from broker.driver.as_messages.partition import MessagePartition
+from broker.driver.as_messages.views import delivery_of
+from broker.driver.retry_message import Delivery, read_retry_letter, record_of
+from broker.messages import Message, Outcome
+from broker.records import Record
+
+__all__ = ["Redelivery"]
+
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 5.0
+
+
+class Redelivery:
+    """:param interrupt: called when something is due, so that a running fetch ends."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._loop = asyncio.get_running_loop()
+        self._heap: list[tuple[float, int, int, Delivery, MessagePartition]] = []
+        """Due time, offset, a number that breaks ties."""
+        self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, message: Message[Any], part: MessagePartition, outcome: Outcome, delay: float) -> None:
+        """Hand a message over again after so many seconds."""
+        record, attempt, returns, letter = record_of(message)
+        attempt += message.retries + (outcome is Outcome.NACK)
+        if delay <= 0 and returns >= 2:
+            # What comes back at once, again and again, must not take all the time there is.
+            delay = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(returns - 2, 10))
+        self._put(Delivery(record, attempt, returns + 1, letter), part, delay)
+
+    def first(self, record: Record[Any], part: MessagePartition) -> Message[Any] | None:
+        """The message that waited on a retry topic in this record, if it is due; else it is kept until then."""
+        letter = read_retry_letter(record.attributes)
+        if letter is None:
+            # A stranger's, which waits for nothing.
+            return delivery_of(Delivery(record, 1, 0), part.topic, part)
+        delivery = Delivery(record, letter.attempts + 1, 0, letter)
+        # Clocks differ, but nothing has to wait here for longer than its topic says.
+        wait = min(letter.due - time.time(), part.delay)
+        if wait <= 0:
+            return delivery_of(delivery, part.topic, part)
+        part.undue += 1
+        self._put(delivery, part, wait)
+        return None
+
+    def take_due(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        """What is due; the partitions of those that were not due before have one less that is not."""
+        messages: list[Message[Any]] = []
+        heap = self._heap
+        if not heap:
+            return messages
+        now = self._loop.time()
+        while heap and heap[0][0] <= now and len(messages) < max_messages and max_bytes > 0:
+            _, offset, _, delivery, part = heappop(heap)
+            message = delivery_of(delivery, part.topic, part)
+            part.out[offset] = message
+            part.waiting -= 1
+            if not delivery.returns:
+                part.undue -= 1
+            max_bytes -= message.size
+            messages.append(message)
+        self._await_due()
+        return messages
+
+    def forget(self) -> None:
+        """Forget what is of partitions that go: their next owner reads it."""
+        kept = [entry for entry in self._heap if not entry[-1].revoking]
+        if len(kept) < len(self._heap):
+            self._heap[:] = kept
+            heapify(self._heap)
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._heap.clear()
+
+    def _put(self, delivery: Delivery, part: MessagePartition, delay: float) -> None:
+        due = self._loop.time() + delay if delay > 0 else 0.0
+        self._numbers += 1
+        part.waiting += 1
+        heappush(self._heap, (due, delivery.record.offset, self._numbers, delivery, part))
+        self._await_due()
+
+    def _await_due(self) -> None:
+        """End the running fetch when the next delivery is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            due = self._heap[0][0]
+            if due <= self._loop.time():
+                self._interrupt()
+            else:
+                self._timer = self._loop.call_at(due, self._interrupt)

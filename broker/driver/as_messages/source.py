@@ -1,0 +1,410 @@
+"""`RecordsAsMessages`: a message source over a record source; each record is a message that is settled on its own.
+
+*Concurrency.* One event loop; `settle` may run beside `fetch`. *Cancellation.* Commits run in tasks of this source, and
+belong to nobody's call. *Failure.* A retriable error of a commit is a warning, and the commit is repeated with the next
+one; any other is raised by the next `fetch`.
+
+Acking or rejecting a record finishes its offset. Of each partition the highest contiguous finished offset is committed,
+and nothing else: every `commit_every` records, every `commit_interval` seconds, when the partition is revoked, and on
+close. A source that `KeepsFinished` also stores what is finished above, and a restart repeats none of that. A nacked or
+released record is delivered again from memory. When more than `max_gap` records are finished or waiting above an
+unfinished one, or the source's room for them gets short, the partition is paused until there is less of that. Records
+of a retry topic are shown as the messages that wait in them, when these are due; until then their partition is paused,
+so that at most one fetch of each is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from broker.capabilities import Capabilities, ConfirmedAck, LeaseMode, MessageCapabilities
+from broker.driver.as_messages.partition import MessagePartition, done
+from broker.driver.as_messages.redelivery import Redelivery
+from broker.driver.as_messages.views import FIRST
+from broker.driver.assignments import taken_away
+from broker.driver.commits import Committer
+from broker.driver.contract import (
+    Backend,
+    KeepsFinished,
+    RecordSource,
+    RecordSubscription,
+    RetryTopic,
+    Settlement,
+    SourceListener,
+    TellsIdle,
+    TopicPartition,
+)
+from broker.driver.retry_message import Delivery, record_of
+from broker.errors import BrokerError, Closed, LeaseLost, Unsupported
+from broker.hooks import Event, Hooks, PartitionsAssigned, PartitionsLost, PartitionsRevoked, Warned, logger
+from broker.messages import Message, Outcome, SettleState
+from broker.records import Record
+
+__all__ = ["RecordsAsMessages", "message_capabilities"]
+
+_LONGEST_COMMIT: Final = 10.0
+_FULL: Final = 0.75
+"""How full the source's room for finished records may be before nothing more is taken of their partition."""
+
+
+class RecordsAsMessages:
+    """Implements `MessageSource` for the consumer, and `RecordListener` for the source of the records.
+
+    :param max_gap: the most records of a partition that may be finished, or waiting to be delivered again, above an
+        unfinished one.
+    :param commit_every: commit after so many finished records, …
+    :param commit_interval: … and after so many seconds, if anything is finished.
+    :param retry_topics: those among the topics on which messages wait; each is read from its first record on.
+    """
+
+    def __init__(
+        self,
+        listener: SourceListener,
+        *,
+        hooks: Hooks,
+        max_gap: int = 10_000,
+        commit_every: int = 1000,
+        commit_interval: float = 1.0,
+        retry_topics: Sequence[RetryTopic] = (),
+    ) -> None:
+        self._listener = listener
+        self._hooks = hooks
+        self._max_gap = max_gap
+        self._commit_every = commit_every
+        self._commit_interval = commit_interval
+        self._loop = asyncio.get_running_loop()
+        self._partitions: dict[TopicPartition, MessagePartition] = {}
+        self._paused: set[TopicPartition] = set()
+        self._generation = 0
+        self._again = Redelivery(lambda: self._source.interrupt())
+        self._retry_topics = {each.name: each for each in retry_topics}
+        self._finished = 0
+        self._commit_timer: asyncio.TimerHandle | None = None
+        self._committing: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._failure: BrokerError | None = None
+        self._closing = False
+
+    async def join(self, backend: Backend, subscription: RecordSubscription) -> RecordsAsMessages:
+        """Join the group, for the retry topics too; returns itself.
+
+        :raises BrokerError: as `Backend.join` does.
+        """
+        if self._retry_topics:
+            names = tuple(self._retry_topics)
+            subscription = replace(
+                subscription, topics=(*subscription.topics, *names), whole=(*subscription.whole, *names)
+            )
+        self._source: RecordSource = await backend.join(subscription, self)
+        self._keeper = self._source if isinstance(self._source, KeepsFinished) else None
+        self._committer = Committer(self._source, self._hooks, done)
+        if not self._partitions:
+            self._adopt(self._source.assignment())
+        return self
+
+    # -- MessageSource -------------------------------------------------------------------------------------
+
+    async def fetch(self, max_messages: int, max_bytes: int, wait: float) -> Sequence[Message[Any]]:
+        if self._closing:
+            raise Closed("The source is closed")
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        messages = self._due(max_messages, max_bytes)
+        if not messages:
+            messages = self._as_messages(await self._source.fetch(max_messages, max_bytes, wait))
+        return messages or self._due(max_messages, max_bytes)
+
+    def interrupt(self) -> None:
+        self._source.interrupt()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[BrokerError | None]:
+        if self._closing:
+            raise Closed("The source is closed")
+        results: list[BrokerError | None] = []
+        touched: set[MessagePartition] = set()
+        part: Any = None
+        for settlement in settlements:
+            message = settlement.message
+            if message.lease is not part:
+                part = message.lease
+                touched.add(part)
+            if part.gone:
+                results.append(taken_away(part.partition))
+                continue
+            results.append(None)
+            raw = message.raw
+            offset = raw.record.offset if type(raw) is Delivery else raw.offset
+            if part.out.pop(offset, None) is None:
+                continue
+            outcome = settlement.outcome
+            if outcome is Outcome.ACK or outcome is Outcome.REJECT:
+                part.unsaved = not part.tracker.finished(offset) or part.unsaved
+                self._finished += 1
+            elif not part.revoking:
+                self._again.put(message, part, outcome, settlement.delay or 0.0)
+        self._settled.set()
+        for held in touched:
+            self._mind_the_gap(held)
+        self._mind_the_commits()
+        return results
+
+    async def extend(self, messages: Sequence[Message[Any]]) -> Sequence[BrokerError | None]:
+        """Nothing expires here: a record is ours while its partition is."""
+        return [None] * len(messages)
+
+    async def is_idle(self, seconds: float) -> bool:
+        return not isinstance(self._source, TellsIdle) or await self._source.is_idle(seconds)
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+        self._again.close()
+        try:
+            async with asyncio.timeout(_LONGEST_COMMIT):
+                if self._committing is not None:
+                    await asyncio.wait((self._committing,))
+                await self._commit(self._partitions.values())
+        except (BrokerError, TimeoutError) as error:
+            self._warn(f"The last commit failed, its records come again: {str(error) or 'no answer in time'}")
+        finally:
+            await self._source.close()
+            self._give_up(list(self._partitions.values()))
+
+    # -- deliveries ----------------------------------------------------------------------------------------
+
+    def _as_messages(self, records: Sequence[Record[Any]]) -> list[Message[Any]]:
+        messages: list[Message[Any]] = []
+        part: MessagePartition | None = None
+        topic, partition, last, before = "", -1, -1, self._finished
+        for record in records:
+            if record.partition != partition or record.topic != topic:
+                topic, partition = record.topic, record.partition
+                part = self._partitions.get(TopicPartition(topic, partition))
+                last = -1 if part is None else part.tracker.last_started
+                if part is not None and part.restored is None:
+                    part.restored = [] if self._keeper is None else list(self._keeper.finished(part.partition))
+            offset = record.offset
+            # A record that this assignment has had before is being worked on, or is done.
+            if part is None or part.revoking or offset <= last:
+                continue
+            part.tracker.started(offset)
+            if part.restored and part.was_finished(offset):
+                part.tracker.finished(offset)
+                self._finished += 1
+                continue
+            if part.delay:
+                message = self._again.first(record, part)
+                if message is None:
+                    self._mind_the_gap(part)
+                    continue
+            else:
+                message = Message(topic, record.data, record, FIRST, part, record.size)
+            part.out[offset] = message
+            messages.append(message)
+        if self._finished > before:
+            self._mind_the_commits()
+        return messages
+
+    def _due(self, max_messages: int, max_bytes: int) -> list[Message[Any]]:
+        messages = self._again.take_due(max_messages, max_bytes)
+        for part in {id(message.lease): message.lease for message in messages if message.lease.delay}.values():
+            self._mind_the_gap(part)
+        return messages
+
+    def _mind_the_gap(self, part: MessagePartition) -> None:
+        if part.revoking:
+            return
+        if part.tracker.first_unfinished is None:
+            # Nothing is in hand whose end would make room.
+            part.full = 0.0
+        if not part.crowded and (part.gap > self._max_gap or part.full > _FULL):
+            part.crowded = True
+            topic, number = part.partition
+            self._warn(
+                f"{topic}[{number}] is paused: {part.gap} records are finished, or wait, "
+                f"above offset {part.tracker.first_unfinished}, which is not settled"
+            )
+        elif part.crowded and 2 * part.gap <= self._max_gap and 2 * part.full <= _FULL:
+            part.crowded = False
+        paused = part.crowded or part.undue > 0
+        if paused and not part.paused:
+            self._paused.add(part.partition)
+            self._source.pause((part.partition,))
+        elif part.paused and not paused:
+            self._paused.discard(part.partition)
+            self._source.resume((part.partition,))
+        part.paused = paused
+
+    # -- commits -------------------------------------------------------------------------------------------
+
+    def _mind_the_commits(self) -> None:
+        """Commit now, after a while, or when the running commit is over."""
+        if self._committing is not None or not self._finished:
+            return
+        if self._finished >= self._commit_every:
+            self._commit_soon()
+        elif self._commit_timer is None:
+            self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
+
+    def _commit_soon(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+            self._commit_timer = None
+        if self._committing is None and not self._closing:
+            self._finished = 0
+            self._committing = self._loop.create_task(self._commit_and_mind(), name="broker-as-messages-commit")
+
+    async def _commit_and_mind(self) -> None:
+        try:
+            await self._commit(self._partitions.values())
+        except LeaseLost as error:
+            logger.info("A partition was gone before its commit: %s", error)
+        except BrokerError as error:
+            if error.retriable:
+                self._warn(f"A commit failed and is repeated: {error}")
+                self._commit_timer = self._loop.call_later(self._commit_interval, self._commit_soon)
+            else:
+                self._failure = error
+                self._source.interrupt()
+        finally:
+            self._committing = None
+            if not self._closing:
+                self._mind_the_commits()
+
+    async def _commit(self, parts: Iterable[MessagePartition]) -> None:
+        positions = {part.partition: (part, at) for part in parts if (at := self._position(part)) is not None}
+        try:
+            await self._committer.commit(positions)
+        finally:
+            for part, _ in positions.values():
+                part.tracker.committed(part.committed)
+                if self._keeper is not None:
+                    # What is full of what an earlier owner had finished gets emptier by reading on.
+                    part.full = 0.0 if part.restored else self._keeper.fullness(part.partition)
+                    self._mind_the_gap(part)
+
+    def _position(self, part: MessagePartition) -> int | None:
+        """What there is to commit of a partition."""
+        at = part.tracker.committable()
+        return part.tracker.resume_at if at is None and part.unsaved and self._keeper is not None else at
+
+    # -- RecordListener ------------------------------------------------------------------------------------
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self._adopt(partitions)
+        stale = [partition for partition in partitions if partition in self._paused]
+        if stale:
+            self._paused.difference_update(stale)
+            self._source.resume(stale)
+        self.event(PartitionsAssigned(partitions=tuple(partitions), current=self._current()))
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        going = self._parts(partitions)
+        for part in going:
+            part.revoking = True
+        self._again.forget()
+        self._take_back_unused(going)
+        self.event(PartitionsRevoked(partitions=tuple(partitions), current=self._current()))
+        now = self._loop.time()
+        try:
+            if not self._closing:
+                # Some of the time is kept for the commit.
+                async with asyncio.timeout_at(deadline - min(1.0, max(0.0, deadline - now) / 4)):
+                    while any(part.out for part in going):
+                        self._settled.clear()
+                        await self._settled.wait()
+        except TimeoutError:
+            self._warn(f"{sum(len(part.out) for part in going)} messages of {list(partitions)} were not done in time")
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._commit(going)
+        except (BrokerError, TimeoutError) as error:
+            self._warn(f"The commit before the release failed: {str(error) or 'no answer in time'}")
+        finally:
+            self._lose(going)
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self._lose(self._parts(partitions))
+        self.event(PartitionsLost(partitions=tuple(partitions), current=self._current()))
+
+    def event(self, event: Event) -> None:
+        self._listener.event(event)
+
+    def _adopt(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in map(TopicPartition._make, partitions):
+            part = self._partitions.get(partition)
+            if part is not None and not part.revoking:
+                continue
+            if part is not None:
+                self._lose([part])
+            self._generation += 1
+            retry_topic = self._retry_topics.get(partition.topic)
+            self._partitions[partition] = MessagePartition(partition, self._generation, retry_topic)
+
+    def _lose(self, parts: Sequence[MessagePartition]) -> None:
+        """These are not ours any more, and neither is what the consumer holds of them."""
+        unsettled = [message for part in parts for message in part.out.values()]
+        self._give_up(parts)
+        if unsettled:
+            self._listener.lost(unsettled)
+
+    def _take_back_unused(self, parts: Sequence[MessagePartition]) -> None:
+        """What was not handed over yet is left to the next owner, so that nobody waits for it here."""
+        unused: list[Message[Any]] = []
+        for part in parts:
+            mine = [m for m in part.out.values() if m.lease_ends is None and m.state is SettleState.OPEN]
+            unused += mine
+            for message in mine:
+                del part.out[record_of(message).record.offset]
+        if unused:
+            self._listener.lost(unused)
+
+    def _give_up(self, parts: Sequence[MessagePartition]) -> None:
+        for part in parts:
+            part.revoking = part.gone = True
+            part.out = {}
+            if self._partitions.get(part.partition) is part:
+                del self._partitions[part.partition]
+        self._again.forget()
+
+    def _parts(self, partitions: Iterable[TopicPartition]) -> list[MessagePartition]:
+        return [part for partition in partitions if (part := self._partitions.get(partition)) is not None]
+
+    def _current(self) -> tuple[TopicPartition, ...]:
+        return tuple(partition for partition, part in self._partitions.items() if not part.revoking)
+
+    def _warn(self, text: str) -> None:
+        logger.warning(text)
+        self.event(Warned(text=text))
+
+
+def message_capabilities(capabilities: Capabilities) -> MessageCapabilities:
+    """What the messages made of a backend's records can do.
+
+    :raises Unsupported: the backend has no records.
+    """
+    records = capabilities.records
+    if records is None:
+        raise Unsupported(f"Backend {capabilities.backend!r} has no records", advice="Use bus.messages(...)")
+    return MessageCapabilities(
+        lease=LeaseMode.NONE,
+        confirmed_ack=ConfirmedAck.NEVER,
+        native_delay=0.0,
+        delivery_attempt=True,
+        release_keeps_attempt=True,
+        key_affinity=capabilities.publish.partitions,
+        shared_by_message=False,
+        ordered_delivery=True,
+        creates_subscriptions=True,
+        start_latest=True,
+        start_time=records.start_time,
+        ephemeral=True,
+        retry_topics=True,
+    )

@@ -1,0 +1,153 @@
+"""Carries out commits: one call to the source at a time, later wishes joined into the next one.
+
+*Concurrency.* Calls may overlap; positions of a partition reach the broker in rising order, and never fall.
+*Cancellation.* A commit that was asked for is carried out even if its caller is cancelled; a failure that nobody is
+left to hear becomes a `Warned` event. *Failure.* Each caller gets the error of its own partitions; nothing is
+repeated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from broker.driver.assignments import Held, taken_away
+from broker.driver.contract import Finished, KeepsFinished, RecordSource, TopicPartition
+from broker.errors import BackendError, BrokerError
+from broker.hooks import Hooks, PositionsCommitted, Warned, logger
+
+__all__ = ["Committer", "Positions"]
+
+Positions = Mapping[TopicPartition, tuple[Held, int]]
+"""For each partition the assignment that the commit is for, and the next offset to read."""
+
+_Errors = Mapping[TopicPartition, BrokerError]
+
+
+class _Round:
+    __slots__ = ("answered", "positions")
+
+    def __init__(self, answered: asyncio.Future[_Errors]) -> None:
+        self.positions: dict[TopicPartition, tuple[Held, int]] = {}
+        self.answered: Final = answered
+
+
+class Committer:
+    """The commits of one record source.
+
+    :param finished: how far an assignment is done when its commit of a position is sent, for a source that can store
+        what is finished above.
+    """
+
+    def __init__(
+        self, source: RecordSource, hooks: Hooks, finished: Callable[[Held, int], Finished] | None = None
+    ) -> None:
+        self._source = source
+        self._finished = finished
+        self._keeper = source if finished is not None and isinstance(source, KeepsFinished) else None
+        self._hooks = hooks
+        self._loop = asyncio.get_running_loop()
+        self._next: _Round | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def commit(self, positions: Positions) -> None:
+        """Store these positions; those at or below what is stored already are left out.
+
+        :raises LeaseLost: a partition is no longer ours; the others were carried out.
+        :raises BrokerError: the broker did not take one; the others were carried out.
+        """
+        wanted = {partition: at for partition, at in positions.items() if at[1] > at[0].committed or at[0].unsaved}
+        if not wanted:
+            return
+        answered = self._join(wanted)
+        try:
+            errors = await asyncio.shield(answered)
+        except asyncio.CancelledError:
+            answered.add_done_callback(lambda done: done.cancelled() or self._report(done.result(), wanted))
+            raise
+        for partition in wanted:
+            if partition in errors:
+                raise errors[partition]
+
+    async def drain(self, deadline: float) -> bool:
+        """Wait, at most until the loop time `deadline`, for the commits asked for; whether all are answered."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=max(0.0, deadline - self._loop.time()))
+        return self._task is None
+
+    def _join(self, wanted: Positions) -> asyncio.Future[_Errors]:
+        current = self._next
+        if current is None:
+            current = self._next = _Round(self._loop.create_future())
+        for partition, (held, position) in wanted.items():
+            other = current.positions.get(partition)
+            if other is None or other[0] is not held or other[1] < position:
+                current.positions[partition] = (held, position)
+        if self._task is None:
+            self._task = self._loop.create_task(self._run(), name="broker-commit")
+        return current.answered
+
+    async def _run(self) -> None:
+        try:
+            while self._next is not None:
+                current, self._next = self._next, None
+                try:
+                    current.answered.set_result(await self._carry_out(current.positions))
+                except asyncio.CancelledError:
+                    current.answered.cancel()
+                    raise
+        finally:
+            self._task = None
+
+    async def _carry_out(self, positions: Positions) -> _Errors:
+        errors: dict[TopicPartition, BrokerError] = {}
+        asked: dict[TopicPartition, int] = {}
+        for partition, (held, position) in positions.items():
+            if held.gone:
+                errors[partition] = taken_away(partition)
+            elif position > held.committed or held.unsaved:
+                asked[partition] = position
+        if not asked:
+            return errors
+        done: dict[TopicPartition, Finished] = {}
+        if self._finished is not None and self._keeper is not None:
+            for partition, position in asked.items():
+                held = positions[partition][0]
+                done[partition] = self._finished(held, position)
+                asked[partition] = done[partition].position
+                held.unsaved = False
+        results = await self._ask(asked, done)
+        for partition, position in asked.items():
+            held = positions[partition][0]
+            error = results.get(partition)
+            if error is None:
+                held.committed = max(held.committed, position)
+            else:
+                errors[partition] = error
+                held.unsaved = partition in done
+        if self._hooks.listening:
+            stored: dict[tuple[str, int], int] = {at: asked[at] for at in asked if at not in errors}
+            if stored:
+                self._hooks.emit(PositionsCommitted(positions=stored))
+        return errors
+
+    async def _ask(
+        self, asked: Mapping[TopicPartition, int], done: Mapping[TopicPartition, Finished]
+    ) -> Mapping[TopicPartition, BrokerError | None]:
+        try:
+            if self._keeper is not None and done:
+                return await self._keeper.commit_finished(done)
+            return await self._source.commit(asked)
+        except BrokerError as error:
+            return dict.fromkeys(asked, error)
+        except Exception as error:
+            return dict.fromkeys(asked, BackendError(f"The backend failed to commit: {error}", native=error))
+
+    def _report(self, errors: _Errors, wanted: Positions) -> None:
+        for partition in wanted:
+            if partition in errors:
+                text = f"A commit of {partition.topic}[{partition.partition}] failed unheard: {errors[partition]}"
+                logger.warning(text)
+                if self._hooks.listening:
+                    self._hooks.emit(Warned(text=text))

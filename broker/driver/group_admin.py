@@ -1,0 +1,109 @@
+"""Administration of consumer groups: what a backend may implement besides `AdminSpi`, and what it tells.
+
+A backend with `capabilities.records.group_admin` has an admin object that implements `GroupAdminSpi` too. All calls may
+be repeated. A reset or a deletion is refused while the group has members, because these would undo it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from broker.driver.contract import Start, TopicPartition
+from broker.errors import BrokerError
+
+__all__ = ["GroupAdminSpi", "GroupInfo", "GroupMember", "GroupReset", "PositionChange"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """A process that is in a group.
+
+    :ivar id: the broker's name of it.
+    :ivar client: its own name of itself.
+    :ivar partitions: what it was given.
+    """
+
+    id: str
+    client: str = ""
+    host: str = ""
+    partitions: Sequence[TopicPartition] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupInfo:
+    """What the broker says of a group.
+
+    :ivar state: in the broker's words, in lower case.
+    :ivar protocol: how partitions are assigned, in the broker's words.
+    :ivar positions: the next offset to read of each partition that was committed.
+    :ivar lag: records between these and the end, for the same partitions.
+    """
+
+    name: str
+    state: str = ""
+    protocol: str = ""
+    members: Sequence[GroupMember] = ()
+    positions: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
+    lag: Mapping[TopicPartition, int] = field(default_factory=dict[TopicPartition, int])
+    native: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReset:
+    """Where the positions of a group are to go; exactly one of `to` and `shift` is given.
+
+    :ivar to: a start, or an offset.
+    :ivar shift: so many offsets on, or back if negative; it ends at the bounds of the log.
+    :ivar topics: of these topics; of all that the group has positions on if empty.
+    :ivar partitions: only these partitions of each; all if empty.
+    """
+
+    to: Start | int | None = None
+    shift: int | None = None
+    topics: Sequence[str] = ()
+    partitions: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionChange:
+    """What a reset does to one partition.
+
+    :ivar before: the position until now; None if there was none.
+    :ivar after: the position that it gets.
+    :ivar error: why it did not get it; None if it did, or if this was a dry run.
+    """
+
+    partition: TopicPartition
+    before: int | None
+    after: int
+    error: BrokerError | None = None
+
+
+@runtime_checkable
+class GroupAdminSpi(Protocol):
+    """Groups of record consumers, over all topics."""
+
+    async def list_groups(self) -> Sequence[GroupInfo]:
+        """All groups, with state and protocol; the rest may be left out."""
+        ...
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        """:raises SubscriptionNotFound: there is no such group."""
+        ...
+
+    async def reset_group(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
+        """Put the positions elsewhere, or only tell where to; by topic and partition.
+
+        A group that does not exist is made if topics are named.
+
+        :raises SubscriptionNotFound: there is no such group, and no topic is named.
+        :raises TopicNotFound: there is no such topic.
+        :raises OffsetOutOfRange: an offset that a partition does not hold.
+        """
+        ...
+
+    async def delete_group(self, name: str) -> None:
+        """Delete the group with its positions on all topics; no error if there is none."""
+        ...

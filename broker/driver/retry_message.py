@@ -1,0 +1,160 @@
+"""What a message tells while it waits on a retry topic, and how a record that is delivered again carries it. Pure.
+
+A message on a retry topic is the original with attributes that tell when it is due and whence it came. Who reads it
+sees the original: its id, attributes, and how often it was delivered.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from broker.driver.contract import RetryTopic
+from broker.envelopes import RETRY_LETTER_PREFIX, Envelope, Place
+from broker.messages import Message
+from broker.outbound import OutboundMessage
+from broker.records import Record
+
+__all__ = [
+    "Delivery",
+    "RetryLetter",
+    "letter_of",
+    "make_retry_letter",
+    "origin_of",
+    "place_of",
+    "read_retry_letter",
+    "record_of",
+]
+
+_LONGEST_TEXT: Final = 256
+_LONGEST_ID: Final = 100
+_DIGITS: Final = 40
+
+
+class RetryLetter(NamedTuple):
+    """What a message on a retry topic tells of its original."""
+
+    id: str
+    attributes: Mapping[str, str]
+    """The original's own."""
+    due: float
+    """Seconds since 1970."""
+    attempts: int
+    """How often it was delivered before."""
+    failures: int
+    """How often its handler failed."""
+    step: int
+    """How many rounds of failures are over."""
+    place: tuple[str, str]
+    """Partition and offset of the original, as text; empty where there are none."""
+
+
+class Delivery(NamedTuple):
+    """A record that is delivered again, or after a wait on a retry topic."""
+
+    record: Record[Any]
+    attempt: int
+    returns: int
+    """How often it was given back or failed before."""
+    letter: RetryLetter | None = None
+    """What it told, if it is one of a retry topic: then its original is shown."""
+
+
+def record_of(message: Message[Any]) -> Delivery:
+    """The record that a message was made of, and which delivery of it this is."""
+    raw = message.raw
+    return raw if type(raw) is Delivery else Delivery(raw, 1, 0)
+
+
+def letter_of(message: Message[Any]) -> RetryLetter | None:
+    """What the message told when it came from a retry topic."""
+    raw = message.raw
+    return raw.letter if type(raw) is Delivery else None
+
+
+def place_of(message: Message[Any]) -> tuple[str, str]:
+    """Partition and offset of the original, as text."""
+    delivery = record_of(message)
+    if delivery.letter is not None:
+        return delivery.letter.place
+    return str(delivery.record.partition), str(delivery.record.offset)
+
+
+def origin_of(delivery: Delivery) -> Place | None:
+    """Where the original of a record lay first; None if the letter does not tell."""
+    record, letter = delivery.record, delivery.letter
+    if letter is None:
+        return Place(record.partition, record.offset)
+    # Anybody may have written it.
+    if all(text.isdecimal() and len(text) <= _DIGITS for text in letter.place):
+        return Place(*map(int, letter.place))
+    return None
+
+
+def make_retry_letter(
+    original: Envelope,
+    *,
+    id: str,
+    target: RetryTopic,
+    due: float,
+    attempts: int,
+    failures: int,
+    step: int,
+    place: tuple[str, str],
+    subscription: str,
+    reason: str,
+    brief: bool = False,
+) -> OutboundMessage:
+    """The original with `retry-letter-*` attributes.
+
+    Key, body and the original's own attributes are never touched: a handler is to see what it saw before. `brief`
+    leaves out what nobody needs to bring the message back. The letter has an id of its own, because a broker that
+    deduplicates would take the second letter of a message for the first.
+    """
+    needed = {
+        "topic": target.origin,
+        "id": id,
+        "due": datetime.fromtimestamp(due, UTC).isoformat(),
+        "attempts": str(attempts),
+        "failures": str(failures),
+        "step": str(step),
+    }
+    told = {"partition": place[0], "offset": place[1], "subscription": subscription, "reason": reason[:_LONGEST_TEXT]}
+    added = needed if brief else needed | {name: text for name, text in told.items() if text}
+    own = {name: text for name, text in original.attributes.items() if not name.startswith(RETRY_LETTER_PREFIX)}
+    return OutboundMessage(
+        original.data,
+        original.key,
+        own | {RETRY_LETTER_PREFIX + name: _text(text) for name, text in added.items()},
+        id=f"{id[:_LONGEST_ID]}-{uuid.uuid4().hex}",
+        publish_time=original.publish_time,
+        native=original.native,
+    )
+
+
+def read_retry_letter(attributes: Mapping[str, str]) -> RetryLetter | None:
+    """What a message on a retry topic tells; None if it is no such letter, or one that cannot be read."""
+    told = {
+        name.removeprefix(RETRY_LETTER_PREFIX): text
+        for name, text in attributes.items()
+        if name.startswith(RETRY_LETTER_PREFIX)
+    }
+    try:
+        due = datetime.fromisoformat(told["due"])
+        return RetryLetter(
+            told["id"],
+            {name: text for name, text in attributes.items() if not name.startswith(RETRY_LETTER_PREFIX)},
+            due.timestamp(),
+            max(0, int(told["attempts"])),
+            max(0, int(told["failures"])),
+            max(0, int(told["step"])),
+            (told.get("partition", ""), told.get("offset", "")),
+        )
+    except (KeyError, ValueError, OverflowError):
+        return None
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()

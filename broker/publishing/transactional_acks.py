@@ -1,0 +1,132 @@
+"""The messages that one transaction acks: taken in at the call, and written when it commits.
+
+Whether a message can be acked in the transaction is told at the call. Its ack is written last of all before the
+commit, because from then on it may be undecided on the broker, which holds up what minds leases there. Used on one
+event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from broker.consuming.in_flight import Intake
+from broker.consuming.transactional_acks import Transacted
+from broker.driver.contract import TransactionSpi
+from broker.driver.transactional_acks import AcksMessages
+from broker.errors import BrokerError, ConfigurationError, LeaseLost, SettleError, TransactionAborted, Unsupported
+from broker.messages import Message
+
+__all__ = ["TransactedAcks", "checked"]
+
+_SETTLE_OTHERWISE: Final = "Call message.ack() after the transaction, and expect its output twice if that fails"
+
+
+class TransactedAcks:
+    """:param backend: its name."""
+
+    def __init__(self, spi: TransactionSpi, backend: str) -> None:
+        self._spi = spi
+        self._backend = backend
+        self._messages: dict[Transacted, list[Message[Any]]] = {}
+        self._decided = False
+        """Whether the commit has begun, after which only its answer tells."""
+
+    def add(self, messages: Sequence[Message[Any]]) -> None:
+        """All of these, or none.
+
+        :raises ConfigurationError: one is no message.
+        :raises Unsupported: one cannot be acked in the transaction.
+        :raises LeaseLost, AlreadySettled: one is not open.
+        """
+        owners = [self._owner_of(message) for message in messages]
+        joined: list[tuple[Transacted, Message[Any]]] = []
+        try:
+            for owner, message in zip(owners, messages, strict=True):
+                owner.join(message)
+                joined.append((owner, message))
+        except BaseException:
+            for owner, message in joined:
+                owner.leave(message)
+            raise
+        for owner, message in joined:
+            self._messages.setdefault(owner, []).append(message)
+
+    async def write(self) -> None:
+        """Write them into the transaction, which is to commit now.
+
+        :raises TransactionAborted: one was lost, and the transaction must be undone.
+        :raises BrokerError: one could not be written, likewise.
+        """
+        lost = [message for owner, messages in self._messages.items() for message in owner.begin(messages)]
+        if lost:
+            raise _lost(lost[0], None)
+        for owner, messages in list(self._messages.items()):
+            assert isinstance(self._spi, AcksMessages)
+            results = await self._spi.add_acks(owner.source, messages)
+            gone = {m: error for m, error in zip(messages, results, strict=True) if isinstance(error, LeaseLost)}
+            for message, error in gone.items():
+                messages.remove(message)
+                owner.over([message], error)
+            for message, error in gone.items():
+                raise _lost(message, error)
+            for error in results:
+                if error is not None:
+                    raise error
+
+    def committing(self) -> None:
+        """From now on it may be committed, whatever the call says."""
+        self._decided = True
+
+    def end(self, error: BaseException | None) -> None:
+        """The transaction is over: committed, or why not."""
+        taken, self._messages = self._messages, {}
+        for owner, messages in taken.items():
+            if error is None:
+                owner.over(messages, None)
+            elif self._decided and not isinstance(error, TransactionAborted):
+                owner.over(messages, _unsure(error))
+            else:
+                assert isinstance(self._spi, AcksMessages)
+                self._spi.acks_undone(owner.source, owner.ours(messages))
+                owner.undone(messages, error)
+
+    def _owner_of(self, message: object) -> Transacted:
+        if not isinstance(message, Message):
+            raise ConfigurationError(
+                f"A transaction cannot ack a {type(message).__name__}", advice="Give it messages of bus.messages(...)"
+            )
+        if not isinstance(self._spi, AcksMessages):
+            raise Unsupported(
+                f"The transactions of backend {self._backend!r} ack no messages", advice=_SETTLE_OTHERWISE
+            )
+        if not isinstance(message.owner, Intake):
+            raise Unsupported("The message was not handed over by a consumer, and nothing is to be acked")
+        self._spi.check_source(message.owner.source)
+        return message.owner.transacted
+
+
+def checked(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
+    """A batch as a list."""
+    if isinstance(messages, Message):
+        raise ConfigurationError("ack_batch takes many messages", advice="Call ack(message) for one")
+    return list(messages)
+
+
+def _lost(message: Message[Any], error: LeaseLost | None) -> TransactionAborted:
+    told = f"message {message.id!r} of topic {message.topic!r} was lost before the commit"
+    aborted = TransactionAborted(
+        f"The transaction was undone: {told if error is None else error.message}",
+        native=error,
+        advice="The message comes again; keep transactions shorter than leases, or make the lease longer",
+    )
+    aborted.__cause__ = error
+    return aborted
+
+
+def _unsure(error: BaseException) -> BrokerError:
+    return SettleError(
+        f"It was acked in a transaction of which nobody knows whether it was committed: {error}",
+        native=error,
+        advice="It comes again if the transaction was not",
+    )

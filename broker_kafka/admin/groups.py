@@ -1,0 +1,398 @@
+"""Consumer groups of a cluster: list, describe, reset their positions, delete; and a topic's groups as subscriptions.
+
+*Concurrency.* Any number of calls. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* A
+group that has members is not changed, and the error says how many; of a reset, each partition has its own outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Final
+
+from confluent_kafka import ConsumerGroupState, ConsumerGroupType
+
+from broker import (
+    BackendError,
+    Bounds,
+    BrokerError,
+    GroupInfo,
+    Lag,
+    LeaseLost,
+    NotFound,
+    OffsetOutOfRange,
+    PositionChange,
+    SubscriptionInfo,
+    SubscriptionNotFound,
+    TopicPartition,
+    Unsupported,
+)
+from broker.driver import GroupMember, GroupReset, Start
+from broker_kafka.cluster.connection import NEVER, Connection
+from broker_kafka.cluster.list_offsets import bounds_of, partitions_of, positions_at
+from broker_kafka.cluster.requests import ask_every_broker, ask_group, ask_one, coordinator_ready, plain
+from broker_kafka.codec import offset_metadata as offset_map
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.offsets.protocol import FetchResults, StoredOffset
+
+__all__ = ["KafkaGroups"]
+
+_RECORD_GROUPS: Final = frozenset({ConsumerGroupType.CLASSIC, ConsumerGroupType.CONSUMER})
+_AT_ONCE: Final = 16
+_EMPTY: Final = "empty"
+_MOMENT: Final = 0.2
+
+
+class KafkaGroups:
+    """The part of the administration that concerns groups."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._timeout = connection.settings.request_timeout
+        self._offsets = GroupOffsetStore(connection)
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    async def list(self) -> Sequence[GroupInfo]:
+        found = await ask_one(
+            self._connection,
+            lambda client: {"": client.list_consumer_groups(request_timeout=self._timeout)},
+            "Listing groups",
+            how=ask_every_broker,
+        )
+        return [
+            GroupInfo(
+                name=each.group_id,
+                state=each.state.name.lower(),
+                native={"type": each.type.name.lower()},
+            )
+            for each in sorted(found.valid, key=lambda group: group.group_id)
+            if each.type in _RECORD_GROUPS
+        ]
+
+    async def describe(self, name: str) -> GroupInfo:
+        """:raises SubscriptionNotFound: there is no such group."""
+        info = await self.state(name)
+        positions = await self._positions(name)
+        if info is None and not positions:
+            raise SubscriptionNotFound(
+                f"There is no group {name!r}",
+                advice="See `await bus.admin.groups()`, or `broker groups list`",
+            )
+        lag = {place: max(0, at.next - positions[place]) for place, at in (await self._present(positions)).items()}
+        return replace(info or GroupInfo(name=name, state="empty"), positions=positions, lag=lag)
+
+    async def reset(self, name: str, reset: GroupReset, *, dry_run: bool) -> Sequence[PositionChange]:
+        positions = await self._positions(name)
+        if not reset.topics and not positions and await self.state(name) is None:
+            raise SubscriptionNotFound(
+                f"There is no group {name!r}", advice="Name the topic, and a group with positions on it is made"
+            )
+        places = await self._reset_places(name, reset, positions)
+        await self.refuse_members(name, "its positions are not changed")
+        targets = await self._targets(places, positions, reset)
+        changes = [
+            PositionChange(partition=place, before=positions.get(place), after=targets[place]) for place in places
+        ]
+        if dry_run:
+            return changes
+        results = await self._offsets.reset(name, {place: StoredOffset(target) for place, target in targets.items()})
+        return [replace(change, error=results[change.partition]) for change in changes]
+
+    async def delete(self, name: str) -> None:
+        await self.refuse_members(name, "it is not deleted")
+        await coordinator_ready(self._connection, name)
+        try:
+            await ask_group(
+                self._connection,
+                lambda client: client.delete_consumer_groups([plain(name)], request_timeout=NEVER),
+                f"Deleting group {name!r}",
+                name,
+            )
+        except SubscriptionNotFound:
+            return
+
+    async def refuse_members(self, name: str, consequence: str, *, members: str = "consumers") -> None:
+        """:param members: what to stop, for people.
+        :raises BackendError: the group has members.
+        """
+        info = await self.state(name)
+        if info is not None and info.members:
+            count = len(info.members)
+            who = ", ".join(sorted({f"{member.client} at {member.host}" for member in info.members})[:3])
+            raise BackendError(
+                f"Group {name!r} has {count} {'member' if count == 1 else 'members'} ({who}), so {consequence}",
+                retriable=True,
+                advice=f"Stop its {members}, and do it again",
+            )
+
+    # -- a topic's groups ------------------------------------------------------------------------------------
+
+    async def ensure_on(self, topic: str, name: str, start: Start) -> SubscriptionInfo:
+        """Commit a start for the partitions of a topic that the group has no position on."""
+        places = await partitions_of(self._connection, topic)
+        positions = await self._positions(name)
+        # One that reads the topic keeps its positions, and goes on to choose those it has not committed yet.
+        if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
+            targets = await self._targets(places, positions, GroupReset(to=start))
+            await self._found(name, {place: StoredOffset(targets[place]) for place in places})
+        return await self.describe_on(topic, name)
+
+    async def _found(self, name: str, positions: Mapping[TopicPartition, StoredOffset]) -> None:
+        """Store the first positions of a topic; while the group has members, which read other topics, it cannot be."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while True:
+            results = await self._offsets.reset(name, positions)
+            errors = [error for error in results.values() if error is not None]
+            if not errors:
+                return
+            refused = next((error for error in errors if not isinstance(error, LeaseLost)), None)
+            if refused is not None:
+                raise refused
+            if asyncio.get_running_loop().time() >= deadline:
+                await self.refuse_members(name, "positions on another topic cannot be stored for it")
+                raise errors[0]
+            # A member that has just gone is forgotten in a moment.
+            await asyncio.sleep(_MOMENT)
+
+    async def skip_purged(self, topic: str) -> None:
+        """Move the groups on that are behind what a purge has left; those with members find their own way."""
+        places = await partitions_of(self._connection, topic)
+        bounds = await bounds_of(self._connection, places, committed=False)
+        names = [group.name for group in await self.list()]
+        failures: list[BrokerError] = []
+        for name, found in zip(names, await self._positions_on(places, names), strict=True):
+            unknown = next((position for position in found.values() if isinstance(position, BrokerError)), None)
+            if unknown is not None:
+                # The topic is purged, and this group may have nothing to do with it.
+                self._connection.warn(f"{topic!r} was purged, and group {name!r} not looked at: {unknown}")
+            behind = {
+                place: StoredOffset(bounds[place].first)
+                for place, position in found.items()
+                if isinstance(position, StoredOffset) and position.offset < bounds[place].first
+            }
+            if behind:
+                results = await self._offsets.reset(name, behind)
+                failures += [each for each in results.values() if each is not None and not isinstance(each, LeaseLost)]
+        if failures:
+            raise failures[0]
+
+    async def list_on(self, topic: str) -> Sequence[str]:
+        places = await partitions_of(self._connection, topic)
+        groups = await self.list()
+        found = await self._positions_on(places, [group.name for group in groups])
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def concerns(group: GroupInfo, positions: FetchResults) -> bool:
+            if any(isinstance(position, StoredOffset) for position in positions.values()):
+                return True
+            if group.state == _EMPTY:
+                # Nobody could read the topic.
+                return False
+            async with gate:
+                return await self._reads(group.name, topic)
+
+        concerned = await asyncio.gather(*map(concerns, groups, found))
+        return [group.name for group, there in zip(groups, concerned, strict=True) if there]
+
+    async def describe_on(self, topic: str, name: str) -> SubscriptionInfo:
+        places = await partitions_of(self._connection, topic)
+        info, stored = await self._on(topic, name, places)
+        bounds = await bounds_of(self._connection, places)
+        return SubscriptionInfo(
+            topic=topic,
+            name=name,
+            native={
+                **info.native,
+                "state": info.state,
+                "protocol": info.protocol,
+                "members": {
+                    member.id: {
+                        "client": member.client,
+                        "host": member.host,
+                        "partitions": [place.partition for place in member.partitions if place.topic == topic],
+                    }
+                    for member in info.members
+                },
+                "partitions": {
+                    place.partition: {
+                        "position": stored[place].offset if place in stored else None,
+                        "end": bounds[place].next,
+                        "lag": _behind(stored.get(place), bounds[place]),
+                    }
+                    for place in places
+                },
+            },
+        )
+
+    async def delete_on(self, topic: str, name: str) -> None:
+        await partitions_of(self._connection, topic)
+        positions = await self._positions(name)
+        if not any(place.topic == topic for place in positions) and not await self._reads(name, topic):
+            return
+        # Positions on topics that were deleted since stand in nobody's way.
+        others = sorted({place.topic for place in await self._present(positions)} - {topic})
+        if others:
+            raise Unsupported(
+                f"Group {name!r} also has positions on {', '.join(map(repr, others))}, and Kafka's client deletes a "
+                "group as a whole",
+                advice=f"Delete the group from all topics: `await bus.admin.delete_group({name!r})`",
+            )
+        await self.delete(name)
+
+    async def lag_on(self, topic: str, name: str) -> Lag:
+        places = await partitions_of(self._connection, topic)
+        _, stored = await self._on(topic, name, places)
+        bounds = await bounds_of(self._connection, places)
+        behind = {place.partition: _behind(stored.get(place), bounds[place]) for place in places}
+        finished = sum(_finished_within(bounds[place], position) for place, position in stored.items())
+        return Lag(waiting=sum(behind.values()) - finished, partitions=behind)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _positions_on(self, places: Sequence[TopicPartition], names: Sequence[str]) -> Sequence[FetchResults]:
+        """What each of these groups has stored of a topic."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def of(name: str) -> FetchResults:
+            async with gate:
+                return await self._offsets.fetch(name, places)
+
+        return await asyncio.gather(*map(of, names))
+
+    async def _on(
+        self, topic: str, name: str, places: Sequence[TopicPartition]
+    ) -> tuple[GroupInfo, dict[TopicPartition, StoredOffset]]:
+        """A group of a topic, and what it has stored of the topic's partitions.
+
+        :raises SubscriptionNotFound: it neither has stored nor reads any of them.
+        """
+        info = await self.state(name)
+        stored = _positions_in(await self._offsets.fetch(name, places))
+        if not stored and not _has(info, topic):
+            if info is None:
+                raise SubscriptionNotFound(f"Topic {topic!r} has no group {name!r}")
+            raise SubscriptionNotFound(
+                f"Group {name!r} has committed nothing of topic {topic!r}, and no member of it reads that",
+                advice="It has a position when it has read and committed a record, or by `bus.admin.reset_group`",
+            )
+        return info or GroupInfo(name=name, state="empty"), stored
+
+    async def _reads(self, name: str, topic: str) -> bool:
+        return _has(await self.state(name), topic)
+
+    async def state(self, name: str) -> GroupInfo | None:
+        """What the coordinator says of it; None if it knows no such group."""
+        await coordinator_ready(self._connection, name)
+        try:
+            found = await ask_group(
+                self._connection,
+                lambda client: client.describe_consumer_groups([plain(name)], request_timeout=NEVER),
+                f"Group {name!r}",
+                name,
+            )
+        except SubscriptionNotFound:
+            return None
+        if found.state is ConsumerGroupState.DEAD:
+            return None
+        members = [
+            GroupMember(
+                id=member.member_id,
+                client=member.client_id,
+                host=member.host.removeprefix("/"),
+                partitions=sorted(
+                    TopicPartition(each.topic, each.partition)
+                    for each in (member.assignment.topic_partitions if member.assignment else ())
+                ),
+            )
+            for member in found.members
+        ]
+        return GroupInfo(
+            name=name,
+            state=found.state.name.lower(),
+            protocol=found.partition_assignor,
+            members=sorted(members, key=lambda member: member.id),
+            native={"type": found.type.name.lower()},
+        )
+
+    async def _positions(self, name: str) -> dict[TopicPartition, int]:
+        stored = _positions_in(await self._offsets.stored(name))
+        return {place: position.offset for place, position in stored.items()}
+
+    async def _present(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
+        """The bounds of those partitions that still exist."""
+        there: list[TopicPartition] = []
+        for topic in sorted({place.topic for place in positions}):
+            try:
+                there += [place for place in await partitions_of(self._connection, topic) if place in positions]
+            except NotFound:
+                continue
+        return await bounds_of(self._connection, there)
+
+    async def _reset_places(
+        self, name: str, reset: GroupReset, positions: Mapping[TopicPartition, int]
+    ) -> Sequence[TopicPartition]:
+        if reset.topics:
+            places = [place for topic in reset.topics for place in await partitions_of(self._connection, topic)]
+        else:
+            places = list(await self._present(positions))
+        if not reset.partitions:
+            return sorted(places)
+        for topic in sorted({place.topic for place in places}):
+            missing = set(reset.partitions) - {place.partition for place in places if place.topic == topic}
+            if missing:
+                raise NotFound(
+                    f"Topic {topic!r} has no partition {min(missing)}, or group {name!r} no position on it",
+                    advice="Ask `describe_group(name)` for the partitions it has positions on",
+                )
+        return sorted(place for place in places if place.partition in reset.partitions)
+
+    async def _targets(
+        self, places: Sequence[TopicPartition], positions: Mapping[TopicPartition, int], reset: GroupReset
+    ) -> dict[TopicPartition, int]:
+        if isinstance(reset.to, datetime):
+            return await positions_at(self._connection, places, reset.to)
+        bounds = await bounds_of(self._connection, places)
+        return {place: _target(place, bounds[place], positions.get(place), reset) for place in places}
+
+
+def _has(info: GroupInfo | None, topic: str) -> bool:
+    return info is not None and any(place.topic == topic for member in info.members for place in member.partitions)
+
+
+def _positions_in(found: FetchResults) -> dict[TopicPartition, StoredOffset]:
+    """:raises BrokerError: one of them could not be read."""
+    for position in found.values():
+        if isinstance(position, BrokerError):
+            raise position
+    return {place: position for place, position in found.items() if isinstance(position, StoredOffset)}
+
+
+def _behind(position: StoredOffset | None, bounds: Bounds) -> int:
+    # Without a position it begins at the beginning, as the default start does; what retention removed waits no more.
+    return max(0, bounds.next - max(bounds.first, position.offset if position else 0))
+
+
+def _finished_within(bounds: Bounds, position: StoredOffset) -> int:
+    """How many records above the position its offset map tells to be finished, of those that are still there."""
+    finished = offset_map.decode(position.offset, position.metadata)
+    return sum(max(0, min(stop, bounds.next) - max(start, bounds.first)) for start, stop in finished)
+
+
+def _target(place: TopicPartition, bounds: Bounds, position: int | None, reset: GroupReset) -> int:
+    if reset.to == "earliest":
+        return bounds.first
+    if reset.to == "latest":
+        return bounds.next
+    if reset.shift is not None:
+        from_here = bounds.first if position is None else position
+        return min(bounds.next, max(bounds.first, from_here + reset.shift))
+    offset = reset.to
+    if not isinstance(offset, int) or not bounds.first <= offset <= bounds.next:
+        raise OffsetOutOfRange(
+            f"{place.topic!r}[{place.partition}] holds {bounds.first} to {bounds.next}, and {offset} lies outside",
+            advice="Name an offset between, or the partitions that hold it",
+        )
+    return offset

@@ -1,0 +1,397 @@
+"""The options of a topic, as `ensure_topic` takes them, as Kafka's topic configuration. Pure functions.
+
+An option is any configuration of a topic, by Kafka's name or with `_` for `.`; and `replication_factor`. Times may be
+timedeltas, lists are joined, None puts back the cluster's default.
+
+Topics of a cluster: create, change, describe, list, empty and delete.
+
+*Concurrency.* Any number of calls, from several processes too: a topic that somebody else creates meanwhile is brought
+to what was asked for. *Cancellation.* The brokers may have carried out a cancelled call. *Failure.* Errors name the
+option, its value and the mend; a creation returns when every partition has a leader, a deletion when the topic is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from difflib import get_close_matches
+from time import monotonic
+from typing import Any, Final, cast
+
+from confluent_kafka import OFFSET_END, KafkaError
+from confluent_kafka import TopicPartition as NativePartition
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from broker import (
+    BrokerError,
+    InvalidSetting,
+    OperationTimeout,
+    TopicInfo,
+    TopicNotFound,
+    TopicPartition,
+    UnknownSetting,
+    Unsupported,
+)
+from broker.driver import is_finite, is_whole, refused
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import bounds_of, partitions_of
+from broker_kafka.cluster.names import is_internal
+from broker_kafka.cluster.requests import ask_any, ask_one, describe, plain, read_metadata, settled
+from broker_kafka.errors import kafka_error
+
+__all__ = ["KafkaTopics", "TopicOptions", "explain", "explain_copies", "read_options"]
+
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_UNKNOWN: Final = re.compile(r"Unknown topic config name: (\S+)")
+_INVALID: Final = re.compile(r"Invalid value (.*?) for configuration (\S+?)(?:: (.*))?$", re.DOTALL)
+
+_BROKERS: Final = re.compile(r"only (\d+) broker|available brokers: (\d+)")
+
+_COMMON: Final = (
+    "cleanup.policy",
+    "compression.type",
+    "delete.retention.ms",
+    "flush.messages",
+    "flush.ms",
+    "max.compaction.lag.ms",
+    "max.message.bytes",
+    "message.timestamp.after.max.ms",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.type",
+    "min.cleanable.dirty.ratio",
+    "min.compaction.lag.ms",
+    "min.insync.replicas",
+    "remote.storage.enable",
+    "replication_factor",
+    "retention.bytes",
+    "retention.ms",
+    "segment.bytes",
+    "segment.ms",
+    "unclean.leader.election.enable",
+)
+"""Names to suggest; the brokers say which there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOptions:
+    """What was asked for.
+
+    :ivar config: values by Kafka's names; None is the cluster's default.
+    """
+
+    config: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    replication_factor: int | None = None
+
+
+def read_options(retention: timedelta | None, options: Mapping[str, Any]) -> TopicOptions:
+    """Check the options as far as that needs no broker.
+
+    :raises InvalidSetting: a value has a type that no configuration takes, or an option is given twice.
+    """
+    config: dict[str, str | None] = {}
+    copies: int | None = None
+    if retention is not None:
+        config["retention.ms"] = str(max(1, retention // _MILLISECOND))
+    for option, value in options.items():
+        if option in ("replication_factor", "replication.factor"):
+            if not is_whole(value) or not 1 <= value <= 32_767:
+                raise InvalidSetting(
+                    f"Option {option!r} is {value!r}", advice="It takes a whole number from 1 to 32767"
+                )
+            copies = value
+            continue
+        name = option.replace("_", ".")
+        if name in config:
+            advice = "Give either retention or retention.ms" if name == "retention.ms" else "Give it once"
+            raise InvalidSetting(f"Option {name!r} is given twice", advice=advice)
+        config[name] = None if value is None else _text(option, value)
+    return TopicOptions(config, copies)
+
+
+def explain(error: BrokerError, options: TopicOptions) -> BrokerError:
+    """The error of a broker that does not take an option, naming the option, its value and the mend."""
+    native = kafka_error(error.native) if error.native is not None else None
+    text = native.str() if native is not None else error.message
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        name = unknown[1]
+        near = get_close_matches(name, _COMMON, 1, 0.6)
+        advice = f"Did you mean {near[0]!r}?" if near else "Kafka's documentation lists them under topic configs"
+        return UnknownSetting(f"A Kafka topic has no option {name!r}", native=error.native, advice=advice)
+    invalid = _INVALID.search(text)
+    if invalid is not None:
+        value, name, reason = invalid[1], invalid[2], (invalid[3] or "").strip()
+        return InvalidSetting(
+            f"Option {name!r} is {options.config.get(name, value)!r}",
+            native=error.native,
+            advice=f"Kafka says: {reason or text}",
+        )
+    return error
+
+
+def explain_copies(error: BrokerError, topic: str, copies: int) -> BrokerError:
+    """The error of brokers that are too few for so many copies of a partition, naming the setting and the mend.
+
+    :param copies: what was asked for; -1 is the cluster's default.
+    """
+    native = kafka_error(error.native) if error.native is not None else None
+    if native is None or native.code() != KafkaError.INVALID_REPLICATION_FACTOR:
+        return error
+    there = _BROKERS.search(native.str())
+    most = f"at most {there[1] or there[2]}, the number of brokers" if there else "at most the number of brokers"
+    value = "-1, which is the brokers' default.replication.factor" if copies == -1 else str(copies)
+    return InvalidSetting(
+        f"replication_factor is {value}, and topic {topic!r} cannot have so many copies: {native.str()}".rstrip("."),
+        native=error.native,
+        advice=f"Set replication_factor to {most}, as an option of the topic or for the bus; or start more brokers",
+    )
+
+
+def _text(option: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, timedelta):
+        return str(value // _MILLISECOND)
+    if isinstance(value, str) or is_finite(value):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        items = cast("list[object]", value)
+        if all(isinstance(item, str) for item in items):
+            return ",".join(cast("list[str]", items))
+    raise InvalidSetting(
+        f"Option {option!r} is {value!r}",
+        advice="It takes text, a number, true or false, a timedelta, a list of texts, or None for the default",
+    )
+
+
+_COMPACTED: Final = "compact"
+_MOST_PARTITIONS: Final = 100_000
+"""That the client takes."""
+
+
+class KafkaTopics:
+    """The part of the administration that concerns topics."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._settings = connection.settings
+        self._timeout = connection.settings.request_timeout
+
+    async def ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
+        if partitions is not None and partitions > _MOST_PARTITIONS:
+            raise refused("partitions", partitions, f"1 to {_MOST_PARTITIONS} on Kafka, or None")
+
+        async def attempt() -> TopicInfo | TopicNotFound:
+            try:
+                return await self._ensure(name, partitions, options)
+            except TopicNotFound as error:
+                return error
+
+        # Each request goes to any broker, and of several one may not have heard yet of what another has told.
+        result = await settled(self._timeout, attempt, lambda found: isinstance(found, TopicNotFound))
+        if isinstance(result, TopicNotFound):
+            raise result
+        self._connection.changed[name] = monotonic()
+        return result
+
+    async def _ensure(self, name: str, partitions: int | None, options: TopicOptions) -> TopicInfo:
+        try:
+            found = await describe(self._connection, name)
+        except TopicNotFound:
+            if await self.create(name, partitions or self._settings.partitions, options):
+                return await self.describe(name)
+            found = await describe(self._connection, name)
+        await self._change(name, found, partitions, options)
+        return await self.describe(name)
+
+    async def create(self, name: str, partitions: int, options: TopicOptions) -> bool:
+        """Create it and wait for its leaders; False if somebody else was quicker."""
+        copies = options.replication_factor or self._settings.replication_factor
+        config = {key: value for key, value in options.config.items() if value is not None}
+        new = NewTopic(plain(name), partitions, copies, config=config)
+        try:
+            await ask_any(
+                self._connection,
+                lambda client, patience: client.create_topics(
+                    [new], request_timeout=patience, operation_timeout=patience
+                ),
+                f"Creating topic {name!r}",
+            )
+        except BrokerError as error:
+            if _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                await self._until(f"Creating topic {name!r}", name)
+                return False
+            raise explain_copies(explain(error, options), name, copies) from error
+        await self._until(f"Creating topic {name!r}", name, partitions)
+        return True
+
+    async def describe(self, name: str, *, known: bool = False) -> TopicInfo:
+        """:param known: it has just been made: a broker that has not heard of it is asked again."""
+        found = await describe(self._connection, name, known=known)
+        places = [TopicPartition(name, each.id) for each in found.partitions]
+        config, bounds = await asyncio.gather(self._config(name), bounds_of(self._connection, places, committed=False))
+        return TopicInfo(
+            name=name,
+            partitions=len(found.partitions),
+            # What compaction removed and the markers of transactions are counted too: a broker does not tell these.
+            messages=sum(following - first for first, following in bounds.values()),
+            identity=str(found.topic_id),
+            native={
+                "id": str(found.topic_id),
+                "config": config,
+                "partitions": {
+                    each.id: {
+                        "leader": None if each.leader is None else each.leader.id,
+                        "replicas": [node.id for node in each.replicas],
+                        "isr": [node.id for node in each.isr],
+                        **bounds[TopicPartition(name, each.id)]._asdict(),
+                    }
+                    for each in found.partitions
+                },
+            },
+        )
+
+    async def identity(self, name: str) -> str:
+        return str((await describe(self._connection, name)).topic_id)
+
+    async def list(self) -> Sequence[str]:
+        found = await read_metadata(self._connection, "Listing topics", self._timeout)
+        return sorted(name for name, topic in found.topics.items() if not is_internal(name) and topic.error is None)
+
+    async def delete(self, name: str) -> None:
+        what = f"Deleting topic {name!r}"
+
+        def start(client: Any) -> Any:
+            return client.delete_topics([plain(name)], request_timeout=self._timeout, operation_timeout=self._timeout)
+
+        # Not asked of a second broker: one that stands still deletes when it goes on, perhaps a topic made anew. So
+        # the client is to know one that answers before.
+        with suppress(TopicNotFound):
+            await describe(self._connection, name)
+        try:
+            await ask_one(self._connection, start, what)
+        except TopicNotFound:
+            return
+        await self._until(what, name, gone=True)
+
+    async def purge(self, name: str) -> int | None:
+        places = await partitions_of(self._connection, name)
+        bounds = await bounds_of(self._connection, places, committed=False)
+        ends = [NativePartition(*place, OFFSET_END) for place in places]
+
+        def start(client: Any) -> Any:
+            return client.delete_records(ends, request_timeout=self._timeout, operation_timeout=self._timeout)
+
+        results = await self._connection.outcomes(start, f"Purging topic {name!r}")
+        removed = 0
+        for place, result in results.items():
+            if isinstance(result, BrokerError):
+                if _code(result) == KafkaError.POLICY_VIOLATION:
+                    raise Unsupported(
+                        f"Topic {name!r} is compacted, and Kafka removes its records by key only",
+                        native=result.native,
+                        advice="Publish tombstones, add `delete` to its cleanup.policy, or delete and create it",
+                    )
+                raise result
+            first = bounds[TopicPartition(name, place.partition)].first
+            removed += max(0, result.low_watermark - first)
+        return removed
+
+    async def _change(self, name: str, found: Any, partitions: int | None, options: TopicOptions) -> None:
+        has = len(found.partitions)
+        copies = len(found.partitions[0].replicas)
+        if options.replication_factor not in (None, copies):
+            raise Unsupported(
+                f"Topic {name!r} has {copies} copies of each partition, and replication_factor is "
+                f"{options.replication_factor}",
+                advice="Moving copies between brokers is done with kafka-reassign-partitions",
+            )
+        if partitions is not None and partitions < has:
+            raise Unsupported(
+                f"Topic {name!r} has {has} partitions, and {partitions} are asked for",
+                advice="Kafka can add partitions, not remove them: publish to a new topic",
+            )
+        await self._alter(name, options)
+        if partitions is not None and partitions > has:
+            new = NewPartitions(plain(name), partitions)
+            try:
+                await ask_any(
+                    self._connection,
+                    lambda client, patience: client.create_partitions(
+                        [new], request_timeout=patience, operation_timeout=patience
+                    ),
+                    f"Adding partitions to topic {name!r}",
+                )
+            except BrokerError:
+                # Somebody else may have added them meanwhile.
+                if len(await partitions_of(self._connection, name)) < partitions:
+                    raise
+            await self._until(f"Adding partitions to topic {name!r}", name, partitions)
+
+    async def _alter(self, name: str, options: TopicOptions) -> None:
+        if not options.config:
+            return
+        present = await self._config(name)
+        entries = [
+            ConfigEntry(
+                key,
+                value or "",
+                incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+            )
+            for key, value in options.config.items()
+            if value is None or present.get(key) != value
+        ]
+        if not entries:
+            return
+        resource = ConfigResource(ResourceType.TOPIC, plain(name), incremental_configs=entries)
+        try:
+            await ask_any(
+                self._connection,
+                lambda client, patience: client.incremental_alter_configs([resource], request_timeout=patience),
+                f"Changing topic {name!r}",
+            )
+        except BrokerError as error:
+            raise explain(error, options) from error
+
+    async def _config(self, name: str) -> dict[str, str | None]:
+        resource = ConfigResource(ResourceType.TOPIC, plain(name))
+        found = await ask_any(
+            self._connection,
+            lambda client, patience: client.describe_configs([resource], request_timeout=patience),
+            f"Describing topic {name!r}",
+            known=True,
+        )
+        return {key: entry.value for key, entry in sorted(found.items())}
+
+    async def _until(self, what: str, name: str, partitions: int = 1, *, gone: bool = False) -> None:
+        """Wait until the topic is gone, or has so many partitions and each of them a leader."""
+
+        async def reached() -> bool:
+            try:
+                found = await describe(self._connection, name)
+            except TopicNotFound:
+                return gone
+            led = [each for each in found.partitions if each.leader is not None and each.leader.id >= 0]
+            return not gone and len(led) == len(found.partitions) >= partitions
+
+        if not await settled(self._timeout, reached, lambda done: not done):
+            raise OperationTimeout(
+                f"{what}: the brokers took it, and have not done it after {self._timeout:g} s",
+                advice="It is done in the background; raise request_timeout to wait for it",
+            )
+
+
+def _code(error: BrokerError) -> int | None:
+    found = kafka_error(error.native) if error.native is not None else None
+    return None if found is None else found.code()

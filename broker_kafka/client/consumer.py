@@ -1,0 +1,700 @@
+"""`open_consumer`: a consumer of the library for the thread that owns it.
+
+What a polling thread works for, and what its client's objects are to us. Pure.
+
+How partitions are given to a client, taken from it and moved, whichever way its group rebalances.
+
+Incremental groups name what changes, the others all there is. Used in the thread that owns the client, also within its
+callbacks. What the client refuses is raised as its KafkaException.
+
+
+`Pausing`: which partitions a client fetches nothing of, since somebody asked for that or nobody takes what comes.
+
+The client keeps a pause beyond the assignment: a partition that was given away paused, and is given back, is not read
+until it is resumed. So what is given away is resumed first. *Concurrency.* All of it in the thread that owns the
+client, also within its callbacks.
+
+
+`Hearing`: does what is asked of a member once its client has told the news of the group.
+
+A member may have lost partitions, and joined again, before it polls. Hence a commit, and whatever else speaks for the
+member, polls first. That poll may call back to give partitions up, and whoever gives them up waits for just this work:
+so it is done at the begin of the callback then, and not after the poll.
+
+*Concurrency.* All of it in the thread that owns the client. *Failure.* An exception of the work is raised by `then`,
+and by no callback.
+
+
+`ConsumerThread`: the thread that polls one consumer of confluent-kafka, and hands over whole batches.
+
+*Concurrency.* Everything that concerns the client runs in the one thread: confluent-kafka admits one thread at a time
+and lets another spin until a poll is over, and during a callback only the thread that is in it. So commits, seeks and
+look-ups are commands, served between polls and within callbacks. For a moment after a record or a command the thread
+waits for commands and looks into the client ever more seldom, from `_LEAST_WAIT` to `_BUSY_WAIT`; then, and for the
+answer to a commit, it waits in the client. The host is called on the loop. *Flow.* At most `in_flight` batches are on
+their way; then it polls for one record now and then, which serves rebalances and keeps `max.poll.interval.ms`. After
+`_LONG_STALL` seconds partitions are paused as well, which frees librdkafka's prefetch queue. *Rebalances* wait in their
+callback until the host has dealt with them, `revoke_seconds` at most. *Failure.* Errors go to `host.failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Container, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Message as NativeRecord
+from confluent_kafka import TopicPartition as NativePartition
+
+from broker import BackendError, BrokerError, LeaseLost, TopicPartition
+from broker.driver import logger
+from broker_kafka.client.consumer_workarounds import Standstill, prepare_to_leave
+from broker_kafka.client.offset_commits import Answer, Commits
+from broker_kafka.client.rebootstrap import Lifeline
+from broker_kafka.client.thread import Command, OwnerThread
+from broker_kafka.codec.record_run import NativeRun, runs_of
+from broker_kafka.config.oauth import with_token
+from broker_kafka.errors import configuration_error, not_ours, translate
+
+__all__ = [
+    "IN_FLIGHT",
+    "LARGEST_BATCH",
+    "ClientAssignment",
+    "ConsumerHost",
+    "ConsumerThread",
+    "Hearing",
+    "OnPartitions",
+    "Pausing",
+    "guarded",
+    "native_partitions",
+    "open_consumer",
+    "told_by",
+]
+
+
+def open_consumer(config: Mapping[str, Any], lifeline: Lifeline) -> Consumer:
+    """A consumer that the lifeline holds.
+
+    :raises ConfigurationError: librdkafka does not take the settings.
+    """
+    try:
+        consumer = Consumer(with_token(config))
+    except (KafkaException, ValueError, TypeError) as error:
+        raise configuration_error(error, "Making a consumer", config) from error
+    lifeline.hold(consumer)
+    return consumer
+
+
+OnPartitions = Callable[[Consumer, list[NativePartition]], None]
+"""A callback of the client in a rebalance."""
+
+_OF_POSITIONS: Final = frozenset({KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET})
+
+
+class ConsumerHost(Protocol):
+    """Whom the thread works for; everything is called on the loop, in the order in which it happened."""
+
+    def arrived(self, runs: Sequence[NativeRun]) -> None:
+        """A batch; to be answered by `ConsumerThread.taken` once it is no longer held here."""
+        ...
+
+    async def assigning(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Where to begin with each of these; it is awaited before they are taken over.
+
+        What it raises goes to `failed`, and if it is retriable the group is joined again.
+        """
+        ...
+
+    def assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are ours, and their records may follow."""
+        ...
+
+    async def revoking(self, partitions: Sequence[TopicPartition], deadline: float) -> None:
+        """These are given up when it returns, or at the loop time `deadline`; commits of them still work."""
+        ...
+
+    def lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """These are gone already."""
+        ...
+
+    def out_of_range(self, partition: TopicPartition, position: int) -> None:
+        """The log does not hold this position; nothing more comes of the partition until it is moved."""
+        ...
+
+    def failed(self, error: BrokerError) -> None:
+        """The client reports an error; if it is retriable, it goes on by itself."""
+        ...
+
+
+def told_by(
+    messages: Iterable[NativeRecord],
+    group: str,
+    host: ConsumerHost,
+    ended: Callable[[TopicPartition, int], object] | None,
+    moved: Container[tuple[str, int]],
+) -> Iterator[tuple[Callable[..., object], *tuple[Any, ...]]]:
+    """What is to be called for messages that are none, and with what.
+
+    :param group: whose member reads; it is named where an error is about no topic.
+    :param ended: is told where a partition ends.
+    :param moved: what was taken away or moved since: an end of these may be none of what is read now.
+    """
+    for message in messages:
+        error = message.error()
+        if error is None or error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            continue
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if topic is not None and partition is not None and error.code() in _OF_POSITIONS:
+            out_of_range = error.code() == KafkaError._AUTO_OFFSET_RESET
+            call = host.out_of_range if out_of_range else ended
+            if call is not None and (out_of_range or (topic, partition) not in moved):
+                yield call, TopicPartition(topic, partition), -1 if offset is None else offset
+            continue
+        about_topic = topic and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED
+        yield host.failed, translate(error, f"Reading {topic!r}" if about_topic else f"Reading as group {group!r}")
+
+
+def native_partitions(partitions: Iterable[tuple[str, int]]) -> list[NativePartition]:
+    """As the client library takes them."""
+    return [NativePartition(*partition) for partition in partitions]
+
+
+def guarded(callback: OnPartitions, failed: Callable[[BrokerError], object], name: str) -> OnPartitions:
+    """The callback, but it never raises: an exception that reached the client would end the poll, or the process.
+
+    :param failed: told of the exception. :param name: whose callback it is, for the log.
+    """
+
+    def call(client: Consumer, partitions: list[NativePartition]) -> None:
+        try:
+            callback(client, partitions)
+        except BaseException as error:
+            logger.exception("%s failed in a rebalance", name)
+            failed(translate(error, "A rebalance"))
+
+    return call
+
+
+class ClientAssignment:
+    """:param config: of the client."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._incremental = _is_incremental(config)
+        self._group = str(config["group.id"])
+
+    def add(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Read these, from the positions that they name."""
+        if self._incremental:
+            client.incremental_assign(partitions)
+        else:
+            client.assign(partitions)
+
+    def remove(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        """Read these no more."""
+        if self._incremental:
+            # Those whose positions were not found were never read, and the client subtracts nothing that is not there.
+            there = {(each.topic, each.partition) for each in client.assignment()}
+            client.incremental_unassign([each for each in partitions if (each.topic, each.partition) in there])
+        else:
+            client.unassign()
+
+    def move(
+        self, client: Consumer, positions: Mapping[TopicPartition, int], owned: Collection[tuple[str, int]]
+    ) -> tuple[list[TopicPartition], KafkaException | LeaseLost | None]:
+        """Read partitions from other positions; which were moved, and why others were not."""
+        moved: list[TopicPartition] = []
+        failed: KafkaException | LeaseLost | None = None
+        for partition, position in positions.items():
+            try:
+                self._move(client, NativePartition(*partition, position), owned)
+            except KafkaException as error:
+                # One that goes away meanwhile has nothing to be moved, and is no trouble of those that stay.
+                failed = error if partition in owned else failed or not_ours(partition, self._group)
+            else:
+                moved.append(partition)
+        return moved, failed
+
+    def _move(self, client: Consumer, to: NativePartition, owned: Collection[tuple[str, int]]) -> None:
+        try:
+            client.seek(to)
+        except KafkaException as error:
+            place = (to.topic, to.partition)
+            if error.args[0].code() != KafkaError._STATE or place not in owned:
+                raise
+            # After an error of its position a partition does not move, but can be taken over anew.
+            if self._incremental:
+                client.incremental_unassign([to])
+                client.incremental_assign([to])
+            else:
+                rest = native_partitions([each for each in owned if each != place])
+                client.assign([to, *client.position(rest)])
+
+
+def _is_incremental(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a group with this configuration name what changes, and not all there is."""
+    return (
+        config.get("group.protocol", "classic") == "consumer"
+        or "cooperative" in str(config.get("partition.assignment.strategy", "")).lower()
+    )
+
+
+class Pausing:
+    """:param owned: what is assigned now; looked at with each call.
+
+    :ivar parked: whether everything is paused because nobody takes.
+    """
+
+    def __init__(self, owned: set[tuple[str, int]]) -> None:
+        self.parked = False
+        self._owned = owned
+        self._asked: set[tuple[str, int]] = set()
+        self._stopped: set[tuple[str, int]] = set()
+        """Paused in the client."""
+
+    def pause(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """Fetch nothing of these, also where they are assigned later, until they are resumed."""
+        self._asked.update(partitions)
+        self.apply(client)
+
+    def resume(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """Undo `pause`."""
+        self._asked.difference_update(partitions)
+        self.apply(client)
+
+    def park(self, client: Consumer) -> None:
+        """Fetch nothing at all, also of what is assigned later."""
+        self.parked = True
+        self.apply(client)
+
+    def unpark(self, client: Consumer) -> None:
+        """Undo `park`; what was paused by itself stays so."""
+        self.parked = False
+        self.apply(client)
+
+    def apply(self, client: Consumer) -> None:
+        """Tell the client; also when something was assigned."""
+        wanted = self._owned.copy() if self.parked else self._owned & self._asked
+        if more := wanted - self._stopped:
+            client.pause(native_partitions(more))
+        if over := self._stopped - wanted:
+            client.resume(native_partitions(over))
+        self._stopped = wanted
+
+    def let_go(self, client: Consumer, partitions: Iterable[tuple[str, int]]) -> None:
+        """These are given away; the client has them yet."""
+        if stopped := self._stopped.intersection(partitions):
+            client.resume(native_partitions(stopped))
+            self._stopped -= stopped
+
+
+class Hearing:
+    """:param keep: is given the record that a poll brings: one at most, since callbacks come before records.
+
+    :ivar calling_back: whether the thread is within a callback of the client, where nothing is polled.
+    """
+
+    def __init__(self, keep: Callable[[NativeRecord], object]) -> None:
+        self._keep = keep
+        self._due: Callable[[Consumer], object] | None = None
+        self._failure: Exception | None = None
+        self.calling_back = False
+
+    def listen(self, client: Consumer) -> None:
+        """Have the client tell the news."""
+        message: Any = client.poll(0)
+        if message is not None:
+            self._keep(message)
+
+    def then(self, client: Consumer, work: Callable[[Consumer], object]) -> None:
+        """Do this when the client has told the news."""
+        if self.calling_back:
+            work(client)
+            return
+        self._due = work
+        try:
+            self.listen(client)
+        finally:
+            self._do_what_is_due(client)
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    @contextmanager
+    def callback(self, client: Consumer) -> Generator[None]:
+        """Within the block somebody is asked to give up, or to take over, what the client says."""
+        self.calling_back = True
+        try:
+            self._do_what_is_due(client)
+            yield
+        finally:
+            self.calling_back = False
+
+    def _do_what_is_due(self, client: Consumer) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            try:
+                due(client)
+            except Exception as error:
+                self._failure = error
+
+
+LARGEST_BATCH: Final = 5000
+IN_FLIGHT: Final = 2
+_IDLE_POLL: Final = 0.1
+_COMMIT_POLL: Final = 0.001  # tells of the answer at once, and a command waits as long
+_LEAST_WAIT: Final = 0.0002
+_GROWTH: Final = 1.25
+_BUSY_WAIT: Final = 0.002
+_BUSY_SECONDS: Final = 0.5  # after a record or a command another is likely, and is not to wait for an idle poll's end
+_STALL_POLL: Final = 0.25
+_LONG_STALL: Final = 10.0
+_ASSIGN_SECONDS: Final = 60.0
+_LOST_SECONDS: Final = 5.0
+_BATCH_BYTES: Final = 8 * 1024 * 1024
+_REJOIN_PAUSE: Final = 1.0
+
+
+class ConsumerThread(OwnerThread[Consumer]):
+    """One member of a group.
+
+    :param config: of the client, `group.id` and all.
+    :param warn: told on the loop what operators should read.
+    :param max_batch: the most records of a batch: few cost many changes of thread, many take memory.
+    :param in_flight: the most batches that are handed over and not taken.
+    :param revoke_seconds: how long partitions may stay with a host that is asked to give them up.
+    :param busy_seconds: how long after a record or a command the next is looked out for; else it waits for a poll.
+    :param ended: told on the loop that all of a partition below a position was handed over, where it ends for now.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        host: ConsumerHost,
+        *,
+        name: str,
+        warn: Callable[[str], object],
+        max_batch: int = LARGEST_BATCH,
+        in_flight: int = IN_FLIGHT,
+        revoke_seconds: float = 30.0,
+        busy_seconds: float = _BUSY_SECONDS,
+        ended: Callable[[TopicPartition, int], object] | None = None,
+    ) -> None:
+        super().__init__(name, Lifeline(config))
+        self._group: str = config["group.id"]
+        self._commits = Commits(self._group, self._give)
+        self._config = {"enable.partition.eof": ended is not None, **config, "on_commit": self._on_commit}
+        self._host, self._tell_end = host, ended
+        self._moved: set[tuple[str, int]] = set()  # what is read no more in this turn, or from elsewhere
+        self._standstill = Standstill(config, lambda text: self._post(warn, text))
+        self._assignment = ClientAssignment(config)
+        self._max_batch = self._batch = max_batch
+        self._in_flight = in_flight
+        self._revoke_seconds = revoke_seconds
+        self._topics: list[str] = []
+        self._only_topic: str | None = None  # of everything that may come, if it is one
+        self._posted = self._taken = 0  # one side only counts up each of these, so that no lock is needed
+        self._starving = self._was_assigned = False
+        self._stalled_since: float | None = None
+        self._owned: set[tuple[str, int]] = set()
+        self._pausing = Pausing(self._owned)
+        self._single: list[NativeRecord] = []  # taken one by one; callbacks may run before their hand-over
+        self._hearing = Hearing(self._single.append)
+        self._busy_seconds, self._busy_until, self._look_after = busy_seconds, 0.0, _LEAST_WAIT
+        self._rejoin_at: float | None = None
+        self._claiming: asyncio.Task[None] | None = None
+
+    # -- for the loop --------------------------------------------------------------------------------------
+
+    @property
+    def calling_back(self) -> bool:
+        """Whether the thread is within a callback of the client, which waits for the loop."""
+        return self._hearing.calling_back
+
+    async def subscribe(self, topics: Sequence[str]) -> None:
+        """Join the group for these topics, or be a member for these from now on; one with a leading ^ is a pattern."""
+
+        def subscribe(client: Consumer) -> None:
+            # Of what it was subscribed to before, something may still come.
+            self._only_topic = topics[0] if not self._topics and len(topics) == 1 and topics[0][0] != "^" else None
+            self._topics = list(topics)
+            try:
+                self._subscribe(client)
+            except KafkaException as error:
+                raise translate(error, "Subscribing", resources=topics) from error
+
+        await self.call(subscribe)
+
+    def taken(self) -> None:
+        """A batch was taken: there is room for another."""
+        self._taken += 1
+        if self._starving:
+            self._wake()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take no more records of these. Of what is on its way some may still come."""
+        asked = list(partitions)
+        self.tell(lambda client: self._pausing.pause(client, asked))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undo `pause`."""
+        asked = list(partitions)
+
+        def resume(client: Consumer) -> None:
+            self._pausing.resume(client, asked)
+            self._busy()
+
+        self.tell(resume)
+
+    async def seek(
+        self, positions: Mapping[TopicPartition, int], sought: Callable[[Sequence[TopicPartition]], object]
+    ) -> None:
+        """Read these on from other positions.
+
+        :param sought: told on the loop which were moved, between their last old record and the first new one.
+        :raises BrokerError: one of them is not assigned; the others are moved.
+        """
+
+        def seek(client: Consumer) -> None:
+            moved, failed = self._assignment.move(client, positions, self._owned)
+            self._forget(moved)
+            self._post(sought, moved)
+            self._busy()
+            if failed is not None:
+                raise translate(failed, "Seeking", resources=sorted({each.topic for each in positions}))
+
+        await self.call(seek)
+
+    async def commit(self, offsets: list[NativePartition]) -> Answer:
+        """Store positions and texts; for each the answer, or that it is not ours. :raises BrokerError: as `call`."""
+
+        def asked(client: Consumer, waiter: asyncio.Future[Answer]) -> None:
+            owned = None if self.calling_back else self._owned
+
+            def commit(client: Consumer) -> None:
+                self._commits.send(client, offsets, waiter, owned=owned, wait=self.calling_back)
+
+            self._hearing.then(client, commit)
+            self._busy()
+
+        return await self.ask(asked)
+
+    async def group_metadata(self) -> Any:
+        """What fences the work of this member, as of now."""
+
+        def ask(client: Consumer, waiter: asyncio.Future[Any]) -> None:
+            self._hearing.then(client, lambda client: self._give(waiter, client.consumer_group_metadata()))
+            self._busy()
+
+        return await self.ask(ask)
+
+    async def stop(self, timeout: float) -> bool:
+        if self._claiming is not None:
+            self._claiming.cancel()
+        return await super().stop(timeout)
+
+    def _crashed(self, error: BrokerError) -> None:
+        self._host.failed(error)
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _open(self) -> Consumer:
+        return open_consumer(self._config, self._lifeline)
+
+    def _shut(self, client: Consumer) -> None:
+        self._lifeline.let_go()
+        try:
+            if self._topics:
+                self._commits.finish(client)
+                prepare_to_leave(client, self._config, lambda: self._was_assigned)
+            client.close()
+        finally:
+            self._commits.close()
+
+    def _carry_out(self, command: Command, client: Consumer) -> None:
+        with self._standstill.apart():
+            super()._carry_out(command, client)
+
+    def _turn(self, client: Consumer) -> None:
+        self._standstill.move()
+        if self._rejoin_at is not None and monotonic() >= self._rejoin_at:
+            self._rejoin_at = None
+            client.unsubscribe()
+            self._subscribe(client)
+        if self._commits.due:
+            self._hearing.then(client, self._commits.go_on)
+        if self._posted - self._taken >= self._in_flight:
+            self._stalled(client)
+            return
+        self._stalled_since = None
+        if self._pausing.parked:
+            self._pausing.unpark(client)
+        sole = self._sole()
+        self._moved.clear()
+        messages = [] if self._single else client.consume(self._batch, 0)
+        if not messages:
+            if not self._single:
+                if not self._commits and monotonic() < self._busy_until:
+                    self._serve(client, self._next_wait())
+                    return
+                if (message := client.poll(_COMMIT_POLL if self._commits else _IDLE_POLL)) is None:
+                    return
+                self._single.append(message)
+            # Callbacks of this call may take partitions away, and drop what is single.
+            messages = client.consume(self._batch, 0)
+            if self._single:
+                messages = [*self._single, *messages]
+                self._single.clear()
+        if messages:
+            # Callbacks of these calls may have changed what is ours.
+            self._hand_over(messages, sole if sole == self._sole() else None)
+
+    def _sole(self) -> tuple[str, int] | None:
+        """The partition that all records are of, if there is but one."""
+        return next(iter(self._owned)) if len(self._owned) == 1 else None
+
+    def _stalled(self, client: Consumer) -> None:
+        """Nobody takes: wait for somebody, and poll meanwhile for the sake of the group."""
+        self._starving = True
+        try:
+            if self._posted - self._taken < self._in_flight:
+                return
+            # The answer to a commit comes by a poll too.
+            self._serve(client, self._next_wait() if self._commits else _STALL_POLL)
+            if self._posted - self._taken < self._in_flight:
+                return
+        finally:
+            self._starving = False
+        now = monotonic()
+        if self._stalled_since is None:
+            self._stalled_since = now
+        elif not self._pausing.parked and now - self._stalled_since >= _LONG_STALL:
+            self._pausing.park(client)
+        self._hearing.listen(client)
+
+    def _hand_over(self, messages: list[NativeRecord], sole: tuple[str, int] | None) -> None:
+        runs = runs_of(messages, self._only_topic, sole)
+        count = sum(map(len, runs))
+        if runs:
+            # A batch is bounded by its bytes as well, as far as the last one tells.
+            self._batch = max(1, min(self._max_batch, _BATCH_BYTES * count // (sum([run.size for run in runs]) or 1)))
+            self._posted += 1
+            self._post(self._host.arrived, runs)
+            self._busy()
+        if count < len(messages):
+            for call in told_by(messages, self._group, self._host, self._tell_end, self._moved):
+                self._post(*call)
+
+    def _busy(self) -> None:
+        self._busy_until = monotonic() + self._busy_seconds
+        self._look_after = _LEAST_WAIT
+
+    def _next_wait(self) -> float:
+        """How long to wait for commands before the next look: what comes soon is found soon."""
+        wait = self._look_after
+        self._look_after = min(_GROWTH * wait, _BUSY_WAIT)
+        return wait
+
+    def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        going = set(partitions)
+        self._moved |= going
+        self._single[:] = [each for each in self._single if (each.topic() or "", each.partition()) not in going]
+
+    # -- the group; in the thread --------------------------------------------------------------------------
+
+    def _subscribe(self, client: Consumer) -> None:
+        client.subscribe(
+            self._topics,
+            on_assign=self._safely(self._assign),
+            on_revoke=self._safely(self._revoke),
+            on_lost=self._safely(self._lose),
+        )
+        self._busy()
+
+    def _safely(self, callback: OnPartitions) -> OnPartitions:
+        return guarded(callback, lambda error: self._post(self._host.failed, error), self._name)
+
+    def _assign(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        self._was_assigned = True
+        places = [TopicPartition(each.topic, each.partition) for each in partitions]
+        found: dict[TopicPartition, int] = {}
+
+        async def ask() -> None:
+            if not self._stopping:
+                self._claiming = asyncio.current_task()
+                found.update(await self._host.assigning(places))
+
+        outcome = self._ask_host(client, ask, _ASSIGN_SECONDS) if places and not self._stopping else True
+        if self._stopping:
+            return  # a client that closes gets no answer about positions, and takes the partitions by itself
+        if outcome is not True:
+            if self._claiming is not None:
+                self._post(self._claiming.cancel)
+            self._assignment.add(client, [])
+            error = (
+                BackendError("The positions of new partitions did not come in time", retriable=True)
+                if outcome is False
+                else translate(outcome, "Taking partitions over")
+            )
+            if error.retriable:
+                self._rejoin_at = monotonic() + _REJOIN_PAUSE
+            self._post(self._host.failed, error)
+            return
+        self._assignment.add(client, [NativePartition(*place, found[place]) for place in places])
+        self._owned.update(places)
+        self._pausing.apply(client)
+        if places:
+            self._post(self._host.assigned, places)
+        self._busy()
+
+    def _revoke(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        places = self._going(partitions)
+        if places and not self._stopping:
+            self._commits.settle(client)
+            seconds = self._revoke_seconds
+            deadline = self._loop.time() + seconds
+            outcome = self._ask_host(client, lambda: self._host.revoking(places, deadline), seconds + 1.0)
+            if isinstance(outcome, BaseException):
+                logger.warning("%s: giving partitions up failed: %s", self._name, outcome)
+        self._let_go(client, partitions, places)
+
+    def _lose(self, client: Consumer, partitions: list[NativePartition]) -> None:
+        places = self._going(partitions)
+
+        async def lose() -> None:
+            self._host.lost(places)
+
+        self._owned.difference_update(places)
+        self._commits.drop(places)
+        if places and not self._stopping:
+            self._standstill.explain_loss()
+            # Awaited, so that nothing is committed for them in the next generation.
+            self._ask_host(client, lose, _LOST_SECONDS)
+        self._let_go(client, partitions, places)
+
+    def _ask_host(
+        self, client: Consumer, work: Callable[[], Coroutine[Any, Any, object]], timeout: float
+    ) -> BaseException | bool:
+        with self._standstill.apart(), self._hearing.callback(client):
+            return self._await_on_loop(client, work, timeout)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[NativePartition]) -> None:
+        try:
+            self._commits.answered(error, partitions)
+        except BaseException:
+            logger.exception("%s lost the answer to a commit", self._name)
+
+    def _going(self, partitions: list[NativePartition]) -> list[TopicPartition]:
+        places = [TopicPartition(each.topic, each.partition) for each in partitions]
+        self._forget(places)
+        return [place for place in places if place in self._owned]
+
+    def _let_go(self, client: Consumer, partitions: list[NativePartition], places: list[TopicPartition]) -> None:
+        self._forget(places)
+        self._pausing.let_go(client, places)
+        self._owned.difference_update(places)
+        self._commits.drop(places)
+        self._assignment.remove(client, partitions)
+        self._busy()

@@ -1,0 +1,196 @@
+"""Asks brokers where a topic's partitions begin and end, and where they are at a time; with no consumer and no group.
+
+*Concurrency.* Stateless; any number at once. *Cancellation.* Leaves nothing behind. *Failure.* A topic that is not
+there raises TopicNotFound; a partition whose leader is just being chosen, or was lost before it answered, is asked
+again, until the request timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as NativePartition
+from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+from broker import Bounds, BrokerError, ConnectionFailed, OffsetOutOfRange, TopicPartition
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.requests import MEND, describe, named, passing, read_metadata, settled
+from broker_kafka.errors import kafka_error
+
+__all__ = [
+    "bounds_of",
+    "check_within",
+    "high_watermarks",
+    "not_within",
+    "partitions_of",
+    "positions_at",
+    "topic_bounds",
+]
+
+_LEAST: Final = 0.01
+_LOST: Final = KafkaError(KafkaError._TRANSPORT)
+_STALE: Final = frozenset(
+    {
+        KafkaError._NOENT,
+        KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._TIMED_OUT,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+
+
+async def partitions_of(connection: Connection, topic: str) -> list[TopicPartition]:
+    """The partitions of a topic, by number.
+
+    :raises TopicNotFound: there is no such topic.
+    """
+    found = await describe(connection, topic)
+    return [TopicPartition(topic, number) for number in sorted(each.id for each in found.partitions)]
+
+
+async def topic_bounds(connection: Connection, topic: str, *, committed: bool = True) -> dict[int, Bounds]:
+    """First and next position of each partition.
+
+    :param committed: `next` is where the oldest open transaction begins, if there is one.
+    """
+    found = await bounds_of(connection, await partitions_of(connection, topic), committed=committed)
+    return {partition.partition: bounds for partition, bounds in found.items()}
+
+
+async def bounds_of(
+    connection: Connection, partitions: Sequence[TopicPartition], *, committed: bool = True
+) -> dict[TopicPartition, Bounds]:
+    """The same of partitions of any topics."""
+    firsts, nexts = await asyncio.gather(
+        _offsets(connection, partitions, OffsetSpec.earliest(), committed),
+        _offsets(connection, partitions, OffsetSpec.latest(), committed),
+    )
+    # Retention may go on between the two: a range is then too long, or empty, never inverted.
+    return {each: Bounds(firsts[each], max(firsts[each], nexts[each])) for each in partitions}
+
+
+def not_within(bounds: Bounds) -> str:
+    """What an error says of a position that is outside of them."""
+    return f"is not in the log, which begins at {bounds.first} and ends before {bounds.next}"
+
+
+def check_within(bounds: Mapping[TopicPartition, Bounds], positions: Mapping[TopicPartition, int]) -> None:
+    """:raises OffsetOutOfRange: the log does not hold one of these."""
+    for place, position in positions.items():
+        within = bounds[place]
+        if not within.first <= position <= within.next:
+            raise OffsetOutOfRange(f"Position {position} of {place.topic!r}[{place.partition}] {not_within(within)}")
+
+
+async def positions_at(
+    connection: Connection, partitions: Sequence[TopicPartition], moment: datetime
+) -> dict[TopicPartition, int]:
+    """The first position of each whose timestamp is not before `moment`; its end if there is none."""
+    # A timestamp has milliseconds, and one within the moment's own millisecond may lie before it: round up.
+    milliseconds = -int(-moment.timestamp() * 1000 // 1)
+    found = await _offsets(connection, partitions, OffsetSpec.for_timestamp(max(0, milliseconds)), True)
+    later = [each for each in partitions if found[each] < 0]
+    ends = await _offsets(connection, later, OffsetSpec.latest(), True)
+    return {**found, **ends}
+
+
+async def high_watermarks(
+    connection: Connection, partitions: Sequence[TopicPartition], timeout: float
+) -> dict[TopicPartition, int]:
+    """Where these end now, whatever transactions are open. Those whose leader does not answer in time are left out."""
+    if not partitions:
+        return {}
+    results = await _ask(connection, partitions, OffsetSpec.latest(), False, timeout, monotonic() + timeout)
+    return {
+        TopicPartition(partition.topic, partition.partition): result.offset
+        for partition, result in results.items()
+        if not isinstance(result, BrokerError)
+    }
+
+
+async def _offsets(
+    connection: Connection, partitions: Sequence[TopicPartition], spec: Any, committed: bool
+) -> dict[TopicPartition, int]:
+    if not partitions:
+        return {}
+    timeout = connection.settings.request_timeout
+    until = monotonic() + timeout
+    results = await settled(
+        timeout,
+        lambda: _ask(connection, partitions, spec, committed, timeout, until),
+        lambda found: any(map(passing, found.values())),
+    )
+    offsets: dict[TopicPartition, int] = {}
+    for partition, result in results.items():
+        if isinstance(result, BrokerError):
+            raise result
+        offsets[TopicPartition(partition.topic, partition.partition)] = result.offset
+    return offsets
+
+
+async def _ask(
+    connection: Connection,
+    partitions: Sequence[TopicPartition],
+    spec: Any,
+    committed: bool,
+    timeout: float,
+    until: float,
+) -> Mapping[Any, Any]:
+    """Each partition's answer or error, of its leader as of now."""
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    asked = {NativePartition(*each): spec for each in partitions}
+    topics = sorted({each.topic for each in partitions})
+    what = f"Positions of {', '.join(map(repr, topics))}"
+
+    async def once(patience: float) -> Mapping[Any, Any]:
+        def start(client: Any) -> Any:
+            return client.list_offsets(asked, isolation_level=level, request_timeout=patience)
+
+        found = await connection.outcomes(start, what)
+        return {each: _unanswered(each, what) if _is_missing(result) else result for each, result in found.items()}
+
+    # Not all the time there is: the leader that the client knows may be gone, and it waits for that one to return.
+    found = await once(timeout / 3)
+    if any(map(_is_stale, found.values())):
+        # The client knows topics as they were when it last looked, and does not look again by itself.
+        leaders: dict[TopicPartition, str] = {}
+        for topic in topics:
+            listed = await read_metadata(connection, what, max(_LEAST, until - monotonic()), topic)
+            for number, partition in listed.topics[topic].partitions.items():
+                leader = listed.brokers.get(partition.leader)
+                leaders[TopicPartition(topic, number)] = "" if leader is None else named(leader)
+        found = await once(max(_LEAST, until - monotonic()))
+        # A leader may not have heard yet of a topic that others tell of: that passes.
+        found = {
+            each: _unanswered(each, what, leaders[place])
+            if _is_stale(result) and (place := TopicPartition(each.topic, each.partition)) in leaders
+            else result
+            for each, result in found.items()
+        }
+    return found
+
+
+def _is_missing(result: Any) -> bool:
+    """Whether the leader's connection broke before its answer: the client then tells no error, and no offset either."""
+    return not isinstance(result, BrokerError) and result.offset == OFFSET_INVALID
+
+
+def _unanswered(partition: NativePartition, what: str, leader: str = "") -> BrokerError:
+    where = f"{partition.topic!r}[{partition.partition}]"
+    subject = f"the leader of {where}, {leader}," if leader else f"the leader of {where}"
+    return ConnectionFailed(f"{what}: {subject} did not answer", native=KafkaException(_LOST), advice=MEND)
+
+
+def _is_stale(result: object) -> bool:
+    """Whether this may be due to what the client knows of the topic."""
+    found = kafka_error(result.native) if isinstance(result, BrokerError) and result.native is not None else None
+    return found is not None and found.code() in _STALE

@@ -1,0 +1,207 @@
+"""The names of librdkafka's configuration properties, as its CONFIGURATION.md lists them for 2.16, without callbacks.
+
+They say which client a property belongs to, and what a misspelt one was meant to be; librdkafka itself decides what it
+takes. Data only.
+
+Which librdkafka properties are the user's and which the SDK's own. Pure functions, safe from any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+from pydantic import SecretStr
+
+from broker import InvalidSetting
+from broker.driver import is_secret_name
+
+__all__ = [
+    "ALIASES",
+    "CONSUMER_PROPERTIES",
+    "KNOWN_PROPERTIES",
+    "OF_THE_OTHER_PROTOCOL",
+    "OWNED",
+    "PRODUCER_PROPERTIES",
+    "Role",
+    "check_property",
+    "check_servers",
+    "did_you_mean",
+    "for_role",
+]
+
+
+PRODUCER_PROPERTIES: Final = frozenset(
+    """
+    acks batch.num.messages batch.size compression.codec compression.level compression.type
+    delivery.report.only.error delivery.timeout.ms enable.gapless.guarantee enable.idempotence linger.ms
+    message.send.max.retries message.timeout.ms partitioner produce.offset.report
+    queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
+    queue.buffering.max.ms queuing.strategy request.required.acks request.timeout.ms retries
+    sticky.partitioning.linger.ms transaction.timeout.ms transactional.id
+    """.split()
+)
+"""Of producers only."""
+
+CONSUMER_PROPERTIES: Final = frozenset(
+    """
+    auto.commit.enable auto.commit.interval.ms auto.offset.reset check.crcs consume.callback.max.messages
+    coordinator.query.interval.ms enable.auto.commit enable.auto.offset.store enable.partition.eof
+    fetch.error.backoff.ms fetch.max.bytes fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+    fetch.wait.max.ms group.id group.instance.id group.protocol group.protocol.type group.remote.assignor
+    heartbeat.interval.ms isolation.level max.partition.fetch.bytes max.poll.interval.ms max.poll.records
+    offset.store.method offset.store.path offset.store.sync.interval.ms partition.assignment.strategy
+    queued.max.messages.kbytes queued.min.messages session.timeout.ms share.acknowledgement.mode
+    """.split()
+)
+"""Of consumers only."""
+
+_SHARED: Final = frozenset(
+    """
+    allow.auto.create.topics api.version.fallback.ms api.version.request api.version.request.timeout.ms
+    bootstrap.servers broker.address.family broker.address.ttl broker.version.fallback client.dns.lookup client.id
+    client.rack connections.max.idle.ms debug enable.metrics.push enable.random.seed
+    enable.sasl.oauthbearer.unsecure.jwt enable.ssl.certificate.verification https.ca.location https.ca.pem
+    log.connection.close log.thread.name max.in.flight max.in.flight.requests.per.connection
+    message.copy.max.bytes message.max.bytes metadata.broker.list metadata.max.age.ms
+    metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy plugin.library.paths
+    receive.message.max.bytes reconnect.backoff.jitter.ms reconnect.backoff.max.ms reconnect.backoff.ms
+    retry.backoff.max.ms retry.backoff.ms sasl.kerberos.keytab sasl.kerberos.kinit.cmd
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.principal sasl.kerberos.service.name sasl.mechanism
+    sasl.mechanisms sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.jwt.template.file sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.private.key.pem
+    sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+    sasl.oauthbearer.client.id sasl.oauthbearer.client.secret sasl.oauthbearer.config sasl.oauthbearer.extensions
+    sasl.oauthbearer.grant.type sasl.oauthbearer.metadata.authentication.type sasl.oauthbearer.method
+    sasl.oauthbearer.scope sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url sasl.password
+    sasl.username security.protocol socket.blocking.max.ms socket.connection.setup.timeout.ms
+    socket.keepalive.enable socket.max.fails socket.nagle.disable socket.receive.buffer.bytes
+    socket.send.buffer.bytes socket.timeout.ms ssl.ca.certificate.stores ssl.ca.location ssl.ca.pem
+    ssl.certificate.location ssl.certificate.pem ssl.cipher.suites ssl.crl.location ssl.curves.list
+    ssl.endpoint.identification.algorithm ssl.engine.id ssl.engine.location ssl.key.location ssl.key.password
+    ssl.key.pem ssl.keystore.location ssl.keystore.password ssl.providers ssl.sigalgs.list statistics.interval.ms
+    topic.blacklist topic.metadata.propagation.max.ms topic.metadata.refresh.fast.cnt
+    topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.interval.ms topic.metadata.refresh.sparse
+    """.split()
+)
+
+KNOWN_PROPERTIES: Final = PRODUCER_PROPERTIES | CONSUMER_PROPERTIES | _SHARED
+"""All of them."""
+
+
+_SERVER: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s\0:/,@?#\[\]]+)(?::([0-9]{1,9}))?")
+
+Role = Literal["producer", "consumer", "admin"]
+"""What a client is for; an admin client is a producer to librdkafka."""
+
+_SERVERS: Final = "the hosts of the URL are the servers"
+_COMMITS: Final = "only what was finished is committed, and the consumer does it"
+_START: Final = "a group's start is `start=`, and `offset_reset` says what happens when its position is gone"
+_REPORTS: Final = "a message's fate is always told"
+_CALLBACK: Final = "no callbacks of the clients are taken; the events of `bus.hooks` tell what happens"
+_LOG: Final = "the clients' log goes to the logger 'broker.kafka'"
+
+OWNED: Final[Mapping[str, str]] = {
+    "bootstrap.servers": _SERVERS,
+    "metadata.broker.list": _SERVERS,
+    "group.id": "it is the `group=` of bus.records and the `subscription=` of bus.messages",
+    "transactional.id": "it is given to bus.transactional_publisher",
+    "isolation.level": "it is the `isolation=` of bus.records",
+    "enable.auto.commit": _COMMITS,
+    "auto.commit.enable": _COMMITS,
+    "auto.commit.interval.ms": _COMMITS,
+    "enable.auto.offset.store": _COMMITS,
+    "offset.store.method": _COMMITS,
+    "offset.store.path": _COMMITS,
+    "offset.store.sync.interval.ms": _COMMITS,
+    "auto.offset.reset": _START,
+    "enable.partition.eof": "readers that need the end of a partition ask for it themselves",
+    "delivery.report.only.error": _REPORTS,
+    "produce.offset.report": _REPORTS,
+    "share.acknowledgement.mode": "share groups are opened by the SDK, which acknowledges each message itself",
+    "max.poll.records": "it belongs to share groups, which are opened by the SDK",
+    "log.queue": _LOG,
+    "log_level": f"{_LOG}, whose level decides",
+    "logger": _LOG,
+    "on_delivery": _REPORTS,
+    "on_commit": _COMMITS,
+    "error_cb": _CALLBACK,
+    "stats_cb": _CALLBACK,
+    "throttle_cb": _CALLBACK,
+    "log_cb": _LOG,
+    "statistics.interval.ms": "the clients' statistics would reach nobody, and cost time",
+    "oauth_cb": "it is a field of the settings object",
+}
+"""Properties that nobody else may set, each with the reason."""
+
+_OFF: Final = {"statistics.interval.ms": "0"}
+"""The value that one of these may have all the same: it changes nothing."""
+
+ALIASES: Final[Mapping[str, str]] = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "request.required.acks": "acks",
+    "queue.buffering.max.ms": "linger.ms",
+    "compression.codec": "compression.type",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.send.max.retries": "retries",
+    "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
+}
+"""librdkafka's second names, with the one that is used here."""
+
+OF_THE_OTHER_PROTOCOL: Final[Mapping[str, tuple[str, ...]]] = {
+    "classic": ("group_remote_assignor",),
+    "consumer": ("partition_assignment_strategy", "session_timeout_ms", "heartbeat_interval_ms"),
+}
+"""By `group_protocol`, settings that librdkafka refuses with it."""
+
+
+def check_servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """:raises ValueError: librdkafka would not take one for a broker to ask, or for another than it says."""
+    for server in servers:
+        found = _SERVER.fullmatch(server)
+        if found is None or not 0 < int(found.group(1) or 1) < 65536:
+            raise ValueError(f"{server!r} is no host, host:port or [IPv6]:port")
+    return servers
+
+
+def check_property(name: str, value: object) -> str | SecretStr:
+    """The value of a property that has no setting of its own, as librdkafka takes it.
+
+    :raises InvalidSetting: the property is the SDK's own, or its value is no text, number or truth value.
+    """
+    reason = OWNED.get(name)
+    if reason is not None and (name not in _OFF or str(value) != _OFF[name]):
+        raise InvalidSetting(f"Property {name!r} is set by the SDK", advice=f"Leave it out: {reason}")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, SecretStr):
+        return value
+    if not isinstance(value, (str, int, float)):
+        raise InvalidSetting(
+            f"Property {name!r} is {value!r} of type {type(value).__name__}",
+            advice="It takes text, a number, true or false",
+        )
+    if "\0" in str(value):
+        raise InvalidSetting(f"Property {name!r} has a NUL", advice="Leave it out: clients in C end a text there")
+    return SecretStr(str(value)) if is_secret_name(name) else str(value)
+
+
+def for_role(properties: Mapping[str, Any], role: Role) -> dict[str, Any]:
+    """Those that concern a client of this role."""
+    foreign = PRODUCER_PROPERTIES if role == "consumer" else CONSUMER_PROPERTIES
+    return {name: value for name, value in properties.items() if name not in foreign}
+
+
+def did_you_mean(name: str) -> str:
+    """What to say of a property that librdkafka does not know."""
+    near = get_close_matches(name, KNOWN_PROPERTIES, 1, 0.6)
+    return f"Did you mean {near[0]!r}?" if near else "Its configuration page lists the properties there are"

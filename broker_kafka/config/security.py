@@ -1,0 +1,243 @@
+"""The settings of Kafka's security, and what each of them needs beside it.
+
+What the security settings say together: which protocol they mean, and which of them would do nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from broker import InvalidSetting
+from broker.driver import BackendSettings, Origin
+
+__all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
+
+
+class SecuritySettings(BackendSettings):
+    """Those of `KafkaSettings` that say how connections are secured and who logs in."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = Field(
+        default=None,
+        description="How to talk to the brokers; left open, TLS is used where a certificate setting is given, and SASL "
+        "over TLS where credentials are",
+    )
+    ssl_ca_location: Path | None = Field(
+        default=None, description="PEM file or directory of the authorities that the brokers' certificates must be of"
+    )
+    ssl_ca_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_certificate_location: Path | None = Field(
+        default=None, description="PEM file of the client's certificate, for mutual TLS"
+    )
+    ssl_certificate_pem: str | None = Field(default=None, description="The same as PEM text")
+    ssl_key_location: Path | None = Field(default=None, description="PEM file of the client's private key")
+    ssl_key_pem: SecretStr | None = Field(default=None, description="The same as PEM text")
+    ssl_key_password: SecretStr | None = Field(default=None, description="Password of the private key")
+    ssl_keystore_location: Path | None = Field(default=None, description="PKCS#12 file of certificate and key")
+    ssl_keystore_password: SecretStr | None = Field(default=None, description="Password of the PKCS#12 file")
+    ssl_endpoint_identification_algorithm: Literal["none", "https"] = Field(
+        default="https", description="Whether the broker's certificate must be of the host's name"
+    )
+    enable_ssl_certificate_verification: bool = Field(
+        default=True, description="Whether the broker's certificate is checked at all"
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = Field(
+        default=None, description="How to log in; PLAIN where a user is given and nothing else is said"
+    )
+    sasl_username: str | None = Field(default=None, description="User for PLAIN and SCRAM; the user of the URL")
+    sasl_password: SecretStr | None = Field(default=None, description="Its password; the password of the URL")
+    sasl_oauthbearer_method: Literal["default", "oidc"] = Field(
+        default="default", description="OAUTHBEARER: `oidc` fetches tokens from an endpoint"
+    )
+    sasl_oauthbearer_client_id: str | None = Field(default=None, description="OAUTHBEARER with oidc: the client's id")
+    sasl_oauthbearer_client_secret: SecretStr | None = Field(
+        default=None, description="OAUTHBEARER with oidc: its secret"
+    )
+    sasl_oauthbearer_token_endpoint_url: str | None = Field(
+        default=None, description="OAUTHBEARER with oidc: where tokens are fetched"
+    )
+    sasl_oauthbearer_scope: str | None = Field(default=None, description="OAUTHBEARER with oidc: the scope asked for")
+    sasl_oauthbearer_extensions: str | None = Field(
+        default=None, description="OAUTHBEARER with oidc: extensions as key=value, split by commas"
+    )
+    sasl_oauthbearer_config: str | None = Field(
+        default=None, description="OAUTHBEARER with unsecured tokens: principal=, scope= and lifeSeconds="
+    )
+    enable_sasl_oauthbearer_unsecure_jwt: bool = Field(
+        default=False, description="OAUTHBEARER: make unsecured tokens here; for tests only"
+    )
+    oauth_cb: Callable[[str], tuple[str, float]] | None = Field(
+        default=None,
+        description="OAUTHBEARER: called with sasl_oauthbearer_config, returns a token and the time.time() it ends; "
+        "for settings objects only",
+    )
+    sasl_kerberos_service_name: str | None = Field(
+        default=None, description="GSSAPI: the brokers' principal name; needs a librdkafka that is built with it"
+    )
+    sasl_kerberos_principal: str | None = Field(default=None, description="GSSAPI: the client's principal")
+    sasl_kerberos_keytab: Path | None = Field(default=None, description="GSSAPI: the client's keytab file")
+    sasl_kerberos_kinit_cmd: str | None = Field(default=None, description="GSSAPI: the command that renews the ticket")
+    sasl_kerberos_min_time_before_relogin: int | None = Field(
+        default=None, ge=0, le=86_400_000, description="GSSAPI: milliseconds between renewals of the ticket"
+    )
+
+    @model_validator(mode="after")
+    def _check_certificate(self) -> Self:
+        certificate = self.ssl_certificate_location or self.ssl_certificate_pem
+        key = self.ssl_key_location or self.ssl_key_pem
+        if certificate and not key:
+            # The broker would be shown a certificate that nobody can prove to be theirs, and says no more than "bad".
+            raise ValueError(
+                "a client certificate is given without its key, as ssl_key_location or ssl_key_pem; one file may hold "
+                "both"
+            )
+        if key and not certificate:
+            raise ValueError(
+                "a client key is given without its certificate, as ssl_certificate_location or ssl_certificate_pem"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_login(self) -> Self:
+        if self.sasl_password is not None and self.sasl_username is None:
+            raise ValueError("sasl_password is given without sasl_username")
+        if self.sasl_username is not None and self.sasl_password is None:
+            raise ValueError("sasl_username is given without sasl_password")
+        if (self.sasl_mechanism or "").startswith(("PLAIN", "SCRAM")) and self.sasl_username is None:
+            raise ValueError(f"sasl_mechanism {self.sasl_mechanism} needs sasl_username and sasl_password")
+        if self.security_protocol in {"PLAINTEXT", "SSL"} and (self.sasl_username or self.sasl_mechanism):
+            raise ValueError(f"credentials are given, and security_protocol {self.security_protocol} sends none")
+        if self.sasl_mechanism == "GSSAPI" and self.sasl_kerberos_service_name is None:
+            raise ValueError("sasl_mechanism GSSAPI needs sasl_kerberos_service_name")
+        return self
+
+
+_TLS: Final = (
+    "ssl_ca_location",
+    "ssl_ca_pem",
+    "ssl_certificate_location",
+    "ssl_certificate_pem",
+    "ssl_key_location",
+    "ssl_key_pem",
+    "ssl_keystore_location",
+)
+"""Whoever gives one of these wants TLS."""
+_TLS_MORE: Final = (
+    "ssl_key_password",
+    "ssl_keystore_password",
+    "ssl_endpoint_identification_algorithm",
+    "enable_ssl_certificate_verification",
+)
+"""What says how TLS is done, and not that it is."""
+MECHANISMS: Final = {
+    "oauth_cb": "OAUTHBEARER",
+    "enable_sasl_oauthbearer_unsecure_jwt": "OAUTHBEARER",
+    **dict.fromkeys(
+        (
+            f"sasl_oauthbearer_{name}"
+            for name in (
+                "method",
+                "client_id",
+                "client_secret",
+                "token_endpoint_url",
+                "scope",
+                "extensions",
+                "config",
+            )
+        ),
+        "OAUTHBEARER",
+    ),
+    **dict.fromkeys(
+        (
+            f"sasl_kerberos_{name}"
+            for name in ("service_name", "principal", "keytab", "kinit_cmd", "min_time_before_relogin")
+        ),
+        "GSSAPI",
+    ),
+}
+"""The settings that one way of logging in alone has a use for."""
+_CLOUD: Final = "sasl.oauthbearer.metadata.authentication.type"
+
+
+class Secured(Protocol):
+    """What is looked at of `KafkaSettings`."""
+
+    @property
+    def security_protocol(self) -> str | None: ...
+    @property
+    def sasl_mechanism(self) -> str | None: ...
+    @property
+    def sasl_username(self) -> str | None: ...
+    @property
+    def sasl_oauthbearer_method(self) -> str: ...
+    @property
+    def sasl_oauthbearer_token_endpoint_url(self) -> str | None: ...
+    @property
+    def enable_sasl_oauthbearer_unsecure_jwt(self) -> bool: ...
+    @property
+    def oauth_cb(self) -> Callable[[str], tuple[str, float]] | None: ...
+    @property
+    def properties(self) -> Mapping[str, Any]: ...
+    def is_given(self, name: str) -> bool: ...
+    def is_outdone(self, name: str, by: str) -> bool: ...
+    def origin(self, name: str) -> Origin: ...
+
+
+def protocol_of(settings: Secured) -> str:
+    """The security protocol, chosen from what is given if it is left open."""
+    if settings.security_protocol is not None:
+        return settings.security_protocol
+    if settings.sasl_username is not None or settings.sasl_mechanism is not None:
+        return "SASL_SSL"
+    return "PLAINTEXT" if all(getattr(settings, name) is None for name in _TLS) else "SSL"
+
+
+def check_security(settings: Secured) -> None:
+    """:raises InvalidSetting: one would do nothing, so that a connection is less secure than it looks, or none."""
+    mechanism = settings.sasl_mechanism
+    if not protocol_of(settings).endswith("SSL"):
+        _check_no_tls(settings)
+    for name, needed in MECHANISMS.items():
+        if mechanism != needed and settings.is_given(name) and not settings.is_outdone(name, "sasl_mechanism"):
+            raise InvalidSetting(
+                f"Setting {name!r} (from {settings.origin(name)}) is given, and sasl_mechanism "
+                f"{'is not' if mechanism is None else f'{mechanism} has no use for it'}",
+                advice=f"Say sasl_mechanism={needed}, or leave {name} out",
+            )
+    if mechanism == "OAUTHBEARER":
+        _check_tokens(settings)
+
+
+def _check_no_tls(settings: Secured) -> None:
+    protocol = protocol_of(settings)
+    # That a check is off is nothing to miss.
+    given = [
+        (name, name)
+        for name in (*_TLS, *_TLS_MORE)
+        if settings.is_given(name) and getattr(settings, name) not in (False, "none")
+    ]
+    given += [(name, "properties") for name in settings.properties if name.startswith("ssl.")]
+    for name, setting in given:
+        if not settings.is_outdone(setting, "security_protocol"):
+            raise InvalidSetting(
+                f"Setting {name!r} (from {settings.origin(setting)}) is given, and security_protocol={protocol} "
+                f"(from {settings.origin('security_protocol')}) has no use for it",
+                advice=f"Say security_protocol={protocol.replace('PLAINTEXT', 'SSL')}, or leave {name} out",
+            )
+
+
+def _check_tokens(settings: Secured) -> None:
+    if settings.sasl_oauthbearer_method == "oidc":
+        if settings.sasl_oauthbearer_token_endpoint_url is None and _CLOUD not in settings.properties:
+            raise InvalidSetting(
+                "sasl_oauthbearer_method is oidc, and no endpoint for its tokens is given",
+                advice=f"Give sasl_oauthbearer_token_endpoint_url, or {_CLOUD}",
+            )
+    elif settings.oauth_cb is None and not settings.enable_sasl_oauthbearer_unsecure_jwt:
+        raise InvalidSetting(
+            "sasl_mechanism is OAUTHBEARER, and nothing says where its tokens come from",
+            advice="Say sasl_oauthbearer_method=oidc and give the endpoint, or give oauth_cb",
+        )

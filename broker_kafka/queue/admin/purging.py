@@ -1,0 +1,159 @@
+"""Drops what a queue holds: the group's positions go to the ends of its topics, and each open message gets an END.
+
+*Order of things.* Consumers and trackers must be closed. What a tracker that is cut off might still write is fenced
+first, as by a new owner of its partitions; then the positions move, which the coordinator refuses while the group has
+members; then the ENDs are written. *Concurrency.* Of two purges one is fenced by the other. *Failure.* What was dropped
+stays dropped, and another purge drops the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from broker import BackendError, Bounds, OperationTimeout, TopicPartition
+from broker.driver import GroupReset, LogReaderSpi, PurgedQueue
+from broker_kafka.admin.groups import KafkaGroups
+from broker_kafka.cluster.connection import Connection
+from broker_kafka.cluster.list_offsets import partitions_of
+from broker_kafka.offsets.kafka import GroupOffsetStore
+from broker_kafka.queue.admin.inspecting import open_in, open_leases, read_untaken, untaken_ranges
+from broker_kafka.queue.markers.fenced_writer import Doubtful, Entry
+from broker_kafka.queue.markers.lease import Lease
+from broker_kafka.queue.markers.queue_filter import OwnRecords, refuse_one_of_many
+from broker_kafka.queue.markers.queue_names import require_markers
+from broker_kafka.queue.markers.topic import tracker_group
+from broker_kafka.queue.markers.wire import Kind, Marker, write_marker
+from broker_kafka.queue.tracker.partition_claim import WRITER_CLOSE, Claim, claim
+
+__all__ = ["purge_queue"]
+
+_COUNTED: Final = 100_000
+"""Records that are read to be counted."""
+_BATCH: Final = 1000
+_PAUSE: Final = 0.05
+
+
+async def purge_queue(
+    connection: Connection, log: LogReaderSpi, subscription: str, *, dry_run: bool = False
+) -> PurgedQueue:
+    """As `TracksQueues.purge_queue`. What an open transaction of a producer hides is not there yet, and stays; so does
+    what V1's markers in a shared topic say, which tell of no queue, unless `queue_id` does.
+
+    :raises Unsupported: it is one of the queues of a group.
+    """
+    refuse_one_of_many(subscription, connection.settings, "purged")
+    own, shared = OwnRecords.of(subscription, connection.settings), connection.settings.marker_topic
+    trackers = tracker_group(subscription, shared)
+    places = await partitions_of(connection, await require_markers(connection, subscription))
+    ranges = await untaken_ranges(connection, log, subscription)
+    if dry_run:
+        leases = [lease for lease in await open_leases(connection, log, subscription) if _is_surely(own, lease, shared)]
+        return PurgedQueue(open=len(leases), ready=await _count(log, own, ranges))
+    groups = KafkaGroups(connection)
+    for group, members in ((subscription, "consumers"), (trackers, "consumers, which track, and each broker tracker")):
+        await groups.refuse_members(group, f"queue {subscription!r} is not purged", members=members)
+    claims = await claim(connection, GroupOffsetStore(connection), trackers, places)
+    try:
+        ready = await _skip(groups, log, own, ranges)
+        await _until_visible(connection, log, claims)
+        return PurgedQueue(open=await _end_open(log, own, claims, shared), ready=ready)
+    finally:
+        await asyncio.gather(*(each.writer.stop(WRITER_CLOSE) for each in claims.values()))
+
+
+async def _count(log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]) -> int:
+    """The messages of the queue in these ranges; all entries of the log, if there are many."""
+    total = sum(bounds.next - bounds.first for bounds in ranges.values())
+    if total > _COUNTED:
+        return total
+    count = 0
+    for place, bounds in ranges.items():
+        async for records in read_untaken(log, own, place, bounds, _BATCH):
+            count += len(records)
+    return count
+
+
+async def _skip(
+    groups: KafkaGroups, log: LogReaderSpi, own: OwnRecords, ranges: Mapping[TopicPartition, Bounds]
+) -> int:
+    """Move the group to the ends of its topics; how many messages it will not see."""
+    topics = sorted({place.topic for place in ranges})
+    if not topics:
+        return 0
+    changes = await groups.reset(own.queue, GroupReset(to="latest", topics=topics), dry_run=False)
+    for change in changes:
+        if change.error is not None:
+            raise change.error
+    skipped = {
+        change.partition: Bounds(ranges[change.partition].first, change.after)
+        for change in changes
+        if change.partition in ranges
+    }
+    return await _count(log, own, skipped)
+
+
+async def _until_visible(connection: Connection, log: LogReaderSpi, claims: Mapping[TopicPartition, Claim]) -> None:
+    """Wait for the end of transactions that the claims have undone, behind which nothing can be read.
+
+    :raises OperationTimeout: somebody else's transaction is open.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + connection.settings.request_timeout
+    (topic,) = {place.topic for place in claims}
+    while True:
+        bounds = await log.bounds(topic)
+        hidden = [place.partition for place, found in claims.items() if bounds[place.partition].next < found.end]
+        if not hidden:
+            return
+        if loop.time() >= deadline:
+            raise OperationTimeout(
+                f"An open transaction hides markers of {topic!r}[{hidden[0]}]",
+                advice="Purge again when it is over, at the latest after its transaction.timeout.ms",
+            )
+        await asyncio.sleep(_PAUSE)
+
+
+def _is_surely(own: OwnRecords, lease: Lease, shared: str | None) -> bool:
+    """Whether it is nobody else's: V1's markers in a topic of several queues tell that by their key alone."""
+    return own.has_lease(lease) and bool(lease.id.queue or own.keys is not None or shared is None)
+
+
+async def _end_open(
+    log: LogReaderSpi, own: OwnRecords, claims: Mapping[TopicPartition, Claim], shared: str | None
+) -> int:
+    """Write the END of every open message; how many there were."""
+    count = 0
+    for place, claimed in claims.items():
+        found = await open_in(log, place, claimed.start, claimed.end)
+        leases = [lease for lease in found if _is_surely(own, lease, shared)]
+        if not leases:
+            continue
+        try:
+            await claimed.writer.write(_ends(place, leases))
+        except Doubtful as error:
+            if not error.fenced:
+                raise
+            raise BackendError(
+                f"A consumer or tracker of {own.queue!r} was opened while it was purged",
+                native=error,
+                retriable=True,
+                advice="Close it, and purge again: what it has not taken is dropped then",
+            ) from error
+        count += len(leases)
+    return count
+
+
+def _ends(place: TopicPartition, leases: Sequence[Lease]) -> list[Entry]:
+    # One each, and in V1 where the START was: a tracker of kafka-mq-go may read them as well.
+    return [
+        Entry(
+            place.topic,
+            None,
+            write_marker(Marker(kind=Kind.END, id=lease.id), v1=lease.id.is_v1),
+            (),
+            place.partition,
+        )
+        for lease in leases
+    ]
