@@ -53,11 +53,11 @@ are those of `broker.errors`; Spark shows their text at the end of its own.
 """
 
 from broker_spark import clients as _clients
+from broker_spark.common.schema import COLUMNS, arrow_schema, spark_schema
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.decoding import Decoded, decode, payload_schema
-from broker_spark.kafka_connector import read, read_stream
+from broker_spark.decode.decoding import Decoded, decode, payload_schema
+from broker_spark.kafka_connector.connector import read, read_stream
 from broker_spark.progress import lag
-from broker_spark.schema import COLUMNS, arrow_schema, spark_schema
 from broker_spark.session import register, session
 
 __all__ = [

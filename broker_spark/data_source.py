@@ -14,12 +14,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError, Unsupported
-from broker_spark.log_source import LogBatchReader, LogStreamReader
-from broker_spark.options import SourceOptions
-from broker_spark.schema import spark_schema
-from broker_spark.sink import MessageStreamWriter, MessageWriter, SinkOptions
+from broker_spark.common.options import SourceOptions
+from broker_spark.common.schema import spark_schema
+from broker_spark.log.source import LogBatchReader, LogStreamReader
+from broker_spark.runtime.workers import keep_what_is_loaded
+from broker_spark.sink.sink import MessageStreamWriter, MessageWriter, SinkOptions
 from broker_spark.spool.source import SpoolStreamReader
-from broker_spark.workers import keep_what_is_loaded
 
 __all__ = ["BrokerDataSource", "GivenDataSource"]
 

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from broker_spark.admission import backlog
-from broker_spark.offsets import Offsets, TopicOffsets
+from broker_spark.common.admission import backlog
+from broker_spark.common.offsets import Offsets, TopicOffsets
 
 __all__ = ["behind", "lag", "offsets_of"]
 

@@ -20,12 +20,12 @@ from pyspark.sql import SparkSession
 from broker.checks import check_text, refused
 from broker.errors import ConfigurationError
 from broker.urls import MASK, is_secret_name
-from broker_spark.configured import configured
+from broker_spark.checkpoint.topics_source import TopicsDataSource
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.home import compiled_home
-from broker_spark.python_sockets import socket_settings
-from broker_spark.shipping import python_path, sent_files, shipped_source
-from broker_spark.topics_source import TopicsDataSource
+from broker_spark.runtime.configured import configured
+from broker_spark.runtime.home import compiled_home
+from broker_spark.runtime.python_sockets import socket_settings
+from broker_spark.runtime.shipping import python_path, sent_files, shipped_source
 
 __all__ = ["register", "session"]
 

@@ -23,10 +23,10 @@ from pyspark.sql.types import StructType
 from broker.blocking import BlockingRecord, Bus, connect
 from broker.codecs import Json
 from broker.outbound import OutboundMessage
-from broker_spark.decoding import PAYLOAD, decode
+from broker_spark.common.schema import spark_schema
+from broker_spark.decode.decoding import PAYLOAD, decode
 from broker_spark.pipeline.definition import AVAILABLE_NOW, FileSink, Pipeline, Sink, Source, TableSink, TopicSink
 from broker_spark.pipeline.running import BatchReport, run
-from broker_spark.schema import spark_schema
 from broker_spark.session import session
 
 __all__ = ["QUICK", "PipelineRun", "payloads", "pipeline_session", "run_pipeline"]

@@ -19,7 +19,7 @@ from benchmarks.spark.rowwise import PLAIN
 from benchmarks.spark.stage import KafkaSide, Side, SparkStage, sizes
 from benchmarks.spark.timing import Done, Work, in_turn
 from broker.blocking import Bus
-from broker_spark.schema import COLUMNS, RECORD_COLUMNS
+from broker_spark.common.schema import COLUMNS, RECORD_COLUMNS
 
 __all__ = ["finished", "measure_reading", "read_log"]
 

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from broker_spark.schema import arrow_schema, spark_schema
+from broker_spark.common.schema import arrow_schema, spark_schema
 
 __all__ = ["PLAIN", "KafkaRows", "NatsRows", "OneRow"]
 

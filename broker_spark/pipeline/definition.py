@@ -1,4 +1,6 @@
-"""What a pipeline is made of: sources, a transform, sinks, the route of dead letters, a checkpoint. Values only.
+"""Directories and tables by their names: which are whole, and which are the same. No I/O.
+
+What a pipeline is made of: sources, a transform, sinks, the route of dead letters, a checkpoint. Values only.
 
 Everything is checked when a `Pipeline` is made, without I/O: an error names the part, the value and the mend.
 """
@@ -6,17 +8,18 @@ Everything is checked when a `Pipeline` is made, without I/O: an error names the
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from broker.errors import ConfigurationError
-from broker_spark.decoding import payload_schema
-from broker_spark.options import (
+from broker_spark.common.options import (
     CONNECTORS,
     SourceOptions,
     as_texts,
@@ -26,9 +29,9 @@ from broker_spark.options import (
     plain_name,
     topic_name,
 )
-from broker_spark.pipeline.places import absolute, same_path, same_table
-from broker_spark.schema import nearest
-from broker_spark.sink import SinkOptions
+from broker_spark.common.schema import nearest
+from broker_spark.decode.decoding import payload_schema
+from broker_spark.sink.sink import SinkOptions
 
 __all__ = [
     "AVAILABLE_NOW",
@@ -41,8 +44,39 @@ __all__ = [
     "TableSink",
     "TopicSink",
     "Transform",
+    "absolute",
+    "is_whole",
     "part_of",
+    "same_path",
+    "same_table",
 ]
+
+
+def is_whole(path: str) -> bool:
+    """Whether no directory makes more of it: an absolute path, a URI, also one such as `file:/data`, or nothing."""
+    return not path or path.startswith("/") or ":" in path.partition("/")[0]
+
+
+def absolute(path: Any) -> Any:
+    """A directory as Spark's JVM finds it too, which may have been started elsewhere."""
+    path = str(path) if isinstance(path, Path) else path
+    return path if not isinstance(path, str) or is_whole(path) else str(Path(path).absolute())
+
+
+def same_path(path: str) -> str:
+    """Equal for equal directories, and the beginning of those within."""
+    scheme, colon, rest = path.rpartition("://")
+    if not colon:
+        scheme, rest = "", path.removeprefix("file:")
+    scheme = {"file": "", "s3a": "s3", "s3n": "s3"}.get(scheme.lower(), scheme.lower())
+    return f"path {scheme}:{posixpath.normpath(f'/{rest}').lstrip('/')}/"
+
+
+def same_table(table: str) -> str:
+    """Equal for equal tables, as a session has them that names no other database."""
+    name = table.replace("`", "").lower().removeprefix("spark_catalog.").removeprefix("default.")
+    return f"table {name} "
+
 
 AVAILABLE_NOW: Final = "available-now"
 """The trigger of a run that ends where the topics ended when it began."""

@@ -16,10 +16,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from broker.envelopes import DEAD_LETTER_PREFIX
 from broker.errors import ConfigurationError
-from broker_spark.decoding import PAYLOAD, REASON, Decoded, decode, judge
+from broker_spark.common.schema import COLUMNS, spark_schema
+from broker_spark.decode.decoding import PAYLOAD, REASON, Decoded, decode, judge
 from broker_spark.pipeline.definition import Pipeline, part_of
-from broker_spark.schema import COLUMNS, spark_schema
-from broker_spark.spark_errors import planned
+from broker_spark.runtime.spark_errors import planned
 
 __all__ = ["DEAD", "OUT", "ROWS", "Frames", "as_letters", "counted_frames_of", "frames_of", "joined"]
 

@@ -18,21 +18,21 @@ from pyspark.sql import SparkSession
 from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError
 from broker.urls import mask_url, mask_within
-from broker_spark.connections import bus_of
-from broker_spark.decoding import payload_schema
-from broker_spark.files import mend, open_files, why
-from broker_spark.kept import object_of
-from broker_spark.offsets import Offsets
-from broker_spark.options import find_url
+from broker_spark.common.connections import bus_of
+from broker_spark.common.files import mend, open_files, why
+from broker_spark.common.json_state import object_of
+from broker_spark.common.offsets import Offsets
+from broker_spark.common.options import find_url
+from broker_spark.common.topics import identity_of
+from broker_spark.decode.decoding import payload_schema
+from broker_spark.pipeline.backlog import rows_waiting
 from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
 from broker_spark.pipeline.frames import OUT
-from broker_spark.pipeline.pairing import paired
+from broker_spark.pipeline.ownership import paired
 from broker_spark.pipeline.running import stream
-from broker_spark.pipeline.waiting import rows_waiting
 from broker_spark.progress import offsets_of
-from broker_spark.spool.looking import rows_behind
+from broker_spark.spool.backlog import rows_behind
 from broker_spark.spool.positions import SPOOL_SOURCE, SpoolPosition
-from broker_spark.topics import identity_of
 
 __all__ = ["Place", "Queue", "Status", "explain", "parts", "status"]
 

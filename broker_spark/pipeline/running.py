@@ -1,4 +1,10 @@
-"""Runs a pipeline: one stream of Spark, whose every batch goes into all sinks before it is committed.
+"""SIGTERM and SIGINT as a wish to stop, for as long as a block lasts.
+
+How many tasks a pipeline's batch has behind its reads. Blocking; driver only.
+
+The query of a pipeline beside others: whether it may begin, and who ended it.
+
+Runs a pipeline: one stream of Spark, whose every batch goes into all sinks before it is committed.
 
 *Stopping.* A stop lets the running batch end and be committed; the one behind it, which Spark may have planned by then,
 is not begun, and a later run begins with it. *Failure.* A batch that failed is run again by the next run, with the
@@ -11,11 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
 
+from py4j.protocol import Py4JError  # pyright: ignore[reportMissingTypeStubs]
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
@@ -25,25 +36,138 @@ from pyspark.sql.types import StructType
 
 from broker.errors import ConfigurationError, Unsupported
 from broker.hooks import logger
-from broker_spark.identities import Identities
-from broker_spark.kafka_connector import pipeline_stream
-from broker_spark.pipeline.checking import check_rows, check_topics
+from broker.urls import mask_within
+from broker_spark.checkpoint.topic_ids import Identities
+from broker_spark.common.schema import unused
+from broker_spark.kafka_connector.connector import pipeline_stream
+from broker_spark.pipeline.backlog import rows_untold
 from broker_spark.pipeline.definition import AVAILABLE_NOW, Pipeline, TopicSink, part_of
 from broker_spark.pipeline.frames import DEAD, OUT, ROWS, as_letters, counted_frames_of, joined
-from broker_spark.pipeline.owning import claim, clear
-from broker_spark.pipeline.pairing import paired
-from broker_spark.pipeline.querying import LOOK_SECONDS, check_ended, check_name, end
-from broker_spark.pipeline.signals import stopped_by_signals
-from broker_spark.pipeline.tasks import tasks_of
-from broker_spark.pipeline.trial import try_sinks
-from broker_spark.pipeline.waiting import rows_untold
+from broker_spark.pipeline.ownership import claim, clear, paired
+from broker_spark.pipeline.preflight import check_rows, check_topics, try_sinks
 from broker_spark.pipeline.writing import write
 from broker_spark.progress import behind, offsets_of
-from broker_spark.schema import unused
+from broker_spark.runtime.spark_errors import in_short, interrupted, ours, planned
 from broker_spark.session import register, session
-from broker_spark.spark_errors import in_short, interrupted, ours, planned
 
-__all__ = ["BatchReport", "Run", "run", "stream"]
+__all__ = [
+    "LOOK_SECONDS",
+    "BatchReport",
+    "Run",
+    "check_ended",
+    "check_name",
+    "end",
+    "run",
+    "stopped_by_signals",
+    "stream",
+    "tasks_of",
+]
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], object]) -> Generator[None]:
+    """Have each of them call `stop` within the block; nothing but in the main thread, which alone may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def called(number: int, frame: object) -> None:
+        del number, frame
+        stop()
+
+    before = {number: signal.signal(number, called) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+_SET: Final = "spark.default.parallelism"
+_STILL: Final = 2.0
+"""Seconds in which no executor has come or gone, so that all are there."""
+_LONGEST: Final = 30.0
+"""Seconds for the first one, as Spark itself waits for resources."""
+_LOOK: Final = 0.1
+
+
+def tasks_of(spark: SparkSession) -> int:
+    """As many as the session runs at once: on a cluster, once its executors are there.
+
+    They come some seconds after a session is made, and until then Spark tells two. What `spark.default.parallelism`
+    says goes first, and is the way where executors come as there is work.
+
+    :param spark: a classic session.
+    """
+    context: Any = spark.sparkContext
+    is_local = context.master == "local" or context.master.startswith("local[")
+    if not is_local and not context.getConf().contains(_SET):
+        _wait_for_executors(context)
+    return int(context.defaultParallelism)
+
+
+def _wait_for_executors(context: Any) -> None:
+    def count() -> int:
+        # The driver is one of them.
+        return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+    begun = since = time.monotonic()
+    found = count()
+    while (now := time.monotonic()) - begun < _LONGEST and (found == 0 or now - since < _STILL):
+        time.sleep(_LOOK)
+        if (found_now := count()) != found:
+            found, since = found_now, time.monotonic()
+    if found == 0:
+        logger.warning("No executor has come in %g s; the pipeline is planned for two tasks a batch", _LONGEST)
+
+
+LOOK_SECONDS: Final = 0.2
+"""How often a query is looked at."""
+
+
+def check_name(spark: SparkSession, name: str) -> None:
+    """Make sure that no query of this session has this name.
+
+    :raises ConfigurationError: one has, and Spark starts none beside it.
+    """
+    if any(query.name == name for query in spark.streams.active):
+        raise ConfigurationError(
+            f"name is {name!r}, and a query of this name runs in this session",
+            advice="Wait for its end, or stop it; another pipeline needs another name, and another checkpoint",
+        )
+
+
+def end(spark: SparkSession, query: StreamingQuery) -> None:
+    """Stop a query. Spark cancels the jobs of its batch once and waits; what the batch begins then is cancelled too."""
+    with ThreadPoolExecutor(1, "broker-pipeline-stop") as pool:
+        stopping = pool.submit(query.stop)
+        while wait((stopping,), LOOK_SECONDS).not_done:
+            spark.sparkContext.cancelJobGroup(str(query.runId))
+        stopping.result()
+
+
+def check_ended(pipeline: Pipeline, query: StreamingQuery) -> None:
+    """Make sure that a query that its run did not stop has read all that it was to read.
+
+    :raises ConfigurationError: somebody else stopped it.
+    """
+    if pipeline.trigger == AVAILABLE_NOW and _found_no_more(query):
+        return
+    raise ConfigurationError(
+        f"The query was stopped from outside, or by another run on checkpoint {mask_within(pipeline.checkpoint)!r}",
+        advice="Let one run at a time have this checkpoint; the next one goes on from what is committed",
+    )
+
+
+def _found_no_more(query: StreamingQuery) -> bool:
+    """Whether the last that it did was to look for a batch and find none. Its progress does not tell."""
+    inner: Any = query
+    try:
+        return bool(inner._jsq.streamingQuery().noNewData())
+    except Py4JError:
+        # It is no public part of Spark. Where it is none at all, the end is believed.
+        return True
+
 
 _PARK_MILLISECONDS: Final = 1000
 _STARTS: Final = 3

@@ -32,18 +32,9 @@ from typing import Any, Final, NoReturn, cast
 from pyspark import cloudpickle
 
 from broker.errors import ConfigurationError
-from broker_spark.options import as_text
-from broker_spark.pipeline.definition import (
-    CallSink,
-    FileSink,
-    Pipeline,
-    Sink,
-    Source,
-    TableSink,
-    TopicSink,
-)
-from broker_spark.pipeline.places import is_whole
-from broker_spark.schema import nearest
+from broker_spark.common.options import as_text
+from broker_spark.common.schema import nearest
+from broker_spark.pipeline.definition import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, is_whole
 
 __all__ = ["read_pipeline"]
 

@@ -6,10 +6,10 @@ from pyspark.sql import DataFrame, DataFrameWriter
 from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
 
 from broker.errors import ConfigurationError
-from broker_spark.options import as_texts
+from broker_spark.common.options import as_texts
 from broker_spark.pipeline.definition import BATCH, CallSink, FileSink, Pipeline, Sink, TableSink, TopicSink
-from broker_spark.pipeline.owning import batch_path, claim_table, insert
-from broker_spark.spark_errors import planned
+from broker_spark.pipeline.ownership import batch_path, claim_table, insert
+from broker_spark.runtime.spark_errors import planned
 
 __all__ = ["as_messages", "check_table", "table_writer", "write", "write_files"]
 

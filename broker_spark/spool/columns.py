@@ -12,7 +12,7 @@ import pyarrow
 from broker.arrow import asked
 from broker.envelopes import Place, TellsPlace
 from broker.messages import Message
-from broker_spark.schema import arrow_schema
+from broker_spark.common.schema import arrow_schema
 from broker_spark.spool.segments import IDENTITY
 
 __all__ = ["Places", "Stamps", "first_places", "known_by_id", "place_of", "places_of", "stamps_of", "table_of"]

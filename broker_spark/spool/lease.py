@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
-from broker_spark.files import Files
+from broker_spark.common.files import Files
 
 __all__ = ["BEAT", "SILENCE", "Lease", "Owner"]
 

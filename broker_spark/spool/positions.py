@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.errors import ConfigurationError
-from broker_spark.kept import check_source
+from broker_spark.common.json_state import check_source
 
 __all__ = ["SPOOL_SOURCE", "SpoolPosition"]
 

@@ -26,10 +26,10 @@ from broker.consuming.consumer import MessageConsumer
 from broker.errors import BrokerError, ConfigurationError, InvalidName, NotAuthorized, Unsupported
 from broker.hooks import logger
 from broker.messages import Message, MessageBatch, SettleState
-from broker_spark.files import told_of
-from broker_spark.options import SourceOptions
+from broker_spark.common.files import told_of
+from broker_spark.common.options import SourceOptions
 from broker_spark.spool.columns import Stamps, first_places, known_by_id, places_of, stamps_of, table_of
-from broker_spark.spool.draining import FOREVER, IDLE, Goal, goal_of
+from broker_spark.spool.drain_goal import FOREVER, IDLE, Goal, goal_of
 from broker_spark.spool.lease import BEAT
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 import pyarrow
 
 from broker.errors import OffsetOutOfRange
-from broker_spark.files import Files
-from broker_spark.schema import arrow_schema
+from broker_spark.common.files import Files
+from broker_spark.common.schema import arrow_schema
 
 __all__ = ["IDENTITY", "Segment", "columns_of", "identities_of", "listed", "read", "sweep", "write"]
 

@@ -18,16 +18,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from broker.errors import BrokerError, ConfigurationError
 from broker.hooks import logger
 from broker.urls import mask_within
-from broker_spark.connections import check_reachable
-from broker_spark.files import open_files, why
-from broker_spark.options import SourceOptions
+from broker_spark.common.connections import check_reachable
+from broker_spark.common.files import open_files, why
+from broker_spark.common.options import SourceOptions
+from broker_spark.runtime.workers import collect_seldom, keep_what_is_loaded
 from broker_spark.spool import segments
-from broker_spark.spool.ending import Ending
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import Segment
+from broker_spark.spool.shutdown import Ending
 from broker_spark.spool.spool import Spool
-from broker_spark.workers import collect_seldom, keep_what_is_loaded
 
 __all__ = ["SpoolPart", "SpoolStreamReader"]
 

@@ -19,12 +19,12 @@ from typing import Any, Final, cast
 import pyarrow
 
 from broker.errors import ConfigurationError, OffsetOutOfRange
-from broker_spark.files import Files
+from broker_spark.common.files import Files
 from broker_spark.spool import segments
-from broker_spark.spool.about import VERSION, WHAT, check_what, said
 from broker_spark.spool.columns import place_of
 from broker_spark.spool.lease import Lease
-from broker_spark.spool.recent import Recent
+from broker_spark.spool.metadata import VERSION, WHAT, check_what, said
+from broker_spark.spool.recently_acked import Recent
 from broker_spark.spool.segments import IDENTITY, Segment
 
 __all__ = ["Spool"]

@@ -36,8 +36,8 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.log_source import LogStreamReader
-from broker_spark.sink import MessageStreamWriter, MessageWriter, SinkOptions
+from broker_spark.log.source import LogStreamReader
+from broker_spark.sink.sink import MessageStreamWriter, MessageWriter, SinkOptions
 
 __all__ = ["Halt", "HaltingSource", "stand"]
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from broker_spark.options import SourceOptions
+from broker_spark.common.options import SourceOptions
 from broker_spark.spool.source import SpoolPart, SpoolStreamReader
 from tests.spark import spool_steps
 

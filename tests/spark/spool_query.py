@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from broker.blocking import Bus
-from broker_spark.options import SourceOptions
+from broker_spark.common.options import SourceOptions
 from broker_spark.spool.source import SpoolPart, SpoolStreamReader
 
 __all__ = ["SECONDS", "MakeQuery", "Position", "Query", "segments", "settled"]

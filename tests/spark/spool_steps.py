@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broker_spark import files
+from broker_spark.common import files
 from broker_spark.spool import receiver, segments, source, spool
 
 __all__ = ["STEPS"]

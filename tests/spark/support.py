@@ -13,9 +13,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import broker_spark
 from broker.blocking import Bus
 from broker.outbound import OutboundMessage
-from broker_spark.log_reading import read_range
-from broker_spark.options import SourceOptions
-from broker_spark.ranges import Range
+from broker_spark.common.options import SourceOptions
+from broker_spark.log.ranges import Range
+from broker_spark.log.reading import read_range
 
 __all__ = ["copy", "copying", "log", "numbered", "plan_of", "publish", "read", "rows_of", "values"]
 

@@ -21,10 +21,10 @@ from broker.blocking import Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
-from broker_spark.log_reading import read_range
-from broker_spark.log_source import LogBatchReader, LogStreamReader
-from broker_spark.options import SourceOptions
-from broker_spark.ranges import Range
+from broker_spark.common.options import SourceOptions
+from broker_spark.log.ranges import Range
+from broker_spark.log.reading import read_range
+from broker_spark.log.source import LogBatchReader, LogStreamReader
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, read, rows_of, values
 
@@ -189,7 +189,7 @@ class Tables:
     """Counts what is made of a log, and may fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None) -> None:
-        place = "broker_spark.log_reading._Columns.table"
+        place = "broker_spark.log.reading._Columns.table"
         make: Callable[..., Any] = resolve_name(place)
         self.made = 0
 

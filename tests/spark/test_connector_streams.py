@@ -21,7 +21,7 @@ from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
 from broker.outbound import OutboundMessage
 from broker_spark import lag, read, read_stream
-from broker_spark.identities import Identities
+from broker_spark.checkpoint.topic_ids import Identities
 from broker_spark.pipeline import CallSink, Pipeline, Source, run
 from tests.fault_matrix import Books
 from tests.servers import kafka

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DecimalType, FloatType, IntegerType
 
 from broker.errors import ConfigurationError
-from broker_spark.decoding import decode, payload_schema
+from broker_spark.decode.decoding import decode, payload_schema
 from tests.spark.support import plan_of
 
 pytestmark = pytest.mark.usefixtures("compiled")

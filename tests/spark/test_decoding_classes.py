@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import DecimalType
 
 from broker.errors import ConfigurationError
-from broker_spark.decoding import decode, payload_schema
+from broker_spark.decode.decoding import decode, payload_schema
 
 AWARE = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NAIVE = AWARE.replace(tzinfo=None)

@@ -18,7 +18,7 @@ from broker.blocking import Bus, connect
 from broker.errors import PublishError
 from broker.outbound import OutboundMessage
 from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink, run
-from broker_spark.sink import SinkOptions, _publish
+from broker_spark.sink.sink import SinkOptions, _publish
 from tests.fault_matrix import Books
 from tests.servers import kafka, nats
 from tests.spark.conftest import MakeTopic

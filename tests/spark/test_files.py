@@ -12,14 +12,14 @@ import pytest
 from pyarrow import fs
 
 from broker.errors import ConfigurationError, OffsetOutOfRange
-from broker_spark import files
-from broker_spark.configured import configured
-from broker_spark.files import LocalFiles, StoredFiles
-from broker_spark.options import SourceOptions
+from broker_spark.common import files
+from broker_spark.common.files import LocalFiles, StoredFiles
+from broker_spark.common.options import SourceOptions
 from broker_spark.pipeline import FileSink, Pipeline, Source, TopicSink
 from broker_spark.pipeline.inspecting import parts, status
-from broker_spark.sink import SinkOptions
-from broker_spark.spool.looking import rows_behind
+from broker_spark.runtime.configured import configured
+from broker_spark.sink.sink import SinkOptions
+from broker_spark.spool.backlog import rows_behind
 from broker_spark.spool.positions import SpoolPosition
 from broker_spark.spool.segments import Segment, columns_of, identities_of, read
 from broker_spark.spool.spool import Spool
@@ -45,7 +45,7 @@ def test_hdfs_without_its_client_is_told_with_the_mend(tmp_path: Path) -> None:
     place = "hdfs://name:secret@127.0.0.1:1/spools/jobs"
     program = f"""
 from broker.errors import ConfigurationError
-from broker_spark.files import check_place
+from broker_spark.common.files import check_place
 for _ in range(2):
     try:
         check_place({place!r})

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from pyarrow import fs
 
-from broker_spark.files import StoredFiles
+from broker_spark.common.files import StoredFiles
 from broker_spark.spool.spool import Spool
 from tests.spark.test_files import WHAT
 

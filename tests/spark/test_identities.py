@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.errors import ConfigurationError
-from broker_spark.hadoop import find_place
-from broker_spark.identities import _read, _write
+from broker_spark.checkpoint.topic_ids import _read, _write
+from broker_spark.runtime.hadoop import find_place
 
 CHANGES = frozenset({"create", "delete", "rename"})
 

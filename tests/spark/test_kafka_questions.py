@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import broker_spark
 from broker.blocking import Bus
 from broker_kafka.cluster.connection import Connection
-from broker_spark.log_source import LogBatchReader, LogStreamReader
-from broker_spark.options import SourceOptions
-from broker_spark.ranges import Range
-from broker_spark.topics_source import TopicsStreamReader
+from broker_spark.checkpoint.topics_source import TopicsStreamReader
+from broker_spark.common.options import SourceOptions
+from broker_spark.log.ranges import Range
+from broker_spark.log.source import LogBatchReader, LogStreamReader
 from tests.servers import kafka
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, rows_of
@@ -137,7 +137,7 @@ def test_who_catches_up_asks_where_the_logs_end_once_a_second(
     publish(bus, topic, numbered(100))
     options = SourceOptions.parse({"url": url, "topic": topic, "maxRows": "30"})
     now = 0.0
-    monkeypatch.setattr("broker_spark.log_source.time.monotonic", lambda: now)
+    monkeypatch.setattr("broker_spark.log.source.time.monotonic", lambda: now)
     reader = LogStreamReader(options)
     start = reader.initialOffset()
     told(asked)

@@ -17,11 +17,11 @@ from broker.blocking import Bus
 from broker.errors import ConfigurationError, OffsetOutOfRange, TopicNotFound, Unsupported
 from broker.outbound import OutboundMessage
 from broker_jetstream.names import stream_name
-from broker_spark import log_source
-from broker_spark.log_source import LogBatchReader, LogStreamReader
-from broker_spark.options import SourceOptions
-from broker_spark.ranges import Range
-from broker_spark.topics import chosen_topics
+from broker_spark.common.options import SourceOptions
+from broker_spark.common.topics import chosen_topics
+from broker_spark.log import source as log_source
+from broker_spark.log.ranges import Range
+from broker_spark.log.source import LogBatchReader, LogStreamReader
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, rows_of
 

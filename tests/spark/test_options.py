@@ -13,12 +13,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from broker.errors import ConfigurationError, Unsupported
 from broker_spark import COLUMNS, arrow_schema, spark_schema
-from broker_spark.admission import admit, backlog
-from broker_spark.offsets import Offsets, TopicOffsets
-from broker_spark.options import SourceOptions, as_texts
-from broker_spark.positions import Position, parse_position
-from broker_spark.ranges import ranges
-from broker_spark.sink import SinkOptions
+from broker_spark.common.admission import admit, backlog
+from broker_spark.common.offsets import Offsets, TopicOffsets
+from broker_spark.common.options import SourceOptions, as_texts
+from broker_spark.common.positions import Position, parse_position
+from broker_spark.log.ranges import ranges
+from broker_spark.sink.sink import SinkOptions
 from broker_spark.spool.positions import SpoolPosition
 
 URL = "nats://127.0.0.1:4222"

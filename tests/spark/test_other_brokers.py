@@ -21,10 +21,10 @@ from broker.blocking import Bus, connect
 from broker.errors import Unsupported
 from broker.testing.waiting import eventually
 from broker_spark import progress
-from broker_spark.log_source import LogBatchReader
-from broker_spark.options import SourceOptions
-from broker_spark.ranges import Range
-from broker_spark.sink import SinkOptions, Written, _publish
+from broker_spark.common.options import SourceOptions
+from broker_spark.log.ranges import Range
+from broker_spark.log.source import LogBatchReader
+from broker_spark.sink.sink import SinkOptions, Written, _publish
 from tests.servers import kafka, pubsub, pulsar, servicebus
 from tests.spark import test_spool
 from tests.spark.conftest import MakeTopic

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from broker.blocking import Bus
 from broker.errors import BrokerError, ConfigurationError, OffsetOutOfRange, TopicNotFound
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Source, TableSink, TopicSink, run
-from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.frames import Frames, frames_of
-from broker_spark.spark_errors import ours
+from broker_spark.pipeline.preflight import check_rows
+from broker_spark.runtime.spark_errors import ours
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish, values
 

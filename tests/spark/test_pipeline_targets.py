@@ -12,11 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from broker.blocking import connect
 from broker.errors import BackendError, ConfigurationError
 from broker_spark.pipeline import CallSink, FileSink, Pipeline, Sink, Source, TableSink, TopicSink, run
-from broker_spark.pipeline.checking import check_rows
 from broker_spark.pipeline.frames import Frames
 from broker_spark.pipeline.inspecting import _file_system, status
-from broker_spark.pipeline.owning import claim
-from broker_spark.pipeline.trial import _try_table
+from broker_spark.pipeline.ownership import claim
+from broker_spark.pipeline.preflight import _try_table, check_rows
 from broker_spark.pipeline.writing import write
 from tests.servers import nats
 from tests.spark.support import log, publish

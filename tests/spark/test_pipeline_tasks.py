@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker_spark.pipeline import tasks
-from broker_spark.pipeline.tasks import tasks_of
+from broker_spark.pipeline import running as tasks
+from broker_spark.pipeline.running import tasks_of
 
 
 class _Cluster:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from broker.errors import ConfigurationError
 from broker_spark.pipeline import FileSink, TableSink
 from broker_spark.pipeline.frames import OUT
-from broker_spark.pipeline.trial import try_sinks
+from broker_spark.pipeline.preflight import try_sinks
 from broker_spark.pipeline.writing import write
 from tests.spark.test_pipeline_targets import make
 

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from broker.blocking import Bus, connect
 from broker.errors import ConfigurationError
-from broker_spark.log_source import LogStreamReader
-from broker_spark.offsets import Offsets, TopicOffsets
-from broker_spark.options import SourceOptions
+from broker_spark.common.offsets import Offsets, TopicOffsets
+from broker_spark.common.options import SourceOptions
+from broker_spark.log.source import LogStreamReader
 from broker_spark.pipeline import BatchReport, CallSink, Pipeline, Run, Source, run
 from broker_spark.pipeline.inspecting import Place, Status, status
 from broker_spark.pipeline.running import _Written

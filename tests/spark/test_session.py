@@ -24,8 +24,8 @@ from pyspark.sql import functions as F  # noqa: N812
 import broker_spark
 from broker.blocking import connect
 from broker.testing.waiting import eventually
-from broker_spark.options import _READERS
-from broker_spark.sink import _KNOWN
+from broker_spark.common.options import _READERS
+from broker_spark.sink.sink import _KNOWN
 from tests.fault_matrix import Books
 from tests.servers import nats
 from tests.servers.spark import SparkCluster
@@ -359,7 +359,7 @@ def test_a_worker_loads_nothing_that_only_drivers_spools_and_stores_need() -> No
     code = "import sys, broker_spark.data_source; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "broker_spark.log_reading" in loaded
+    assert "broker_spark.log.reading" in loaded
     assert not loaded & {"broker_spark.pipeline", "broker.cli", "pyarrow.compute", "pyarrow.fs", "pydantic"}
 
 

@@ -21,7 +21,7 @@ from pyspark.serializers import CloudPickleSerializer
 import broker_spark
 from broker.blocking import Bus, connect
 from broker_spark.data_source import BrokerDataSource
-from broker_spark.shipping import shipped_source
+from broker_spark.runtime.shipping import shipped_source
 from tests.servers import nats
 from tests.servers.spark import SparkCluster
 from tests.spark.conftest import SETTINGS

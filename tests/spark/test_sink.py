@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from broker.blocking import Bus
-from broker_spark.sink import SinkOptions, _publish
+from broker_spark.sink.sink import SinkOptions, _publish
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import log, numbered, publish, read, values
 

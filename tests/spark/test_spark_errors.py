@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_spark.spark_errors import in_short
+from broker_spark.runtime.spark_errors import in_short
 
 
 def test_spark_is_told_in_short_of_what_ended_a_batch() -> None:

@@ -17,7 +17,7 @@ import broker_spark
 from broker.blocking import Bus, connect
 from broker.errors import BackendError, ConfigurationError
 from broker.messages import Message
-from broker_spark.files import StoredFiles
+from broker_spark.common.files import StoredFiles
 from broker_spark.spool import lease, receiver, source
 from tests.servers import nats
 from tests.spark.conftest import MakeTopic

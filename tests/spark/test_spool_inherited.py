@@ -15,10 +15,10 @@ import pytest
 from broker.envelopes import Place
 from broker.errors import ConfigurationError
 from broker.messages import Message, MessageBatch
-from broker_spark.files import Fill, LocalFiles
-from broker_spark.options import SourceOptions
+from broker_spark.common.files import Fill, LocalFiles
+from broker_spark.common.options import SourceOptions
 from broker_spark.spool.columns import first_places, known_by_id, places_of, table_of
-from broker_spark.spool.draining import Goal
+from broker_spark.spool.drain_goal import Goal
 from broker_spark.spool.receiver import Receiver
 from broker_spark.spool.segments import IDENTITY
 from broker_spark.spool.spool import Spool

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.errors import ConfigurationError
-from broker_spark.files import Fill, LocalFiles
+from broker_spark.common.files import Fill, LocalFiles
 from broker_spark.spool.lease import Lease
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import BrokerError, ConfigurationError
-from broker_spark.options import SourceOptions
+from broker_spark.common.options import SourceOptions
 
 URL = "nats://127.0.0.1:4222"
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from broker.blocking import connect
 from broker.errors import ConfigurationError
-from broker_spark.files import StoredFiles, open_files
-from broker_spark.options import SourceOptions
+from broker_spark.common.files import StoredFiles, open_files
+from broker_spark.common.options import SourceOptions
 from tests.servers import nats
 from tests.servers.s3 import S3Double
 from tests.spark.support import numbered, publish

@@ -17,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from broker.blocking import Bus
 from broker.errors import ConfigurationError, TopicNotFound
 from broker_spark import read_stream, spark_schema
-from broker_spark.options import SourceOptions
-from broker_spark.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
+from broker_spark.checkpoint.topics_source import TopicsDataSource, TopicsStreamReader, check_planned, is_connectors
+from broker_spark.common.options import SourceOptions
 from tests.servers import kafka, nats
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import numbered, publish
@@ -82,7 +82,7 @@ def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_left_out(
 ) -> None:
     topic = make_topic()
     listed = [topic, f"{topic}.gone"]
-    monkeypatch.setattr("broker_spark.topics.chosen_topics", lambda bus, options: listed)
+    monkeypatch.setattr("broker_spark.common.topics.chosen_topics", lambda bus, options: listed)
     reader = reader_of(url, topicPattern=f"{topic}.*")
     known = reader.initialOffset()
     assert list(known["ids"]) == [topic]
@@ -96,7 +96,7 @@ def test_one_that_nobody_may_ask_about_keeps_what_it_was(
 ) -> None:
     reader = reader_of(url, topic=make_topic())
     known = reader.initialOffset()
-    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: None)
+    monkeypatch.setattr("broker_spark.common.topics.identity_of", lambda bus, topic: None)
     assert latest(reader, known) == known
 
 
@@ -192,7 +192,7 @@ def broker_with_topics(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("topics", "topics_source"):
         monkeypatch.setattr(f"broker_spark.{module}.chosen_topics", chosen)
-    monkeypatch.setattr("broker_spark.topics.identity_of", lambda bus, topic: THERE[topic])
+    monkeypatch.setattr("broker_spark.common.topics.identity_of", lambda bus, topic: THERE[topic])
 
 
 def kept_by(source: str, ids: dict[str, str | None], backend: str = "kafka") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from pyspark import TaskContext
 
-from broker_spark.workers import collect_seldom, keep_what_is_loaded, take_turns_often
+from broker_spark.runtime.workers import collect_seldom, keep_what_is_loaded, take_turns_often
 
 
 def test_only_processes_of_spark_keep_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,191 @@
+"""Keeps beside a checkpoint which topics it is of, so that one that was made anew is told when the stream is planned.
+
+Sources of ours keep it in their offsets; Spark's Kafka connector does not. The file is `anybroker-topics.json` in the
+checkpoint's directory, in whatever file system Spark has that in. Blocking; before the query is started. What else a
+run has to know of the one before is there too: how many tasks a pipeline's batch has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from broker.errors import ConfigurationError
+from broker.urls import mask_within
+from broker_spark.checkpoint.checkpoint_log import CheckpointLog
+from broker_spark.common.connections import bus_of
+from broker_spark.common.files import NEXT, replace_file
+from broker_spark.common.json_state import object_of
+from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets, TopicOffsets
+from broker_spark.common.options import SourceOptions
+from broker_spark.common.topics import check_start, identities_of
+from broker_spark.runtime.hadoop import bytes_of, find_place
+from broker_spark.runtime.spark_errors import named_place
+
+__all__ = ["Identities"]
+
+_FILE: Final = "anybroker-topics.json"
+_MEND: Final = (
+    "Bring it back from a copy, or remove it: then topics that were made anew since the last run are not noticed, and "
+    "a batch that is run again may have other tasks"
+)
+_TASKS: Final = "#tasks"
+"""Which is the name of no source and of no topic."""
+
+
+class Identities:
+    """What the topics of a checkpoint's sources are: read at the first look, each source checked, kept at the end.
+
+    :param spark: a classic session, whose file system has the checkpoint.
+    """
+
+    def __init__(self, spark: SparkSession, checkpoint: str) -> None:
+        self._spark = spark
+        self._checkpoint = checkpoint.rstrip("/")
+        self._log = CheckpointLog(spark, checkpoint)
+        self._now: dict[str, Any] = {}
+        self._watched: dict[str, SourceOptions] = {}
+        self._read: dict[str, set[str]] = {}
+        """The topics of each source, of which the file may have more, from earlier runs."""
+
+    @cached_property
+    def _place(self) -> tuple[Any, Any]:
+        return find_place(self._spark, f"{self._checkpoint}/{_FILE}")
+
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        with named_place("checkpoint", self._checkpoint):
+            return _read(*self._place)
+
+    @cached_property
+    def _has_batches(self) -> bool:
+        """Whether one was planned: else nothing was read of the topics that there were then."""
+        return bool(self._log.batches("offsets"))
+
+    def check(self, name: str, options: SourceOptions) -> None:
+        """Make sure that a source's topics are those that the checkpoint is of, or that it can begin with them.
+
+        :param name: of the source, among those of the checkpoint.
+        :raises ConfigurationError: a topic was made anew since, or is that of another broker; or `start` has an offset
+            that is not there, and nothing was read yet.
+        :raises BrokerError: a broker does not answer.
+        """
+        if options.subscription is not None:
+            # Its spool knows.
+            return
+        bus = bus_of(options.url)
+        backend = bus.capabilities.backend
+        before = Offsets(backend, {})
+        if name in self._kept and self._has_batches:
+            before = Offsets.from_json(self._kept[name])
+        identities = identities_of(bus, options, before.topics)
+        if not self._has_batches:
+            check_start(bus, options)
+        # Where some are read no more the offsets of Spark tell; where none of them is, it is another query's.
+        known = {topic: each for topic, each in before.topics.items() if topic in identities} or before.topics
+        Offsets(before.backend, known).check(backend, identities, named=options.pattern is None)
+        self._read[name] = set(identities)
+        # One that the broker does not tell now keeps what it was.
+        now = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if each is not None}
+        self._now[name] = Offsets(backend, {**before.topics, **now}).to_json()
+
+    def watch(self, name: str, options: SourceOptions) -> None:
+        """Have `check_again` look at a checked source, whose offsets do not tell which topics they are of."""
+        self._watched[name] = options
+
+    def check_again(self) -> None:
+        """Make sure that the topics of watched sources are still those that were checked, and keep what new ones are.
+
+        :raises ConfigurationError: one was made anew, or deleted.
+        :raises BrokerError: a broker does not answer.
+        """
+        for name, options in self._watched.items():
+            bus = bus_of(options.url)
+            before = Offsets.from_json(self._now[name])
+            identities = identities_of(bus, options, before.topics)
+            read = {topic: each for topic, each in before.topics.items() if topic in self._read[name]}
+            Offsets(before.backend, read).check(bus.capabilities.backend, identities, named=options.pattern is None)
+            new = {topic: TopicOffsets(each, {}) for topic, each in identities.items() if topic not in self._read[name]}
+            if new:
+                self._read[name] |= new.keys()
+                self._now[name] = Offsets(before.backend, {**before.topics, **new}).to_json()
+                self.keep()
+
+    def check_positions(self) -> None:
+        """Make sure that the positions of the last batch are whole, from which Spark goes on, and the connector's where
+        that reads.
+
+        :raises ConfigurationError: they are not, or cannot be read.
+        """
+        logs = [each for each in self._log.positions() if each.get("source") == LOG_SOURCE]
+        now = {name: _ids(of) for name, of in self._now.items() if name != _TASKS}
+        # What the Python source reads besides, as of another cluster, may be of the same topics.
+        ours = set[str | None]().union({None}, *(ids for name, ids in now.items() if name not in self._watched))
+        before = set[str | None]().union(*map(_ids, logs)) - ours
+        for name in self._watched:
+            if not before.isdisjoint(now[name]):
+                raise ConfigurationError(
+                    f"The checkpoint holds the positions of source {name!r} by the Python source, and Spark's Kafka "
+                    "connector reads it now",
+                    advice=f'Set connector = "never" for it. Or: {ADVICE}',
+                )
+
+    def tasks(self, now: Callable[[], int]) -> int:
+        """How many tasks a batch has behind its reads.
+
+        The ids of its messages are made of its tasks. So it is as many as in the run before, if that left a batch which
+        is run again, on however many cores.
+
+        :param now: tells how many it would be.
+        """
+        left = max(self._log.batches("offsets"), default=-1) > max(self._log.batches("commits"), default=-1)
+        self._now[_TASKS] = int(self._kept[_TASKS]) if left and _TASKS in self._kept else now()
+        return self._now[_TASKS]
+
+    def keep(self) -> None:
+        """Write down what the checked sources are of, if that is news."""
+        if self._now and (told := {**self._kept, **self._now}) != self._kept:
+            with named_place("checkpoint", self._checkpoint):
+                _write(*self._place, told)
+
+
+def _ids(kept: Mapping[str, Any]) -> set[str | None]:
+    return {of.identity for of in Offsets.from_json(kept).topics.values()}
+
+
+def _read(path: Any, files: Any) -> dict[str, Any]:
+    """What was written last; nothing if that is missing.
+
+    :raises ConfigurationError: it is not whole.
+    """
+    for each in (path, path.suffix(NEXT)):
+        if files.exists(each):
+            return object_of(bytes_of(each, files), f"The file {mask_within(str(each))}", _MEND)
+    return {}
+
+
+def _write(path: Any, files: Any, told: dict[str, Any]) -> None:
+    """Put it in the place of what is there. A process that ends meanwhile leaves one of the two."""
+    half = path.suffix(".half")
+    stream = files.create(half, True)
+    try:
+        stream.write(bytearray(json.dumps(told).encode()))
+    finally:
+        stream.close()
+    replace_file(
+        half,
+        path,
+        path.suffix(NEXT),
+        is_there=files.exists,
+        move=partial(_rename, files),
+        delete=lambda each: files.delete(each, False),
+    )
+
+
+def _rename(files: Any, old: Any, new: Any) -> None:
+    if not files.rename(old, new):
+        raise OSError(f"{old} could not be renamed to {new}")

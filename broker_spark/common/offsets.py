@@ -1,0 +1,144 @@
+"""What a source writes into Spark's checkpoint, as JSON; and the refusal of what it did not write. Pure.
+
+    {"source": "broker-log", "version": 1, "backend": "kafka", "topics": {"orders":
+        {"identity": "5kd…", "next": {"0": 17, "1": 9}, "began": {"1": 0}}}}
+
+`next` is the next offset to read. `began` tells where a partition begins that appeared in this batch, as all do in the
+first, so that a batch which is run again reads the same. `initial` marks what Spark keeps nowhere and asks for anew:
+where a query without a batch begins. `shared` tells that the partitions of a topic share their offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, cast
+
+from broker.errors import ConfigurationError
+from broker_spark.common.json_state import check_source
+
+__all__ = ["ADVICE", "GONE", "LOG_SOURCE", "Offsets", "TopicOffsets"]
+
+LOG_SOURCE: Final = "broker-log"
+_VERSION: Final = 1
+ADVICE: Final = "Give this query a checkpointLocation of its own"
+GONE: Final = (
+    "It was deleted, and its offsets in the checkpoint mean nothing in another of its name: make it anew, or read "
+    "other topics, and give this query a checkpointLocation of its own"
+)
+"""The advice where a topic of a checkpoint is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOffsets:
+    """How far one topic was read.
+
+    :ivar next: the next offset of each partition.
+    :ivar began: where those partitions began that the offsets before did not have.
+    :ivar behind: of the end of a log, how many rows lie before it that were not read, about, where offsets do not tell.
+    """
+
+    identity: str | None
+    next: Mapping[int, int]
+    began: Mapping[int, int] = field(default_factory=dict[int, int])
+    behind: Mapping[int, int] = field(default_factory=dict[int, int])
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """How far a source was read.
+
+    :ivar initial: nothing was: it is where the first batch begins.
+    :ivar shared: an offset is a position in all partitions of a topic.
+    """
+
+    backend: str
+    topics: Mapping[str, TopicOffsets]
+    initial: bool = False
+    shared: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What Spark keeps."""
+        return {
+            "source": LOG_SOURCE,
+            "version": _VERSION,
+            "backend": self.backend,
+            **({"initial": True} if self.initial else {}),
+            **({"shared": True} if self.shared else {}),
+            "topics": {
+                name: {
+                    "identity": topic.identity,
+                    "next": _numbered(topic.next),
+                    **({"began": _numbered(topic.began)} if topic.began else {}),
+                    **({"behind": _numbered(topic.behind)} if topic.behind else {}),
+                }
+                for name, topic in sorted(self.topics.items())
+            },
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Offsets:
+        """Take apart what Spark kept.
+
+        :raises ConfigurationError: another source wrote it, or a newer version of this one, or it is not whole.
+        """
+        check_source(given, LOG_SOURCE, _VERSION, ADVICE)
+        try:
+            topics = cast("Mapping[str, Mapping[str, Any]]", given["topics"])
+            return cls(
+                str(given["backend"]),
+                {
+                    name: TopicOffsets(
+                        topic["identity"],
+                        _plain(topic["next"]),
+                        _plain(topic.get("began", {})),
+                        _plain(topic.get("behind", {})),
+                    )
+                    for name, topic in topics.items()
+                },
+                bool(given.get("initial")),
+                bool(given.get("shared")),
+            )
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            missing = (
+                f": {error} is missing" if isinstance(error, KeyError) else ": something else is where numbers are due"
+            )
+            raise ConfigurationError(
+                f"The positions in the checkpoint are not whole{missing}",
+                advice="Bring the checkpoint back as it was, or give this query a new checkpointLocation",
+            ) from error
+
+    def check(self, backend: str, topics: Mapping[str, str | None], *, named: bool) -> None:
+        """Make sure that these are offsets of what is read.
+
+        :param topics: the identities of the topics that there are.
+        :param named: the topics were given by name, not by a pattern.
+        :raises ConfigurationError: they are of another backend or topic, or of one that was made anew since.
+        """
+        if backend != self.backend:
+            _refuse(f"The checkpoint is of a query on {self.backend}, and this one reads {backend}")
+        for name, kept in self.topics.items():
+            if name not in topics:
+                _refuse(
+                    f"The checkpoint is of a query on topic {name!r}, and this one reads {', '.join(topics)}"
+                    if named
+                    else f"Topic {name!r} of the checkpoint does not exist any more, or does not match topicPattern"
+                )
+            identity = topics[name]
+            if kept.identity is not None and identity is not None and kept.identity != identity:
+                _refuse(
+                    f"Topic {name!r} was deleted and made anew, or is that of another broker, since the checkpoint was "
+                    f"written: its offsets mean other records ({kept.identity} then, {identity} now)"
+                )
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigurationError(reason, advice=ADVICE)
+
+
+def _numbered(positions: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): position for partition, position in sorted(positions.items())}
+
+
+def _plain(positions: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): int(position) for partition, position in positions.items()}

@@ -1,0 +1,335 @@
+"""The options of a source: text as Spark has it, checked when a read is planned. Pure.
+
+Upper and lower case and underscores make no difference: `maxRows`, `max_rows` and what Spark makes of either are one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, Literal, NoReturn, cast
+
+from broker.errors import ConfigurationError, InvalidName
+from broker.names import check_name, native_name
+from broker_spark.common.connections import check_reachable
+from broker_spark.common.files import check_place
+from broker_spark.common.positions import Position, parse_position
+from broker_spark.common.schema import COLUMNS, check_columns, nearest
+
+__all__ = [
+    "CONNECTORS",
+    "SourceOptions",
+    "as_text",
+    "as_texts",
+    "canonical",
+    "choice",
+    "count",
+    "find_url",
+    "is_sparks",
+    "plain_name",
+    "topic_name",
+    "wrong",
+]
+
+CONNECTORS: Final = ("auto", "always", "never")
+"""What `connector` of `broker_spark.read` may be, the default first."""
+_SPARKS: Final = frozenset({"checkpointlocation", "outputmode", "queryname", "truncate", "numrows"})
+"""What Spark adds to the options of a source or sink for its own use."""
+_MOST: Final = 2**31 - 1
+"""What every count below this package takes too."""
+_SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def wrong(name: str, value: object, takes: str) -> NoReturn:
+    """:raises ConfigurationError: always; it names option, value and what is taken."""
+    raise ConfigurationError(f"Option {name} is {value!r}", advice=f"It takes {takes}")
+
+
+def canonical(options: Mapping[str, str], known: Mapping[str, Any], what: str) -> dict[str, str]:
+    """The options by the names they have in `known`.
+
+    :raises ConfigurationError: one is not known, or is given twice.
+    """
+    names = {plain_name(name): name for name in known}
+    found: dict[str, str] = {}
+    for given, value in options.items():
+        name = names.get(plain_name(given))
+        if name is None:
+            if is_sparks(given):
+                continue
+            near = nearest(plain_name(given), list(names))
+            for plain, shown in names.items():
+                near = re.sub(rf"\b{plain}\b", shown, near)
+            raise ConfigurationError(f"{what} has no option {given!r}", advice=near)
+        if name in found:
+            raise ConfigurationError(f"Option {name} is given twice", advice="Give it once")
+        found[name] = str(value)
+    return found
+
+
+def as_text(value: Any) -> str:
+    """The value of an option as Spark takes it."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
+
+
+def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them; what is None is not given, as for Spark's own."""
+    return {name: as_text(value) for name, value in options.items() if value is not None}
+
+
+def is_sparks(name: str) -> bool:
+    """Whether Spark adds an option of this name for its own use, and sources and sinks leave it alone."""
+    return plain_name(name) in _SPARKS
+
+
+def find_url(given: str | None) -> str:
+    """The URL of the broker; that of the environment if none is given.
+
+    :raises ConfigurationError: there is none, it is wrong, or no other process reaches that broker.
+    """
+    url = given or os.environ.get("BROKER_URL", "")
+    if not url:
+        raise ConfigurationError("Option url is not given", advice="Give a broker's URL, or set BROKER_URL")
+    check_reachable(url)
+    return url
+
+
+def count(name: str, text: str) -> int:
+    """A whole number of 1 or more."""
+    found = int(text) if re.fullmatch(r" *[0-9]{1,10} *", text) else 0
+    if not 1 <= found <= _MOST:
+        wrong(name, text, f"a whole number of 1 or more, up to {_MOST}")
+    return found
+
+
+def choice(name: str, text: str, choices: tuple[str, ...]) -> str:
+    """One of these words."""
+    if text.strip().lower() not in choices:
+        wrong(name, text, " or ".join(choices))
+    return text.strip().lower()
+
+
+def topic_name(name: str) -> str:
+    """A topic's name; one in the broker's own form is written `native:name`."""
+    native = name.removeprefix("native:")
+    if native != name:
+        return native_name(native)
+    return _portable(name, "topic", f"; one in the broker's own form is written {f'native:{name}'!r}")
+
+
+def _portable(name: str, what: str, more: str = "") -> str:
+    """A name. Options are text, so that `native_name`, which others advise, would mark none.
+
+    :param more: what else is taken.
+    """
+    try:
+        return check_name(name, what)
+    except InvalidName as error:
+        raise InvalidName(error.message, advice=f"{InvalidName.portable_advice}{more}") from None
+
+
+def _size(name: str, text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15}) *([kmg]?)b?", text.strip().lower())
+    if match is None or int(match[1]) < 1:
+        wrong(name, text, "a size of 1 byte or more, such as 67108864 or 64m")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e9:
+        wrong(name, text, "seconds above 0")
+    return found
+
+
+def _topics(name: str, text: str) -> tuple[str, ...]:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        wrong(name, text, "one topic, or several with commas between")
+    return tuple(dict.fromkeys(topic_name(each) for each in names))
+
+
+def _pattern(name: str, text: str) -> str:
+    if not text:
+        wrong(name, text, "a regular expression of whole names, for instance orders-.*")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigurationError(
+            f"Option {name} is {text!r}, which is no regular expression: {error}",
+            advice="It has to match a topic's whole name, for instance orders-.*",
+        ) from None
+    return text
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    return tuple(check_columns([part.strip() for part in text.split(",") if part.strip()]))
+
+
+_READERS: Final[Mapping[str, Callable[[str, str], Any]]] = {
+    "url": lambda _, text: text,
+    "topic": _topics,
+    "topicPattern": _pattern,
+    "start": lambda name, text: parse_position(name, text, "earliest"),
+    "end": lambda name, text: parse_position(name, text, "latest"),
+    "columns": _columns,
+    "maxRows": count,
+    "maxBytes": _size,
+    "minRows": count,
+    "maxDelay": _seconds,
+    "tasksPerPartition": count,
+    "onDataLoss": lambda name, text: choice(name, text, ("fail", "skip")),
+    "arrowRows": count,
+    "group": lambda _, text: _portable(text, "group"),
+    "subscription": lambda _, text: _portable(text, "subscription"),
+    "spool": lambda _, text: check_place(text),
+    "aheadRows": count,
+    "aheadBytes": _size,
+    "tasks": count,
+}
+_STREAM_ONLY: Final = ("subscription", "maxRows", "maxBytes", "minRows", "maxDelay", "group")
+_LOG_ONLY: Final = ("tasksPerPartition", "onDataLoss", "group")
+_QUEUE_ONLY: Final = ("spool", "aheadRows", "aheadBytes", "tasks")
+_BATCH_ONLY: Final = ("end",)
+_EARLIEST: Final = Position("earliest")
+_LATEST: Final = Position("latest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options of a source, as `docs/spark.md` describes them.
+
+    :ivar topics: by name; empty if there is a pattern.
+    :ivar subscription: reads its messages through the spool; None reads the log.
+    :ivar given: the names of those that were given.
+    """
+
+    url: str = field(repr=False)
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    start: Position = _EARLIEST
+    end: Position = _LATEST
+    columns: tuple[str, ...] = COLUMNS
+    max_rows: int = 200_000
+    max_bytes: int | None = None
+    min_rows: int | None = None
+    max_delay: float = 60.0
+    tasks_per_partition: int = 1
+    on_data_loss: Literal["fail", "skip"] = "fail"
+    arrow_rows: int = 10_000
+    group: str | None = None
+    subscription: str | None = None
+    spool: str = field(default="", repr=False)
+    ahead_rows: int = 0
+    ahead_bytes: int = 256 << 20
+    tasks: int = 4
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Take the options of a read. No I/O.
+
+        :raises ConfigurationError: one is unknown, cannot be used, or contradicts another.
+        """
+        found = canonical(options, _READERS, "The source")
+        if ("topic" in found) == ("topicPattern" in found):
+            raise ConfigurationError(
+                "Options topic and topicPattern are both given"
+                if "topic" in found
+                else "Neither option topic nor topicPattern is given",
+                advice="Give one of them",
+            )
+        values: dict[str, Any] = {name: _READERS[name](name, text) for name, text in found.items()}
+        parsed = {_FIELDS.get(name, _snake(name)): value for name, value in values.items()}
+        parsed["url"] = find_url(values.get("url"))
+        _check_family(found, "subscription" in found)
+        made = cls(**cast("Any", parsed), given=frozenset(found))
+        if "aheadRows" not in found:
+            made = replace(made, ahead_rows=2 * made.max_rows)
+        if made.min_rows is not None and made.min_rows > made.max_rows:
+            wrong("minRows", made.min_rows, f"no more than maxRows, which is {made.max_rows}")
+        for name, position in (("start", made.start), ("end", made.end)):
+            _check_topics(name, position, made)
+        _check_times(made.start, made.end)
+        _check_ahead(made)
+        return made
+
+    def for_batch(self) -> SourceOptions:
+        """:raises ConfigurationError: an option is for streams only."""
+        return self._refuse(_STREAM_ONLY, "a stream", "Leave it out, or use readStream")
+
+    def for_stream(self) -> SourceOptions:
+        """:raises ConfigurationError: an option is for batch reads only."""
+        return self._refuse(_BATCH_ONLY, "a batch read", "Leave it out, or use read")
+
+    def _refuse(self, names: tuple[str, ...], what: str, advice: str) -> SourceOptions:
+        for name in names:
+            if name in self.given:
+                raise ConfigurationError(f"Option {name} is for {what} only", advice=advice)
+        return self
+
+
+def _check_family(found: Mapping[str, str], queue: bool) -> None:
+    """:raises ConfigurationError: an option is for the other of log and queue, or the spool is missing."""
+    for name in _LOG_ONLY if queue else _QUEUE_ONLY:
+        if name in found:
+            raise ConfigurationError(
+                f"Option {name} is for a {'log' if queue else 'subscription'} only",
+                advice="Leave it out, or leave option subscription out"
+                if queue
+                else "Leave it out, or give option subscription too",
+            )
+    if queue and "spool" not in found:
+        raise ConfigurationError(
+            "Option spool is not given",
+            advice="A subscription needs one: a directory of this query that all executors see, beside its checkpoint",
+        )
+
+
+def _check_times(start: Position, end: Position) -> None:
+    """Offsets are looked at beside those of the log; two times may both mean its end, and hide that nothing fits.
+
+    :raises ConfigurationError: they are times, and the wrong way round.
+    """
+    if isinstance(start.default, datetime) and isinstance(end.default, datetime) and start.default > end.default:
+        wrong("end", end.default.isoformat(), f"a time that is not before start, {start.default.isoformat()}")
+
+
+def _check_ahead(made: SourceOptions) -> None:
+    if made.subscription is None:
+        return
+    if made.start.offsets:
+        wrong("start", "offsets", "earliest, latest or a time where a subscription is read, and only if it is new")
+    if made.ahead_rows < (made.min_rows or 1):
+        wrong("aheadRows", made.ahead_rows, f"no fewer than minRows, which is {made.min_rows}")
+
+
+_FIELDS: Final = {"topic": "topics", "topicPattern": "pattern"}
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", r"_\1", name).lower()
+
+
+def plain_name(name: str) -> str:
+    """The name of an option without what makes no difference."""
+    return name.lower().replace("_", "")
+
+
+def _check_topics(name: str, position: Position, options: SourceOptions) -> None:
+    for topic in position.offsets:
+        if topic == "" and len(options.topics) != 1:
+            wrong(name, "offsets of no topic", 'the topic too where there are several: {"topic": {"0": 17}}')
+        if topic and options.topics and topic not in options.topics:
+            wrong(name, f"an offset of topic {topic!r}", f"the topics that are read: {', '.join(options.topics)}")
+        if topic and options.pattern is not None and not re.fullmatch(options.pattern, topic):
+            wrong(name, f"an offset of topic {topic!r}", f"topics that match topicPattern {options.pattern!r}")

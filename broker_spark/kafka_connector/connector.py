@@ -1,0 +1,354 @@
+"""Spark's own Kafka connector under the options and columns of this package, where its jars are on the session.
+
+It reads in the JVM, where a Python source takes a second process. What the two do differently is in `docs/spark.md`.
+Positions are looked up here, when the read is planned, so that both begin and end at the same records; the connector
+then keeps its own offsets in the checkpoint. *Concurrency.* Driver only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls it
+from pyspark.sql.types import IntegerType
+
+from broker.envelopes import RESERVED_PREFIX
+from broker.errors import ConfigurationError, Unsupported
+from broker.hooks import logger
+from broker.registry import read_target
+from broker_spark.checkpoint.checkpoint_log import CheckpointLog
+from broker_spark.checkpoint.topics_source import TopicsDataSource, check_planned, is_connectors
+from broker_spark.common.connections import bus_of
+from broker_spark.common.offsets import ADVICE, LOG_SOURCE, Offsets
+from broker_spark.common.options import CONNECTORS, SourceOptions, as_texts, choice
+from broker_spark.common.positions import Bound, Position
+from broker_spark.common.topics import bounds_of, check_found, check_order, chosen_topics, may_go, resolve
+from broker_spark.kafka_connector.java_security import java_properties
+from broker_spark.runtime.codegen import apart
+from broker_spark.session import register
+from broker_spark.spool.positions import SPOOL_SOURCE
+
+__all__ = ["pipeline_stream", "read", "read_stream"]
+
+_Found = TypeVar("_Found")
+_PROVIDER: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_TIMES: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""The years 1 to 9999 in microseconds since 1970; Python has no others."""
+_OF_HEADERS: Final = frozenset({"id", "attributes", "publish_time"})
+"""Columns that are made of headers, which take the connector a sixth of its time, of every record."""
+_QUICK: Final = {
+    # Fewer turns of the connector, each of which asks the broker for the ends of the log and fetches from there anew.
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(4 << 20),
+    # The fetch from the end of the log, where nothing is, has the one that is due wait: half a second by default.
+    "kafka.fetch.max.wait.ms": "10",
+}
+_PACKED: Final = f"{RESERVED_PREFIX}attributes"
+"""The header of the attributes whose names could be no header's."""
+_SURROGATE: Final = "(?i)%ED%[AB][0-9A-F]%[89AB][0-9A-F]"
+"""Half of a character, which Java replaces as one, and Python byte by byte."""
+_REPLACED: Final = "%EF%BF%BD" * 3
+_INTERNAL: Final = "__"
+"""How names of the brokers' own topics begin."""
+_NOT_THERE: Final = ("maxBytes", "group", "subscription", "arrowRows")
+"""Options that the connector has no counterpart for."""
+
+
+def read(spark: SparkSession, *, connector: str = "auto", **options: Any) -> DataFrame:
+    """A batch read with the options of `format("broker")`, by Spark's own connector where that can do it.
+
+    :param connector: `auto`, `always` (an error where it cannot), or `never`.
+    :raises ConfigurationError: an option cannot be used, or `always` cannot be kept.
+    """
+    given = as_texts(options)
+    source = SourceOptions.parse(given).for_batch()
+    found = _settings(spark, source, connector)
+    if found is None:
+        return register(spark).read.format("broker").options(**given).load()
+    found |= _bounds(source, stream=False)
+    return _shown(spark.read.format("kafka").options(**found).load(), source)
+
+
+def read_stream(
+    spark: SparkSession, *, connector: str = "auto", checkpoint: str | None = None, **options: Any
+) -> DataFrame:
+    """A streaming read, as `read`. A checkpoint belongs to one of the two, so name one if jars may come and go.
+
+    Spark's connector keeps no more than offsets in a checkpoint. A source without rows goes along, which keeps the
+    ids of the topics there: one that is made anew, also while the query runs, ends it when the next batch is planned.
+    What a run before had planned Spark runs again without a look; `checkpoint` has that looked at here.
+
+    :param connector: as there; `auto` takes Spark's connector only with `checkpoint` and in a classic session, and
+        stays with the source that has written the checkpoint.
+    :param checkpoint: the `checkpointLocation` of the query.
+    :raises ConfigurationError: as there, or a topic was made anew since the checkpoint was written, or that is of other
+        topics or the other source.
+    :raises Unsupported: `checkpoint` with `always` in a session of Spark Connect.
+    """
+    source = SourceOptions.parse(as_texts(options)).for_stream()
+    log = CheckpointLog(spark, checkpoint) if checkpoint is not None and hasattr(spark, "_jvm") else None
+    positions = log.positions() if log is not None else []
+    was = is_connectors(positions, source)
+    found = _settings(spark, source, connector, _better_not(spark, checkpoint, was))
+    if was is not None and was is not (found is not None):
+        theirs, ours = "Spark's Kafka connector", "the Python source"
+        before, now = (theirs, ours) if was else (ours, theirs)
+        mend = 'connector="always" with its jars' if was else 'connector="never"'
+        raise ConfigurationError(
+            f"The checkpoint is of a query that {before} reads, and {now} reads now",
+            advice=f"Take {mend}. Or: {ADVICE}",
+        )
+    if found is None:
+        if positions and not any(each.get("source") in (LOG_SOURCE, SPOOL_SOURCE) for each in positions):
+            # It is none of ours, and says whose it is.
+            Offsets.from_json(positions[0])
+        return _stream(spark, source, found, options)
+    if checkpoint is not None and log is None:
+        raise Unsupported(
+            "Which topics a checkpoint is of cannot be looked up over Spark Connect, whose server has its files",
+            advice='Leave checkpoint out, or take connector="never", whose offsets tell',
+        )
+    check_planned(positions, source)
+    topics = register(spark).readStream.format(TopicsDataSource.name()).options(**as_texts(options)).load()
+    return _stream(spark, source, found, options).union(topics)
+
+
+def pipeline_stream(spark: SparkSession, *, connector: str = "auto", **options: Any) -> tuple[DataFrame, bool]:
+    """As `read_stream`, for who keeps himself which topics a checkpoint is of; and whether Spark's connector reads."""
+    source = SourceOptions.parse(as_texts(options)).for_stream()
+    found = _settings(spark, source, connector)
+    return _stream(spark, source, found, options), found is not None
+
+
+def _better_not(spark: SparkSession, checkpoint: str | None, was: bool | None) -> str:
+    """Why a stream had better not be the connector's, where there is a choice; empty if there is no reason.
+
+    :param was: whether it read the stream before, if that is known.
+    """
+    if not hasattr(spark, "_jvm"):
+        return "the server of Spark Connect has the checkpoint, which is to be looked into"
+    if checkpoint is None:
+        return "checkpoint is not given, which is to be looked into"
+    return "the checkpoint is of a query that it reads" if was is False else ""
+
+
+def _stream(
+    spark: SparkSession, source: SourceOptions, found: dict[str, str] | None, options: Mapping[str, Any]
+) -> DataFrame:
+    """:param found: the connector's options, or None where the Python source reads."""
+    if found is None:
+        return register(spark).readStream.format("broker").options(**as_texts(options)).load()
+    found |= _bounds(source, stream=True)
+    found["maxOffsetsPerTrigger"] = str(source.max_rows)
+    if source.min_rows is not None:
+        found |= {"minOffsetsPerTrigger": str(source.min_rows), "maxTriggerDelay": f"{source.max_delay * 1000:.0f}ms"}
+    return _shown(spark.readStream.format("kafka").options(**found).load(), source)
+
+
+def _settings(spark: SparkSession, source: SourceOptions, connector: str, unless: str = "") -> dict[str, str] | None:
+    """The connector's options but for the positions; None where the Python source reads.
+
+    :param unless: why `auto` had better be the Python source, if there is a reason.
+    :raises ConfigurationError: it is asked for and cannot read this.
+    """
+    wanted = choice("connector", connector, CONNECTORS)
+    if wanted == "never":
+        return None
+    found, reason = _translated(spark, source)
+    if not reason and (wanted == "always" or not unless):
+        return found
+    if wanted == "always":
+        raise ConfigurationError(
+            f"Spark's Kafka connector is asked for, and {reason}", advice="Mend that, or leave connector out"
+        )
+    logger.info("Reading by the Python source, since %s", reason or unless)
+    return None
+
+
+def _translated(spark: SparkSession, source: SourceOptions) -> tuple[dict[str, str], str]:
+    """The connector's options, and why it cannot be used if it cannot."""
+    backend, settings = read_target(source.url)
+    if "kafka" not in backend.settings_type.schemes:
+        return {}, f"{source.url.partition(':')[0]}: is no Kafka"
+    for name in _NOT_THERE:
+        if name in source.given:
+            return {}, f"it has nothing like option {name}"
+    if not _has_connector(spark):
+        return {}, "its jars are not on the session"
+    client, reason = java_properties(settings)
+    found = {f"kafka.{name}": value for name, value in client.items()}
+    found |= {
+        "kafka.isolation.level": "read_committed",
+        "includeHeaders": str(not _OF_HEADERS.isdisjoint(source.columns)).lower(),
+        **_QUICK,
+        "failOnDataLoss": str(source.on_data_loss == "fail").lower(),
+    }
+    return found, reason
+
+
+def _has_connector(spark: SparkSession) -> bool:
+    """Whether the session finds the connector's classes."""
+    machine: Any = getattr(spark, "_jvm", None)
+    if machine is not None:
+        return bool(machine.org.apache.spark.util.Utils.classIsLoadable(_PROVIDER))
+    try:
+        # A server of Spark Connect is asked for the columns, which it tells without a broker.
+        nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "topic"}
+        return bool(spark.read.format("kafka").options(**nowhere).load().columns)
+    except AnalysisException:
+        return False
+
+
+def _bounds(source: SourceOptions, *, stream: bool) -> dict[str, str]:
+    """What is read and from where. Words stay words in a stream, where partitions and topics may be added."""
+    bus = bus_of(source.url)
+    topics = chosen_topics(bus, source)
+    check_found("start", source.start, topics)
+    check_found("end", source.end, topics)
+    start_word, end_word = _word(source.start), _word(source.end)
+    if stream and start_word is not None:
+        # The connector asks itself where they lie. What is missing is told here.
+        partitions = sum(map(len, _of_each(source, topics, bus.log.partitions)))
+        found = {"startingOffsets": start_word}
+    else:
+        logs = _of_each(source, topics, lambda topic: bounds_of(bus, topic, shared=False))
+        topics = [log.name for log in logs]
+        partitions = sum(len(log.next) for log in logs)
+        starts = {log.name: resolve(bus, "start", source.start, log) for log in logs}
+        found = {"startingOffsets": _numbered(starts) if logs else start_word or "{}"}
+        if not stream:
+            ends = {log.name: resolve(bus, "end", source.end, log) for log in logs}
+            if "end" in source.given:
+                for topic in topics:
+                    check_order(topic, starts[topic], ends[topic])
+            found["endingOffsets"] = _numbered(ends) if logs else end_word or "{}"
+    if source.pattern is not None and (stream or not topics):
+        # The connector takes a match anywhere in the name, and names that are the brokers' own.
+        found["subscribePattern"] = f"^(?!{_INTERNAL})(?:{source.pattern})$"
+    else:
+        found["subscribe"] = ",".join(topics)
+    if source.tasks_per_partition > 1 and partitions:
+        found["minPartitions"] = str(source.tasks_per_partition * partitions)
+    return found
+
+
+def _of_each(source: SourceOptions, topics: Iterable[str], look: Callable[[str], _Found]) -> list[_Found]:
+    """What a look at each topic finds, but for those that matched a pattern and went since."""
+    found: list[_Found] = []
+    for topic in topics:
+        with may_go(source, known=False):
+            found.append(look(topic))
+    return found
+
+
+def _word(position: Position) -> Bound | None:
+    """The word that means the position in all partitions, if there is one."""
+    return None if position.offsets or isinstance(position.default, datetime) else position.default
+
+
+def _numbered(offsets: Mapping[str, Mapping[int, int]]) -> str:
+    """Each partition by its number, since the connector wants all of them or none."""
+    return json.dumps({topic: {str(number): at for number, at in places.items()} for topic, places in offsets.items()})
+
+
+def _shown(frame: DataFrame, source: SourceOptions) -> DataFrame:
+    """The connector's rows in the columns of this package."""
+    return frame.select(*[_COLUMNS[name](frame).alias(name) for name in source.columns])
+
+
+def _headers(frame: DataFrame) -> Column:
+    return F.coalesce(frame["headers"], F.expr("array()").cast(frame.schema["headers"].dataType))
+
+
+def _own(frame: DataFrame, name: str) -> Column:
+    """The text of the first of our own headers of this name, or null."""
+    mine = F.filter(_headers(frame), lambda h: (h["key"] == f"{RESERVED_PREFIX}{name}") & h["value"].isNotNull())
+    return F.get(mine, 0)["value"].cast("string")
+
+
+def _id(frame: DataFrame) -> Column:
+    # What is no UTF-8 is replaced as Python does it.
+    given = F.make_valid_utf8(_own(frame, "id"))
+    return F.coalesce(given, F.concat_ws(":", frame["topic"], frame["partition"], frame["offset"]))
+
+
+def _attributes(frame: DataFrame) -> Column:
+    """Headers that are text, in their order; of several of one name the last."""
+    headers = _headers(frame)
+    packed = F.exists(headers, lambda header: header["key"] == _PACKED)
+    pairs = F.when(packed, apart(F.flatten(F.transform(headers, _pairs)))).otherwise(
+        F.transform(F.filter(headers, _is_shown), _pair)
+    )
+    # What a lambda names it computes for each element anew, but for its own arguments.
+    bound = F.transform(F.array(pairs.cast("array<struct<key:string,value:string>>")), _last_of_each)
+    return F.map_from_entries(F.get(bound, 0)).cast("map<string,string>")
+
+
+def _last_of_each(pairs: Column) -> Column:
+    """The pairs without those of which a later one has the name."""
+    last = F.filter(
+        pairs,
+        lambda each, index: ~F.array_contains(F.slice(pairs["key"], index + 2, F.size(pairs) + 1), each["key"]),
+    )
+    return F.when(F.size(F.array_distinct(pairs["key"])) == F.size(pairs), pairs).otherwise(apart(last))
+
+
+def _is_shown(header: Column) -> Column:
+    """Whether it is an attribute as it is."""
+    key, value = header["key"], header["value"].cast("string")
+    return (key != "") & ~key.startswith(RESERVED_PREFIX) & value.isNotNull() & F.is_valid_utf8(value)
+
+
+def _pair(header: Column) -> Column:
+    return F.struct(header["key"].alias("key"), header["value"].cast("string").alias("value"))
+
+
+def _pairs(header: Column) -> Column:
+    """The attributes of a header: one, none, or those whose names could be no header's."""
+    value = header["value"].cast("string")
+    # What is no UTF-8 is replaced as Python does it, which is not how Java does.
+    items = F.filter(F.split(F.make_valid_utf8(value), "&"), lambda item: F.instr(item, "=") > 1)
+    hostile = F.transform(
+        items,
+        lambda item: F.struct(
+            _unquoted(F.regexp_extract(item, "^([^=]+)=", 1)).alias("key"),
+            _unquoted(F.regexp_extract(item, "(?s)^[^=]+=(.*)$", 1)).alias("value"),
+        ),
+    )
+    one = F.array(_pair(header))
+    return (
+        F.when(_is_shown(header), one)
+        .when((header["key"] == _PACKED) & value.isNotNull(), hostile)
+        .otherwise(F.slice(one, 1, 0))
+    )
+
+
+def _unquoted(text: Column) -> Column:
+    """Without percent-encoding; what is none stays, since a foreign producer may write anything there."""
+    quoted = F.regexp_replace(F.replace(text, F.lit("+"), F.lit("%2B")), "%(?![0-9A-Fa-f]{2})", "%25")
+    return F.url_decode(F.regexp_replace(quoted, _SURROGATE, _REPLACED))
+
+
+def _publish_time(frame: DataFrame) -> Column:
+    given = _own(frame, "time").try_cast("bigint")
+    ours = F.when(given.between(*_TIMES), F.timestamp_micros(given))
+    return F.coalesce(ours, F.when(frame["timestampType"] == 0, frame["timestamp"]))
+
+
+_COLUMNS: Final[Mapping[str, Callable[[DataFrame], Column]]] = {
+    "topic": lambda frame: frame["topic"],
+    "partition": lambda frame: frame["partition"],
+    "offset": lambda frame: frame["offset"],
+    "id": _id,
+    "key": lambda frame: frame["key"],
+    "value": lambda frame: frame["value"],
+    "attributes": _attributes,
+    "publish_time": _publish_time,
+    "broker_time": lambda frame: F.when(frame["timestampType"] == 1, frame["timestamp"]),
+    "delivery_attempt": lambda frame: F.lit(None).cast(IntegerType()),
+}

@@ -1,0 +1,371 @@
+"""The readers of Spark over a log: batch and streaming.
+
+Spark makes these objects in several processes, so they hold what is picklable and what may be found out again. Planning
+asks the broker; `read` gets everything in its range. `commit` is advice: correctness never leans on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from broker.blocking import Bus
+from broker.errors import BrokerError, OffsetOutOfRange, TopicNotFound
+from broker.hooks import logger
+from broker_spark.common.admission import Places, admit, backlog, covers
+from broker_spark.common.connections import bus_of
+from broker_spark.common.offsets import GONE, Offsets, TopicOffsets
+from broker_spark.common.options import SourceOptions
+from broker_spark.common.topics import (
+    TopicLog,
+    check_found,
+    check_log,
+    check_order,
+    chosen_topics,
+    look,
+    may_go,
+    mean_size,
+    resolve,
+    was_there,
+)
+from broker_spark.log.counting import Counted, count_rows, counts, spans_between
+from broker_spark.log.ranges import Range, ranges
+from broker_spark.log.reading import read_range
+
+__all__ = ["LogBatchReader", "LogStreamReader"]
+
+_FRESH: Final = 1.0
+"""Seconds for which a backlog that was seen is taken to be there."""
+
+
+class LogBatchReader(DataSourceReader):
+    """Reads from a start to an end; both are offsets from the moment of planning on."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks.
+
+        :raises ConfigurationError: the start lies behind the end, or is none of these topics.
+        :raises TopicNotFound: there is no such topic.
+        """
+        options = self._options
+        bus = bus_of(options.url)
+        shared = check_log(bus)
+        logs = _logs(bus, options, shared)
+        names = [log.name for log in logs]
+        check_found("start", options.start, names)
+        check_found("end", options.end, names)
+        found: list[Range] = []
+        for log in logs:
+            name = log.name
+            start = resolve(bus, "start", options.start, log)
+            end = resolve(bus, "end", options.end, log)
+            if "end" in options.given:
+                check_order(name, start, end)
+            tasks = options.tasks_per_partition
+            found += ranges(name, log.identity, start, end, tasks, spans_between(bus, name, start, end, tasks))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """One task's rows."""
+        return _read(self._options, partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on from the checkpoint's offsets, a batch at a time."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._draining = False
+        """Whether this is a query with Trigger.AvailableNow, and ..."""
+        self._target: dict[str, Any] | None = None
+        """... how far it goes."""
+        self._heads: dict[str, Any] | None = None
+        self._held_since: float | None = None
+        """Since when there are rows, but fewer than minRows."""
+        self._seen: Offsets | None = None
+        """Where the logs ended when they were last looked at, and ..."""
+        self._seen_at = 0.0
+        """... when that was."""
+        self._told: dict[tuple[str, int], int] = {}
+        """What the group of the options was told last, by topic and partition."""
+        self._is_told = False
+        """Whether the log says that there is none to tell."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins. Spark asks anew until the first batch is committed.
+
+        :raises ConfigurationError: the start is none of these topics.
+        """
+        bus, shared = self._bus()
+        start, logs = self._options.start, _logs(bus, self._options, shared)
+        check_found("start", start, [log.name for log in logs])
+        topics = {log.name: TopicOffsets(log.identity, resolve(bus, "start", start, log)) for log in logs}
+        return Offsets(bus.capabilities.backend, topics, initial=True, shared=shared).to_json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Freeze the end that this run reads to."""
+        self._draining = True
+        # Who knows the checkpoint tells best what to do about a topic that is missing.
+        with suppress(TopicNotFound):
+            self._target = self._look().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `latestOffset` is given; `minRows` and `maxBytes` come on top."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """How far the next batch goes; `start` itself if there is to be none.
+
+        Where `start` of the options is the latest message, the first batch may be without rows: it is what keeps the
+        place in the checkpoint.
+
+        :raises ConfigurationError: the checkpoint is not of these topics.
+        :raises OffsetOutOfRange: a log ends below what was read of it.
+        """
+        bus, shared = self._bus()
+        known = Offsets.from_json(start)
+        heads = self._backlog(bus, known, limit) or self._look(known)
+        if self._draining and self._target is None:
+            self._target = heads.to_json()
+        known.check(
+            heads.backend,
+            {name: topic.identity for name, topic in heads.topics.items()},
+            named=self._options.pattern is None,
+        )
+        ends = heads.topics if self._target is None else _at_most(heads.topics, Offsets.from_json(self._target).topics)
+        begins, began = _begins(known, ends, heads)
+        places = _ends(bus, begins, ends, shared=shared)
+        counted = count_rows(bus, begins, places)
+        waiting = sum(backlog(counted.start, counted.end, shared=shared).values())
+        if waiting == 0 or self._too_few(waiting, limit):
+            self._heads = _told(heads, counted, counted.start)
+            return start if not (known.initial and self._options.start.moves) else _kept(known).to_json()
+        most = self._most(bus, begins, places, limit)
+        admitted = admit(counted.start, counted.end, most, shared=shared)
+        reached = counted.places(admitted)
+        self._heads = _told(heads, counted, admitted)
+        return self._offsets(
+            bus,
+            {
+                name: TopicOffsets(ends[name].identity or _identity(known, name), positions, began.get(name, {}))
+                for name, positions in reached.items()
+            },
+        ).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the logs as last seen, for the query's progress."""
+        return self._heads
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch; the same for the same offsets."""
+        known, reached = Offsets.from_json(start), Offsets.from_json(end)
+        found: list[Range] = []
+        for name, topic in reached.topics.items():
+            before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
+            # What the batch itself keeps goes first: of the initial offset another call may have told another place.
+            begins = {**before, **topic.began}
+            tasks = self._options.tasks_per_partition
+            with was_there(GONE):
+                spans = spans_between(bus_of(self._options.url), name, begins, topic.next, tasks)
+            found += ranges(name, topic.identity, begins, topic.next, tasks, spans)
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """One task's rows."""
+        return _read(self._options, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tell the group of the options how far the query is, for tools that show lag. Never raises."""
+        group = self._options.group
+        if group is None:
+            return
+        try:
+            bus = bus_of(self._options.url)
+            records = bus.capabilities.records
+            if records is None or not records.group_admin:
+                if not self._is_told:
+                    backend = bus.capabilities.backend
+                    logger.warning(
+                        "Option group %r does nothing: %s has no groups to tell a position to", group, backend
+                    )
+                self._is_told = True
+                return
+            admin = bus.admin
+            for name, topic in Offsets.from_json(end).topics.items():
+                for partition, position in topic.next.items():
+                    if self._told.get((name, partition)) != position:
+                        admin.reset_group(group, to=position, topics=[name], partitions=[partition])
+                        self._told[name, partition] = position
+        except BrokerError as error:
+            logger.warning("The position of the query was not told to group %s: %s", group, error)
+
+    def _bus(self) -> tuple[Bus, bool]:
+        bus = bus_of(self._options.url)
+        return bus, check_log(bus)
+
+    def _look(self, known: Offsets | None = None) -> Offsets:
+        """Where the logs end.
+
+        :param known: the checkpoint's, for the error of a topic that is missing.
+        """
+        bus, shared = self._bus()
+        logs = _logs(bus, self._options, shared, known.topics if known is not None else ())
+        # Where each begins rides along, for partitions that are new.
+        self._seen = self._offsets(bus, {log.name: TopicOffsets(log.identity, log.next, log.first) for log in logs})
+        self._seen_at = time.monotonic()
+        return self._seen
+
+    def _backlog(self, bus: Bus, known: Offsets, limit: ReadLimit) -> Offsets | None:
+        """Where the logs ended a moment ago, if the next batch cannot take all that: who catches up need not ask."""
+        seen = self._seen
+        if seen is None or time.monotonic() - self._seen_at > _FRESH or not counts(bus):
+            return None
+        begins = {name: topic.next for name, topic in known.topics.items()}
+        ends = {name: topic.next for name, topic in seen.topics.items()}
+        if not isinstance(limit, ReadMaxRows) or not begins or not covers(begins, ends):
+            return None
+        waiting = sum(backlog(begins, ends, shared=seen.shared).values())
+        return seen if waiting > limit.max_rows else None
+
+    def _offsets(self, bus: Bus, topics: Mapping[str, TopicOffsets]) -> Offsets:
+        return Offsets(bus.capabilities.backend, topics, shared=check_log(bus))
+
+    def _too_few(self, waiting: int, limit: ReadLimit) -> bool:
+        """Whether to wait for more rows."""
+        least = self._options.min_rows
+        # A run to a frozen end would wait for ever.
+        if least is None or waiting >= least or self._target is not None or isinstance(limit, ReadAllAvailable):
+            self._held_since = None
+            return False
+        now = time.monotonic()
+        if self._held_since is None:
+            self._held_since = now
+        if now - self._held_since < self._options.max_delay:
+            return True
+        self._held_since = None
+        return False
+
+    def _most(
+        self,
+        bus: Bus,
+        begins: Mapping[str, Mapping[int, int]],
+        ends: Mapping[str, Mapping[int, int]],
+        limit: ReadLimit,
+    ) -> int | None:
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.max_rows
+        if self._options.max_bytes is not None:
+            size = mean_size(bus, begins, ends)
+            most = min(most, max(1, int(self._options.max_bytes / size)))
+        return most
+
+
+def _logs(bus: Bus, options: SourceOptions, shared: bool, known: Collection[str] = ()) -> list[TopicLog]:
+    """The topics as they are now.
+
+    :param known: those that were read before.
+    :raises TopicNotFound: one of them is gone, or one that is named is not there.
+    """
+    found: list[TopicLog] = []
+    for name in chosen_topics(bus, options):
+        with may_go(options, known=name in known), was_there(GONE, when=name in known):
+            found.append(look(bus, name, shared=shared))
+    return found
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+    """One task's rows. Where there is nothing to read, Spark makes a partition of its own, which is empty."""
+    return read_range(options, partition) if isinstance(partition, Range) else iter(())
+
+
+def _begins(
+    known: Offsets, ends: Mapping[str, TopicOffsets], heads: Offsets
+) -> tuple[dict[str, Mapping[int, int]], dict[str, Mapping[int, int]]]:
+    """Where the next batch begins, and of that what the checkpoint does not know yet."""
+    begins: dict[str, Mapping[int, int]] = {}
+    began: dict[str, Mapping[int, int]] = {}
+    for name, topic in ends.items():
+        before: Mapping[int, int] = known.topics[name].next if name in known.topics else {}
+        new = {each: heads.topics[name].began[each] for each in topic.next if each not in before}
+        begins[name] = {**before, **new}
+        if new or known.initial:
+            began[name] = begins[name] if known.initial else new
+    return begins, began
+
+
+def _told(heads: Offsets, counted: Counted, reached: Places) -> dict[str, Any]:
+    """The ends of the logs for the query's progress, with the rows before them where offsets do not tell."""
+    left = counted.left(reached)
+    topics = {name: replace(topic, behind=left.get(name, {})) for name, topic in heads.topics.items()}
+    return replace(heads, topics=topics).to_json()
+
+
+def _kept(initial: Offsets) -> Offsets:
+    """A first batch without rows."""
+    return Offsets(
+        initial.backend,
+        {name: TopicOffsets(topic.identity, topic.next, topic.next) for name, topic in initial.topics.items()},
+        shared=initial.shared,
+    )
+
+
+def _ends(
+    bus: Bus, begins: Mapping[str, Mapping[int, int]], ends: Mapping[str, TopicOffsets], *, shared: bool
+) -> dict[str, dict[int, int]]:
+    """Where there is nothing more to read, which is never before where the next batch begins.
+
+    :raises OffsetOutOfRange: a log ends below what was read of it.
+    """
+    found: dict[str, dict[int, int]] = {}
+    for name, topic in ends.items():
+        for partition, place in topic.next.items():
+            first = begins[name][partition]
+            # Where offsets are shared the end follows the last message there is, and a later one may be deleted by now.
+            if place < first and not (shared and _reaches(bus, name, partition, first)):
+                raise OffsetOutOfRange(
+                    f"The log of {name!r}[{partition}] ends at {place}, and the checkpoint is at {first}",
+                    advice="The end of this log was lost: begin a new checkpoint",
+                )
+            found.setdefault(name, {})[partition] = max(place, first)
+    return found
+
+
+def _reaches(bus: Bus, topic: str, partition: int, position: int) -> bool:
+    """Whether a log ever had what lies below a position; to read nothing there is refused where it had not."""
+    try:
+        for _ in bus.log.read(topic, partition, position, position):
+            pass
+    except OffsetOutOfRange:
+        return False
+    return True
+
+
+def _at_most(heads: Mapping[str, TopicOffsets], target: Mapping[str, TopicOffsets]) -> dict[str, TopicOffsets]:
+    """The heads, as far as the target goes; what is newer than it is left for the next run."""
+    return {
+        name: TopicOffsets(
+            topic.identity,
+            {
+                each: min(place, target[name].next[each])
+                for each, place in topic.next.items()
+                if each in target[name].next
+            },
+        )
+        for name, topic in heads.items()
+        if name in target
+    }
+
+
+def _identity(known: Offsets, name: str) -> str | None:
+    return known.topics[name].identity if name in known.topics else None

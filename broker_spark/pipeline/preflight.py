@@ -1,0 +1,281 @@
+"""Whether the rows of a pipeline fit into its sinks, before the first batch, which might reach some of them only.
+
+Spark analyses, and brokers tell of topics; nothing runs and nothing is written.
+
+Writes no rows as files and as new tables before the first batch, in which other sinks would have theirs already.
+
+For Spark refuses some options, formats and columns only when it writes. Of tables only those are tried that are files
+of a format which Spark brings, in its own catalog: what others do on the way cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError  # pyright: ignore[reportMissingTypeStubs]
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its name in all of Spark
+from pyspark.sql.types import StructType
+
+from broker.errors import ConfigurationError
+from broker.hooks import logger
+from broker.urls import mask_within
+from broker_spark.common.connections import bus_of
+from broker_spark.common.options import find_url, topic_name
+from broker_spark.common.schema import nearest
+from broker_spark.common.topics import identity_of
+from broker_spark.data_source import BrokerDataSource
+from broker_spark.pipeline.definition import BATCH, FileSink, Pipeline, Sink, TableSink, TopicSink, part_of
+from broker_spark.pipeline.frames import DEAD, OUT, Frames
+from broker_spark.pipeline.writing import as_messages, check_table, table_writer, write_files
+from broker_spark.runtime.configured import is_exact
+from broker_spark.runtime.hadoop import find_place
+from broker_spark.runtime.spark_errors import named_place, planned, said
+from broker_spark.sink.sink import SinkOptions
+
+__all__ = ["check_rows", "check_topics", "try_sinks"]
+
+
+def check_topics(pipeline: Pipeline) -> None:
+    """Make sure that the topics of the sinks are there, also that of letters which may be long in coming.
+
+    Asks the brokers; one that does not tell is believed.
+
+    :raises TopicNotFound: one is not.
+    """
+    for sink in pipeline.all_sinks().values():
+        if isinstance(sink, TopicSink):
+            identity_of(bus_of(find_url(sink.url or pipeline.url)), topic_name(sink.topic))
+
+
+def check_rows(pipeline: Pipeline, frames: Frames) -> None:
+    """Make sure that every sink can take these rows.
+
+    :param frames: of a batch or a stream.
+    :raises ConfigurationError: names the sink, and the condition, column or format that cannot be used.
+    :raises Unsupported: a broker cannot do what a column asks for.
+    """
+    for name, sink in pipeline.all_sinks().items():
+        letters = name == "dead_letters"
+        if letters and (frames.dead is None or isinstance(sink, TopicSink)):
+            continue
+        rows = frames.dead if letters and frames.dead is not None else frames.out
+        what = f"table is {sink.table!r}" if isinstance(sink, TableSink) else "The rows cannot be written"
+        with part_of(name), planned(what, "Let the transform give what the sink can take, or name another"):
+            _check(pipeline, sink, _chosen(sink, rows))
+
+
+def _check(pipeline: Pipeline, sink: Sink, rows: DataFrame) -> None:
+    match sink:
+        case TopicSink():
+            _check_twice(rows.columns, exact=True)
+            SinkOptions.parse(pipeline.sink_options(sink), as_messages(rows, sink).schema)
+        case FileSink(path=path, partition_by=partition_by):
+            with named_place("path", path):
+                find_place(rows.sparkSession, path)
+            _check_columns(rows)
+            _check_partitions(partition_by, rows)
+            _check_format(rows.sparkSession, sink.format)
+        case TableSink():
+            _check_columns(rows)
+            if rows.sparkSession.catalog.tableExists(sink.table):
+                check_table(sink, rows)
+            else:
+                _check_format(rows.sparkSession, sink.format)
+        case _:
+            # What a function takes is not known here.
+            pass
+
+
+def _chosen(sink: Sink, rows: DataFrame) -> DataFrame:
+    if not sink.where:
+        return rows
+    with planned(f"where is {sink.where!r}", f"It takes a condition of SQL on the columns {', '.join(rows.columns)}"):
+        chosen = rows.where(sink.where)
+        # A batch counts them before it writes them, and Spark filters by more than it counts by.
+        rows.agg(F.count_if(F.expr(sink.where)))
+        return chosen
+
+
+def _check_columns(rows: DataFrame) -> None:
+    for name in rows.columns:
+        if name.lower() == BATCH:
+            raise ConfigurationError(f"The rows have a column {name!r}, which is the pipeline's", advice="Rename it")
+    _check_twice(rows.columns, exact=is_exact(rows.sparkSession))
+
+
+def _check_twice(columns: Sequence[str], *, exact: bool) -> None:
+    known = [name if exact else name.lower() for name in columns]
+    for number, name in enumerate(known):
+        if name in known[:number]:
+            raise ConfigurationError(f"The rows have two columns {columns[number]!r}", advice="Rename one of them")
+
+
+def _check_partitions(partition_by: Sequence[str], rows: DataFrame) -> None:
+    exact = is_exact(rows.sparkSession)
+    known = rows.columns if exact else [name.lower() for name in rows.columns]
+    for name in partition_by:
+        if (name if exact else name.lower()) not in known:
+            raise ConfigurationError(
+                f"partition_by has {name!r}, which is no column of the rows", advice=nearest(name, rows.columns)
+            )
+    if len(partition_by) >= len(known):
+        raise ConfigurationError(
+            f"partition_by has all columns, {', '.join(partition_by)}", advice="Leave one for the files themselves"
+        )
+
+
+def _check_format(spark: SparkSession, name: str) -> None:
+    if name.lower() == BrokerDataSource.name():
+        raise ConfigurationError(f"format is {name!r}, which has no files", advice="Write to topics with a TopicSink")
+    session: Any = spark
+    try:
+        lookup = session._jvm.org.apache.spark.sql.execution.datasources.DataSource.lookupDataSource
+        lookup(name, session._jsparkSession.sessionState().conf())
+    except (AnalysisException, Py4JJavaError) as error:
+        raise ConfigurationError(
+            f"format is {name!r}, which Spark does not find",
+            advice="It takes parquet, orc, json or what Spark has jars of",
+        ) from error
+
+
+_FORMATS: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text"})
+"""Of tables that are but files in a directory."""
+_CATALOG: Final = "spark_catalog"
+_KEPT_CATALOG: Final = (
+    "Set spark.sql.catalogImplementation to hive in `config` or spark-defaults.conf, or name a table of a catalog of "
+    "your own"
+)
+_MEND: Final = "Mend its format or options, or let the transform give what they take"
+
+
+def try_sinks(pipeline: Pipeline, frame: DataFrame) -> None:
+    """Make sure that Spark writes rows such as these into files of a pipeline, and into new tables that are but files.
+
+    It leaves nothing there.
+
+    :param frame: `out` and `dead` beside each other; only its schema is looked at.
+    :raises ConfigurationError: it refuses a format, an option, a column or the directory; the error names the sink.
+    """
+    spark = frame.sparkSession
+    for name, sink in pipeline.all_sinks().items():
+        schema = frame.schema[DEAD if name == "dead_letters" else OUT].dataType
+        if not isinstance(sink, FileSink | TableSink) or not isinstance(schema, StructType):
+            continue
+        # `createDataFrame` would make this session the active one of the whole process.
+        columns = [F.lit(None).cast(each.dataType).alias(each.name) for each in schema]
+        rows = spark.range(0).coalesce(1).select(*columns)
+        with part_of(name):
+            _try_files(sink, rows) if isinstance(sink, FileSink) else _try_table(sink, rows)
+
+
+def _try_files(sink: FileSink, rows: DataFrame) -> None:
+    with (
+        named_place("path", sink.path),
+        _passing(rows.sparkSession, sink.path) as directory,
+        planned("The rows cannot be written", _MEND),
+    ):
+        write_files(sink, rows, directory)
+        if sink.partition_by:
+            # No row opens no file of a partition, and so does not show what only the writer of files refuses.
+            rest = rows.drop(*sink.partition_by)
+            write_files(replace(sink, partition_by=()), rest, directory)
+
+
+def _try_table(sink: TableSink, rows: DataFrame) -> None:
+    spark = rows.sparkSession
+    if not _is_sparks(spark, sink.table) or spark.catalog.tableExists(sink.table):
+        return
+    if (
+        spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        and spark.conf.get(f"spark.sql.catalog.{_CATALOG}", "") == ""
+    ):
+        with _told():
+            _check_forgotten(spark, sink)
+    if sink.format.lower() not in _FORMATS:
+        return
+    # Its path has to be empty, so that it is tried beside.
+    plain = {name: value for name, value in sink.options.items() if name.lower() != "path"}
+    with _told():
+        place = _place_of(spark, sink)
+        if place is not None:
+            with _passing(spark, place) as directory:
+                table_writer(replace(sink, options=plain), rows).save(directory)
+
+
+@contextlib.contextmanager
+def _told() -> Generator[None]:
+    with planned("The rows cannot be written", _MEND):
+        try:
+            yield
+        except Py4JJavaError as error:
+            raise ConfigurationError(f"The rows cannot be written: {said(error)}", advice=_MEND) from error
+
+
+def _check_forgotten(spark: SparkSession, sink: TableSink) -> None:
+    """Refuse to make a table again of which a run before left the files, and say that this one will, too."""
+    where = _path_of(sink)
+    if where is None and (above := _place_of(spark, sink)) is not None:
+        where = f"{above.rstrip('/')}/{sink.table.replace('`', '').rpartition('.')[2].lower()}"
+    if where is not None:
+        place, files = find_place(spark, where)
+        if files.exists(place) and len(files.listStatus(place)):
+            raise ConfigurationError(
+                f"Table {sink.table!r} is not in the catalog, and {mask_within(where)} has files already: the catalog "
+                "of a session is in its memory, and the table of a run before was forgotten",
+                advice=f"{_KEPT_CATALOG}; and move the files away, or name another table",
+            )
+    logger.warning(
+        "Table %s will be in a catalog in memory, which ends with this session, and the next run will not find it. %s",
+        sink.table,
+        _KEPT_CATALOG,
+    )
+
+
+def _is_sparks(spark: SparkSession, table: str) -> bool:
+    """Whether a table is one of Spark's own catalog."""
+    first, *rest = table.replace("`", "").split(".")
+    if len(rest) == 2:
+        return first == _CATALOG
+    return spark.catalog.currentCatalog() == _CATALOG and spark.conf.get(f"spark.sql.catalog.{first}", "") == ""
+
+
+def _path_of(sink: TableSink) -> str | None:
+    """The directory that the options of a table name."""
+    given = [str(value) for name, value in sink.options.items() if name.lower() == "path" and value is not None]
+    return given[-1] if given else None
+
+
+def _place_of(spark: SparkSession, sink: TableSink) -> str | None:
+    """The directory in which that of a new table will be."""
+    given = _path_of(sink)
+    if given is not None:
+        above = find_place(spark, given)[0].getParent()
+        return None if above is None else str(above.toString())
+    name = sink.table.replace("`", "").removeprefix(f"{_CATALOG}.")
+    return spark.catalog.getDatabase(name.rpartition(".")[0] or spark.catalog.currentDatabase()).locationUri
+
+
+@contextlib.contextmanager
+def _passing(spark: SparkSession, path: str) -> Generator[str]:
+    """A directory in this one that Spark's readers skip. It goes, as do those that were made for it."""
+    made = f"{path.rstrip('/')}/_check-{uuid.uuid4().hex}"
+    place, files = find_place(spark, made)
+    missing: list[Any] = []
+    above = place.getParent()
+    while above is not None and not files.exists(above):
+        missing.append(above)
+        above = above.getParent()
+    try:
+        yield made
+    finally:
+        # Not what something else put something into meanwhile; nor does this hide why the write failed.
+        with contextlib.suppress(Py4JJavaError):
+            files.delete(place, True)
+            for each in missing:
+                files.delete(each, False)
