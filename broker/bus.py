@@ -39,7 +39,7 @@ from broker.reading.record_consumer import RecordConsumer
 from broker.registry import read_target
 
 if TYPE_CHECKING:  # pydantic is loaded with the backend, by those who connect
-    from broker.settings import BackendSettings
+    from broker.driver.settings import BackendSettings
 
 __all__ = ["Bus", "Health", "connect"]
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from broker.driver.contract import Backend
+    from broker.driver.settings import BackendSettings
     from broker.hooks import Hooks
-    from broker.settings import BackendSettings
 
 __all__ = [
     "ENTRY_POINT_GROUP",

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from broker.driver import BackendSettings, UrlParts
+from broker.driver import UrlParts
+from broker.driver.settings import BackendSettings
 from broker_inmem.options import BrokerOptions
 from broker_inmem.server import Broker
 

@@ -26,7 +26,6 @@ from broker import (
 )
 from broker.driver import (
     AdminSpi,
-    BackendSettings,
     Ephemeral,
     Hooks,
     LogReaderSpi,
@@ -40,6 +39,7 @@ from broker.driver import (
     SourceListener,
     TransactionSpi,
 )
+from broker.driver.settings import BackendSettings
 from broker_jetstream import consumers
 from broker_jetstream.admin import JetStreamAdmin
 from broker_jetstream.connection import Connection

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
-from broker.driver import BackendSettings, Form, UrlParts, mask_url
+from broker.driver import UrlParts, mask_url
+from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["TEMPORARY", "JetStreamSettings"]
 

@@ -24,7 +24,6 @@ from broker import (
 from broker.driver import (
     REDRIVE_SUBSCRIPTION,
     AdminSpi,
-    BackendSettings,
     Ephemeral,
     Hooks,
     LogReaderSpi,
@@ -42,6 +41,7 @@ from broker.driver import (
     TransactionSpi,
     message_capabilities,
 )
+from broker.driver.settings import BackendSettings
 from broker_kafka.admin.facade import KafkaAdmin
 from broker_kafka.cluster.connection import Connection
 from broker_kafka.cluster.requests import read_metadata

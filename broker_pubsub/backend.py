@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 from broker import Capabilities, ConfirmedAck, LeaseMode, Limits, MessageCapabilities, PublishCapabilities, Unsupported
 from broker.driver import (
     AdminSpi,
-    BackendSettings,
     Ephemeral,
     Hooks,
     LogReaderSpi,
@@ -26,6 +25,7 @@ from broker.driver import (
     TransactionSpi,
     Warned,
 )
+from broker.driver.settings import BackendSettings
 from broker_pubsub import subscriptions
 from broker_pubsub.admin import PubSubAdmin
 from broker_pubsub.attributes import MAX_ATTRIBUTES, MAX_KEY, MAX_NAME, MAX_VALUE, RESERVED_ATTRIBUTES

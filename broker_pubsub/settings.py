@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from broker import InvalidSetting
-from broker.driver import BackendSettings, Form, UrlParts
+from broker.driver import UrlParts
+from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["PubSubSettings"]
 

@@ -20,7 +20,6 @@ from broker import (
 )
 from broker.driver import (
     AdminSpi,
-    BackendSettings,
     Hooks,
     LogReaderSpi,
     MessageSource,
@@ -32,6 +31,7 @@ from broker.driver import (
     SourceListener,
     TransactionSpi,
 )
+from broker.driver.settings import BackendSettings
 from broker_pulsar.admin import PulsarAdmin
 from broker_pulsar.client import Client
 from broker_pulsar.connection import Connection

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from broker.driver import BackendSettings, Form, UrlParts, mask_url
+from broker.driver import UrlParts, mask_url
+from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["PulsarSettings"]
 

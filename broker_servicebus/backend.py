@@ -28,7 +28,6 @@ from broker import (
 )
 from broker.driver import (
     AdminSpi,
-    BackendSettings,
     Ephemeral,
     Hooks,
     LogReaderSpi,
@@ -41,6 +40,7 @@ from broker.driver import (
     SourceListener,
     TransactionSpi,
 )
+from broker.driver.settings import BackendSettings
 from broker_servicebus import subscriptions
 from broker_servicebus.admin import ServiceBusAdmin
 from broker_servicebus.connection import Connection

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
-from broker.driver import BackendSettings, Form, UrlParts
+from broker.driver import UrlParts
+from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["ServiceBusSettings"]
 

@@ -28,12 +28,12 @@ from broker.capabilities import (
     PublishCapabilities,
 )
 from broker.driver.contract import Lag, MessageSubscription, Settlement, SubscriptionInfo, TopicInfo
+from broker.driver.settings import BackendSettings
 from broker.errors import BrokerError, Closed, LeaseLost, SubscriptionNotFound, TopicNotFound, Unsupported
 from broker.hooks import Connected, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
-from broker.settings import BackendSettings
 from broker.testing import Harness
 from broker.testing.conformance import Conformance
 from broker.testing.runner import check

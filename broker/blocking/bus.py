@@ -41,7 +41,7 @@ from broker.publishing.topic import codec_key
 from broker.reading.options import AnyRecordOptions
 
 if TYPE_CHECKING:
-    from broker.settings import BackendSettings
+    from broker.driver.settings import BackendSettings
 
 __all__ = ["Bus", "MessageOptions", "OnRevoking", "RecordOptions", "connect"]
 

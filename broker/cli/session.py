@@ -30,7 +30,7 @@ from broker.hooks import Connected, Disconnected, Event, FetchFailed, LeasesNotR
 
 if TYPE_CHECKING:
     from broker.bus import Bus
-    from broker.settings import BackendSettings
+    from broker.driver.settings import BackendSettings
 
 __all__ = ["AsJson", "Options", "Session", "command", "new_app"]
 

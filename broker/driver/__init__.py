@@ -1,6 +1,7 @@
 """Everything that the author of a backend imports: the contract, its optional protocols and helpers.
 
 Read `broker.driver.contract` first. A backend imports the public names of `broker` and this package, nothing else.
+`broker.driver.settings` is a module of its own because it imports pydantic, which applications need not load.
 """
 
 from broker.checks import check_choice, check_codec, check_flag, check_seconds, check_text, is_finite, is_whole, refused
@@ -61,8 +62,6 @@ from broker.hooks import (
 )
 from broker.names import REDRIVE_SUBSCRIPTION, Ephemeral, NativeName, check_name
 from broker.records import RecordOwner, RecordRun, RecordsOfRuns, undecodable
-from broker.setting_types import Form
-from broker.settings import BackendSettings, Origin
 from broker.urls import UrlParts, is_secret_name, mask_url
 
 __all__ = [
@@ -75,7 +74,6 @@ __all__ = [
     "AdminSpi",
     "Assignments",
     "Backend",
-    "BackendSettings",
     "Bounds",
     "ChecksConsumers",
     "Connected",
@@ -85,7 +83,6 @@ __all__ = [
     "FetchFailed",
     "FetchesRuns",
     "Finished",
-    "Form",
     "GroupAdminSpi",
     "GroupInfo",
     "GroupMember",
@@ -103,7 +100,6 @@ __all__ = [
     "MessageSubscription",
     "NativeName",
     "OpenLease",
-    "Origin",
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",

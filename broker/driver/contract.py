@@ -445,7 +445,7 @@ class AdminSpi(Protocol):
 class Backend(Protocol):
     """One connection to one broker. Made from a settings object, without I/O.
 
-    A backend class has `settings_type`, a subclass of `broker.settings.BackendSettings`, and is made as
+    A backend class has `settings_type`, a subclass of `broker.driver.settings.BackendSettings`, and is made as
     `BackendClass(settings, hooks)`.
     """
 

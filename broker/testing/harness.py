@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from broker.driver.contract import Backend
+from broker.driver.settings import BackendSettings
 from broker.errors import BrokerError, Unsupported
-from broker.settings import BackendSettings
 
 if TYPE_CHECKING:
     from broker.bus import Bus

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator
 
 from broker import InvalidSetting
-from broker.driver import BackendSettings, Form
+from broker.driver.settings import BackendSettings, Form
 
 __all__ = ["QueueSettings"]
 

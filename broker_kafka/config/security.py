@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, Self
 from pydantic import Field, SecretStr, model_validator
 
 from broker import InvalidSetting
-from broker.driver import BackendSettings, Origin
+from broker.driver.settings import BackendSettings, Origin
 
 __all__ = ["MECHANISMS", "Secured", "SecuritySettings", "check_security", "protocol_of"]
 

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Self
 
 from broker.bus import Bus
 from broker.driver.contract import Backend, MessageSubscription, RecordSubscription, Settlement, TopicPartition
+from broker.driver.settings import BackendSettings
 from broker.errors import BrokerError
 from broker.hooks import Event, Hooks
 from broker.messages import Message, Outcome
 from broker.outbound import OutboundMessage
 from broker.receipts import Receipt
 from broker.registry import create_backend
-from broker.settings import BackendSettings
 from broker.testing.faults import Wrapped
 from tests.conformance.inmem_harness import InmemHarness
 

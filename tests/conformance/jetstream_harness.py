@@ -8,7 +8,7 @@ from functools import cache
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
-from broker.settings import BackendSettings
+from broker.driver.settings import BackendSettings
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.nats import NatsServer, shared_server
 from tests.servers.proxy import Proxy

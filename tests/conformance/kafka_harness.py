@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
-from broker.settings import BackendSettings
+from broker.driver.settings import BackendSettings
 from tests.conformance.kafka_topics import TopicPool
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.kafka import PLAIN, KafkaServer, Listener

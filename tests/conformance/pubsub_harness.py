@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
-from broker.settings import BackendSettings
+from broker.driver.settings import BackendSettings
 from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy

@@ -12,7 +12,7 @@ from typing import Self
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
-from broker.settings import BackendSettings
+from broker.driver.settings import BackendSettings
 from broker.testing import Harness
 from tests.conformance.server_harness import ServerHarness
 from tests.servers.proxy import Proxy

@@ -14,7 +14,7 @@ import pytest
 
 from broker.bus import Bus
 from broker.driver.contract import Backend
-from broker.settings import BackendSettings
+from broker.driver.settings import BackendSettings
 from broker.testing import Harness
 from broker_servicebus import ServiceBusSettings
 from tests.conformance.server_harness import ServerHarness

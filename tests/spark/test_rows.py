@@ -11,9 +11,9 @@ import pyarrow
 import pytest
 
 from broker.errors import InvalidMessage
+from broker_spark.sink import duplicate_ids as given_ids
 from broker_spark.sink.duplicate_ids import GivenIds
 from broker_spark.sink.rows import messages_of
-from broker_spark.sink import duplicate_ids as given_ids
 
 
 def ids(given: GivenIds, batch: dict[str, list[str | None]], prefix: str | None = "query-7-0") -> list[str | None]:

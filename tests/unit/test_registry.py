@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 import broker.blocking
+from broker.driver.settings import BackendSettings
 from broker.errors import ConfigurationError, InvalidSetting, MissingClient, UnknownScheme, UnknownSetting
 from broker.hooks import Hooks
 from broker.registry import create_backend, load_backend, register, schemes
-from broker.settings import BackendSettings
 
 
 class StubSettings(BackendSettings):
@@ -139,7 +139,8 @@ CLIENTS = ["nats", "nkeys", "confluent_kafka", "google.cloud", "grpc", "pulsar",
 
 def test_importing_the_core_imports_no_backend_and_no_client(tmp_path: Path):
     printed = run_python(
-        "import broker, broker.blocking; print(*sys.modules); import broker.settings; print(*sys.modules)", tmp_path
+        "import broker, broker.blocking; print(*sys.modules); import broker.driver.settings; print(*sys.modules)",
+        tmp_path,
     )
     core, settings = (line.split() for line in printed.splitlines())
     assert not {name for name in settings if name in CLIENTS or name.startswith(("broker_", "nats."))}
@@ -194,7 +195,7 @@ def test_an_entry_point_is_found_by_its_scheme(tmp_path: Path):
         tmp_path,
         "thirdparty:Third",
         """
-        from broker.settings import BackendSettings
+        from broker.driver.settings import BackendSettings
         class Settings(BackendSettings):
             schemes = ("third",)
             depth: int = 1

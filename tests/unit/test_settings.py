@@ -11,10 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, SecretStr, model_validator
 
+from broker.driver.settings import BackendSettings, Form, Origin
 from broker.errors import InvalidSetting, UnknownScheme, UnknownSetting
 from broker.registry import load_backend
-from broker.setting_types import Form
-from broker.settings import BackendSettings, Origin
 from broker.urls import UrlParts
 
 
