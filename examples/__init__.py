@@ -1,1 +1,1 @@
-"""Programs that show what the library is for; run them from the top of the repository."""
+"""Example programs. Run them from the top of the repository."""

@@ -1,6 +1,14 @@
-"""A year of flights through a message broker: `python -m examples.flights`, or `make demo`.
+"""A year of flights through a message broker: `python -m examples.flights`, or `make demo-sdk`.
 
-`app` tells the story; the modules it uses can be read in this order: `data` (the flights), `topics` (where they
-go), `publisher`, `consumer` (the message consumer that is killed), `reading` (everything that is on a topic),
-`auditor` (who counts it), `fold` (what is computed), and `lives` (how a consumer is started and killed).
+| module, in reading order | job |
+|---|---|
+| `data` | the flights |
+| `topics` | the topics |
+| `publisher` | publishes the flights |
+| `consumer` | computes delays; is killed |
+| `reading` | reads whole topics |
+| `auditor` | checks all results |
+| `fold` | the computation |
+| `lives` | starts and kills a consumer |
+| `story` | the demo from start to end |
 """

@@ -1,4 +1,4 @@
-"""The command: reads its arguments, runs the demo and says how it went by its exit status."""
+"""The command: parses arguments, runs the demo and sets the exit status."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PICTURE: Final = Path("build/flights-delays.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if every promise held, 1 if one did not or the broker failed."""
+    """Returns 0 if every check passed, 1 if one failed or the broker failed."""
     given = parse(arguments, "python -m examples.flights", _PICTURE)
     screen = Screen()
     return status(screen, lambda: run(given.url, given.flights, given.picture, screen)[0].failures)
 
 
 def run(url: str, count: int, picture: Path, screen: Screen) -> tuple[Balance, list[tuple[str, ...]]]:
-    """The demo from the data to the picture; the balance and the rows of the table."""
+    """Run the whole demo. Returns the balance and the rows of the table."""
     screen.say("Reading the flights")
     flights, airlines = read_flights(count), read_airlines()
     with shared_url(url) as shared:

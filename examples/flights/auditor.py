@@ -1,8 +1,7 @@
-"""The auditor: reads every topic of the demo from its beginning, trusts nobody and counts everything.
+"""The auditor: reads every topic of the demo from the beginning and counts independently of the other tasks.
 
-It computes the fold a second time, from the flights themselves, and checks the order of each aircraft's flights as they
-were published and as they were handled. It keeps reading until it is told that the others have finished and nothing
-more comes. Cancelling it loses nothing: it only reads.
+It computes the fold again from the published flights. It checks the order of each aircraft's flights, as published and
+as handled. It reads until `finish` is called and the topics are empty. Cancelling it loses nothing: it only reads.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["Auditor"]
 
 
 class _Order:
-    """Whether the legs of each aircraft come one after the other."""
+    """Checks that the legs of each aircraft arrive in order."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -38,11 +37,11 @@ class _Order:
 
 
 class Auditor:
-    """What the logs of the topics say.
+    """Counts from the logs of the topics.
 
-    :ivar published, cancelled: numbers of the flights that are there.
-    :ivar delays: the fold of what the consumer wrote; `expected` is that of what was published.
-    :ivar again: outcomes that were written more than once.
+    :ivar published, cancelled: numbers of the flights found in these topics.
+    :ivar delays: the fold of the consumer's output; `expected` is the fold of the published flights.
+    :ivar again: flights and outcomes found more than once.
     """
 
     def __init__(self, progress: Callable[[], object]) -> None:
@@ -75,11 +74,11 @@ class Auditor:
         return self.order_published.broken + self.order_handled.broken + self.order_cancelled.broken
 
     def finish(self) -> None:
-        """Nobody publishes any more: end when everything is read."""
+        """End `run` once everything is read. Call it when publishing is over."""
         self._finished.set()
 
     async def run(self, bus: broker.Bus) -> None:
-        """Read until `finish` was called and nothing more comes."""
+        """Read until `finish` is called and the topics are empty."""
         take = {FLIGHTS: self._take_flight, DELAYS: self._take_delay, CANCELLED: self._take_cancelled}
         async with aclosing(follow(bus, list(take), AUDIT)) as batches:
             async for batch in batches:
@@ -121,7 +120,7 @@ class Auditor:
 
 
 def _aircraft(record: Entry, aircraft: str | None) -> str | None:
-    """The key, which must be the aircraft of the payload."""
+    """The key. Exits if it is not the aircraft of the payload."""
     key = None if record.key is None else record.key.decode()
     if key != aircraft:
         raise SystemExit(f"A record of {record.topic} has the key {key!r} and the aircraft {aircraft!r}")

@@ -1,4 +1,4 @@
-"""What the commands of both demos share: arguments, the broker's URL, and the exit status."""
+"""Arguments, broker URL and exit status, shared by the commands of the demos."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _PARAMETERS: Final = {
     "embedded": _EMBEDDED,
     "nats": _EMBEDDED,
     "tls": _EMBEDDED,
-    # No shorter ack deadline is to be had from the service.
+    # The shortest ack deadline of the service.
     "pubsub": {"lease_seconds": "10"},
-    # Each aircraft is a session, and few of them have a second flight soon.
+    # Each aircraft is a session, and most sessions stay empty for long.
     "servicebus": {"lease_seconds": "5", "max_sessions": "16", "session_idle": "0.02"},
 }
-"""By the scheme of the URL."""
+"""Default URL parameters by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a demo is told.
+    """The arguments of a demo.
 
-    :ivar flights: how many, from the first of the year on.
+    :ivar flights: number of flights, counted from the first of the year.
     """
 
     url: str
@@ -46,9 +46,9 @@ class Arguments:
 
 
 def parse(arguments: Sequence[str] | None, program: str, picture: Path) -> Arguments:
-    """Read the command line; ends the process if it is wrong.
+    """Parse the command line. Exits if it is wrong.
 
-    :param picture: where it goes unless told otherwise.
+    :param picture: default path of the picture.
     """
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--flights", type=int, default=FLIGHTS_IN_ALL, help="how many of the 336,776 flights")
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None, program: str, picture: Path) -> Argum
 
 
 def status(screen: Screen, demo: Callable[[], Sequence[str]]) -> int:
-    """Run a demo, which gives what did not hold; 0 if all did and nothing failed, else 1."""
+    """Run a demo that returns its failed checks. Returns 0 if there are none and nothing raised, else 1."""
     try:
         return 1 if demo() else 0
     except BaseExceptionGroup as group:
@@ -77,9 +77,9 @@ def status(screen: Screen, demo: Callable[[], Sequence[str]]) -> int:
 
 @contextmanager
 def shared_url(url: str) -> Generator[str]:
-    """The same broker as a URL that several processes can use, and with a lease short enough to watch.
+    """The same broker as a URL that several processes can use, with a short lease.
 
-    A temporary embedded server belongs to one connection: it gets a directory instead, for the time of the block.
+    A temporary embedded server belongs to one connection, so it gets a temporary directory for the block.
     """
     parts = urlsplit(url)
     if parts.scheme not in _PARAMETERS:

@@ -1,9 +1,9 @@
-"""The message consumer: folds delays per carrier, and survives being killed at any moment.
+"""The message consumer: folds delays per carrier, and can be killed at any time.
 
-Up to `CONCURRENCY` flights are handled at once, those of one aircraft strictly one after the other. A flight's delay is
-on the topic of delays, confirmed, before the flight is acked. So whatever is missing there after a crash is delivered
-again, and the fold is built again by reading that topic. What was written there but not acked comes
-twice: it is recognised by its number and counts once.
+It handles up to `CONCURRENCY` flights at once; flights of one aircraft strictly in order. It publishes the delay of a
+flight and waits for the confirmation before it acks the flight. After a crash, a flight whose delay is missing is
+redelivered, and the fold is rebuilt from the topic of delays. A delay that was published but whose flight was not acked
+may be published twice; its number identifies it, so it counts once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DelayConsumer:
         )
 
     async def begin(self) -> None:
-        """Build the fold again from what earlier lives have written."""
+        """Rebuild the fold from the output of earlier lives."""
         async for batch in read_all(self._bus, DELAYS, FOLD):
             for entry in batch:
                 self._fold.add(DELAY_JSON.decode(entry.data))
@@ -67,7 +67,7 @@ class DelayConsumer:
         await self._report("restored")
 
     async def end(self) -> None:
-        """Publish the fold and what it took."""
+        """Publish the fold and its statistics."""
         await self._report("finished")
 
     async def run(self) -> None:
@@ -116,9 +116,9 @@ class DelayConsumer:
 
 
 async def main() -> None:
-    """A consumer in a process of its own, on the broker that BROKER_URL names, until SIGTERM.
+    """Run a consumer as a process on the broker of BROKER_URL until SIGTERM.
 
-    It prints a line when it heeds that.
+    Prints a line once it handles SIGTERM.
     """
     async with broker.connect() as bus:
         consumer = DelayConsumer(bus)

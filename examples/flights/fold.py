@@ -1,4 +1,4 @@
-"""What is computed of the flights: delays per carrier. Pure; every flight counts once, however often it is added."""
+"""Delays per carrier. Pure. A flight counts once, however often it is added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.flights.data import Flight
 __all__ = ["LATE_AFTER", "CarrierDelays", "Delay", "DelayFold"]
 
 LATE_AFTER: Final = 15
-"""A departure is late after so many minutes, as airlines count."""
+"""Minutes after which a departure counts as late, as airlines count."""
 
 
 class Delay(msgspec.Struct, frozen=True, gc=False):
@@ -45,7 +45,7 @@ class Delay(msgspec.Struct, frozen=True, gc=False):
 class CarrierDelays(msgspec.Struct):
     """The delays of one carrier, in whole minutes.
 
-    :ivar by_hour: hour of the scheduled departure to the number of flights and the sum of their delays.
+    :ivar by_hour: (flights, sum of delays) by hour of the scheduled departure.
     """
 
     flights: int = 0
@@ -89,14 +89,14 @@ class DelayFold:
         self._numbers: set[int] = set()
 
     def __contains__(self, number: int) -> bool:
-        """Whether the flight of this number is in."""
+        """Whether the flight with this number was added."""
         return number in self._numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     def add(self, delay: Delay) -> bool:
-        """Count a flight in; False if it was in already."""
+        """Add a flight. Returns False if it was added before."""
         if delay.number in self._numbers:
             return False
         self._numbers.add(delay.number)

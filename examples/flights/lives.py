@@ -1,8 +1,11 @@
-"""Starting, killing and stopping the message consumer, where it is a process of its own and where it cannot be one.
+"""Starts, kills and stops the message consumer, as a process or as a task.
 
-A broker that several processes can share gets the consumer as a process, and killing it means SIGKILL. A broker in
-memory gets it as a task of this process, and killing it means that its connection is cut for good: nothing is settled
-or given back any more. Both leave behind what they held.
+| broker | the consumer is | killing it |
+|---|---|---|
+| shared by several processes | a process | SIGKILL |
+| in memory | a task of this process | cuts its connection: it settles and gives back nothing more |
+
+Either way its unsettled messages stay leased until their leases end.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ T = TypeVar("T")
 
 
 class LifeEnded(Exception):
-    """The consumer ended by itself."""
+    """The consumer ended on its own."""
 
 
 class Life(Protocol):
@@ -36,19 +39,19 @@ class Life(Protocol):
     def name(self) -> str: ...
     @property
     def death(self) -> str:
-        """What killing it means."""
+        """How it dies, in words."""
         ...
 
     @property
     def lease_seconds(self) -> float:
-        """How long after its death the broker still counts messages as its own."""
+        """Seconds for which the broker still leases messages to a dead consumer."""
         ...
 
     async def start(self) -> None: ...
     async def kill(self) -> None: ...
     async def stop(self) -> None: ...
     async def outlive(self, work: Awaitable[T]) -> T:
-        """Wait for something that happens during this life.
+        """Wait for something while the consumer runs.
 
         :raises LifeEnded: the consumer ended first.
         """
@@ -58,7 +61,7 @@ class Life(Protocol):
 def new_life(url: str, bus: broker.Bus) -> Life:
     """A consumer that has not started yet.
 
-    :param url: where it is to consume; `bus` is connected there.
+    :param url: the broker to consume from; `bus` is connected to it.
     """
     if bus.capabilities.shared:
         messages = bus.capabilities.messages
@@ -97,7 +100,7 @@ class _ProcessLife:
     async def stop(self) -> None:
         process = self._started()
         assert process.stdout is not None
-        # Where all is done already, it may not have come to heed SIGTERM yet; a line that never comes is its end.
+        # It may not handle SIGTERM yet: wait for its line, or for its end.
         await process.stdout.readline()
         if process.returncode is None:
             process.terminate()
@@ -155,7 +158,7 @@ class _TaskLife:
 
 @contextmanager
 def _silence() -> Generator[None]:
-    """The dead say nothing: not even what the library warns of about each message that they can settle no more."""
+    """Drop the warnings about messages that a dead consumer can no longer settle."""
     log = logging.getLogger("broker")
 
     def say_nothing(_: logging.LogRecord) -> bool:
@@ -169,9 +172,9 @@ def _silence() -> Generator[None]:
 
 
 async def during(work: Awaitable[T], life: Awaitable[object]) -> T:
-    """Wait for something that happens during a life.
+    """Wait for something while a life goes on.
 
-    :raises LifeEnded: that ended first.
+    :raises LifeEnded: the life ended first.
     """
     working, living = asyncio.ensure_future(work), asyncio.ensure_future(life)
     try:

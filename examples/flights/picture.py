@@ -1,4 +1,4 @@
-"""The picture of the delays: one PNG, drawn without a display. Draws what it is given; writes one file."""
+"""Draws the delays as a PNG, without a display."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LEAST_FLIGHTS = 20
 
 
 def draw(carriers: Mapping[str, CarrierDelays], airlines: Mapping[str, str], path: Path) -> None:
-    """Left the mean delay of each carrier, right how it grows over the day.
+    """Draw the mean delay per carrier on the left, and per hour of the day on the right.
 
-    :param path: where the PNG goes; its directory is made if it is missing.
+    :param path: of the PNG; missing directories are created.
     """
     import matplotlib
 

@@ -1,7 +1,7 @@
-"""Publishes the flights in the order of their scheduled departures, by batches, each flight keyed by its aircraft.
+"""Publishes the flights in batches, by scheduled departure, keyed by aircraft.
 
-A flight that was cancelled before it got an aircraft has no key: it belongs to no order. Every flight has an id, so
-that a broker that deduplicates would drop a second copy. Failure is raised as the topic raises it.
+A flight without an aircraft has no key: its order does not matter. Every flight has an id, so that a broker that
+deduplicates drops a second copy. Raises what the topic raises.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _BATCH: Final = 1000
 
 
 async def publish_flights(bus: broker.Bus, flights: Sequence[Flight], progress: Callable[[int], object]) -> int:
-    """Publish all; how many the broker confirmed.
+    """Publish all flights. Returns how many the broker confirmed.
 
-    :param progress: told how many are confirmed so far.
+    :param progress: called with the number confirmed so far.
     """
     topic = bus.topic(FLIGHTS)
     confirmed = 0

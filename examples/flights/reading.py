@@ -1,7 +1,7 @@
-"""Everything that is on a topic, from its beginning: its log, or subscriptions where the broker keeps no log.
+"""Reads whole topics: from the log, or from subscriptions on a broker without a log.
 
-A subscription gets what is published after it was made, so that `subscribe` comes before everything else. Reading
-changes nothing of a log; of a subscription it takes what is acked, which `follow` does and `read_all` does not.
+A subscription receives only what is published after its creation, so call `subscribe` first. Reading a log changes
+nothing. On a subscription `follow` acks and thus consumes; `read_all` does not ack.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _MOST: Final = 2000
 _ALL: Final = 1_000_000
 _IDLE_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 1.0
-"""After so long without a message there is none, on a broker that cannot tell where its topics end."""
+"""Seconds without a message after which a topic counts as empty, on a broker that cannot report its end."""
 
 
 def keeps_log(bus: broker.Bus) -> bool:
-    """Whether what was read can be read again."""
+    """Whether the broker has a log, which can be read again."""
     return bus.capabilities.records is not None
 
 
 async def subscribe(bus: broker.Bus, readers: Mapping[str, Sequence[str]], whole: Collection[str] = ()) -> None:
-    """Make the subscriptions of each topic's readers, where it has no log.
+    """Create the subscriptions of each topic's readers, on a broker without a log.
 
-    :param whole: the readers for `read_all`, which need no order.
+    :param whole: readers that use `read_all` and need no order.
     """
     if not keeps_log(bus):
         for topic, names in readers.items():
             for name in names:
-                # An ordered one of Pub/Sub keeps later messages of a key back until the earlier are acked.
+                # An ordered Pub/Sub subscription holds back later messages of a key until the earlier ones are acked.
                 plain = name in whole and bus.capabilities.backend == "pubsub"
                 options: dict[str, Any] = {"ordering": False} if plain else {}
                 await bus.admin.ensure_subscription(topic, name, **options)
 
 
 async def read_all(bus: broker.Bus, topic: str, reader: str) -> AsyncGenerator[Sequence[Entry]]:
-    """What is there now, by batches; it stays there."""
+    """What the topic holds now, in batches. Consumes nothing."""
     if keeps_log(bus):
         for partition in await bus.log.partitions(topic):
             async for batch in bus.log.read(topic, partition):
@@ -55,7 +55,7 @@ async def read_all(bus: broker.Bus, topic: str, reader: str) -> AsyncGenerator[S
 
 
 async def follow(bus: broker.Bus, topics: Sequence[str], reader: str) -> AsyncGenerator[Sequence[Entry]]:
-    """What comes, without end: by batches, an empty one whenever nothing came for a moment."""
+    """Everything that arrives, in batches, forever. Yields an empty batch when nothing arrives for a moment."""
     if keeps_log(bus):
         async with bus.records(list(topics), group=reader) as log:
             while True:

@@ -1,4 +1,4 @@
-"""What people see: bars while it runs, then the table, the balance and the rates. Prints, and does nothing else."""
+"""Prints progress bars while the demo runs, then the table, the balance and the rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = ("Carrier", "Flights", "Cancelled", "Mean", "Late", "Worst", "Arrival
 def carrier_rows(
     carriers: Mapping[str, CarrierDelays], cancelled: Mapping[str, int], airlines: Mapping[str, str]
 ) -> list[tuple[str, ...]]:
-    """The table as text: one row per carrier, the most punctual first, and the sum of all."""
+    """The table as text: one row per carrier, the most punctual first, and the total."""
     codes = sorted({*carriers, *cancelled}, key=lambda code: (carriers.get(code, CarrierDelays()).mean_departure, code))
     rows = [
         _row(airlines.get(code, code), carriers.get(code, CarrierDelays()), cancelled.get(code, 0)) for code in codes
@@ -54,7 +54,7 @@ def _row(name: str, carrier: CarrierDelays, cancelled: int) -> tuple[str, ...]:
 
 
 class Screen:
-    """The terminal; without one, lines instead of bars."""
+    """The terminal. Without one, prints lines instead of bars."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -62,12 +62,12 @@ class Screen:
         self._tasks: dict[str, TaskID] = {}
 
     def say(self, line: str) -> None:
-        """One line, above the bars if there are any."""
+        """Print a line, above the bars if there are any."""
         (self._console if self._bars is None else self._bars.console).print(line, highlight=False)
 
     @contextmanager
     def progress(self, totals: Mapping[str, int]) -> Generator[None]:
-        """Show bars within the block, each with what is all of it."""
+        """Show bars within the block, with their totals."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -84,14 +84,14 @@ class Screen:
                 self._bars = None
 
     def advance(self, what: str, count: int) -> None:
-        """How far the bar of this name is."""
+        """Set the bar of this name."""
         if self._bars is not None:
             task = self._tasks[what]
             speed = next((shown.speed for shown in self._bars.tasks if shown.id == task), None)
             self._bars.update(task, completed=count, rate="" if speed is None else f"{speed:,.0f}/s")
 
     def table(self, rows: Sequence[tuple[str, ...]]) -> None:
-        """The carriers."""
+        """Print the carriers."""
         table = Table(
             title="Flights from New York City in 2013, by carrier",
             title_justify="left",
@@ -107,7 +107,7 @@ class Screen:
         self._console.print(table)
 
     def facts(self, title: str, lines: Iterable[tuple[str, int, str]]) -> None:
-        """What was counted, how many, and what it means."""
+        """Print names, counts and explanations."""
         table = Table(title=title, title_justify="left", show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
@@ -117,7 +117,7 @@ class Screen:
         self._console.print(table)
 
     def balance(self, balance: Balance) -> None:
-        """What became of every flight, and how fast."""
+        """Print the result for all flights, and the rates."""
         auditor, report = balance.auditor, balance.report
         lines = (
             ("published", balance.published, "confirmed by the broker, keyed by aircraft"),
@@ -128,9 +128,9 @@ class Screen:
             (
                 "redelivered after it",
                 report.redelivered,
-                f"{report.known:,} of them were folded and only not acked yet",
+                f"{report.known:,} of them were already folded, but not acked",
             ),
-            ("written twice", auditor.again, "outcomes that came again, recognised and counted once"),
+            ("written twice", auditor.again, "outcomes published twice, recognised and counted once"),
             ("out of order", auditor.out_of_order, f"flights of {auditor.order_published.aircraft:,} aircraft"),
         )
         self.facts("The balance", lines)

@@ -1,6 +1,6 @@
-"""What the demo does: publish, consume, audit, kill the consumer half-way, start it again, and draw up the balance.
+"""The demo: publish, consume, audit, kill the consumer half-way, restart it, and check the balance.
 
-The publisher, the auditor and the consumer run side by side. The first error ends them all and is raised.
+Publisher, auditor and consumer run concurrently. The first error cancels the others and is raised.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LEASE_MARGIN = 1.0
 
 @dataclass(slots=True)
 class Balance:
-    """How it came out.
+    """The result of the demo.
 
-    :ivar handled_before: flights that had an outcome when the first consumer was killed.
-    :ivar report: what the second consumer says.
-    :ivar rates: what was done, and how many per second.
+    :ivar handled_before: flights with an outcome when the first consumer was killed.
+    :ivar report: of the second consumer.
+    :ivar rates: messages per second, by activity.
     """
 
     flights: int
@@ -50,7 +50,7 @@ class Balance:
 
     @property
     def failures(self) -> list[str]:
-        """What does not hold; empty if all is well."""
+        """The failed checks; empty if all passed."""
         auditor = self.auditor
         checks = {
             "every flight is published once": self.published == len(auditor.published) == self.flights,
@@ -68,7 +68,7 @@ class Balance:
 async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
     """Run the whole demo on the broker at `url`.
 
-    :raises LifeEnded: a consumer ended by itself.
+    :raises LifeEnded: a consumer ended on its own.
     :raises BrokerError: the broker failed.
     """
     started = perf_counter()
@@ -76,7 +76,7 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
         if not keeps_log(bus):
             screen.say(
                 f"{bus.capabilities.backend} keeps no log: the auditor and the fold read subscriptions of their own, "
-                "which cannot be read again"
+                "each of which can be read only once"
             )
         await make_topics(bus)
         half = asyncio.Event()
@@ -102,7 +102,7 @@ async def tell(url: str, flights: Sequence[Flight], screen: Screen) -> Balance:
                 auditor.finish()
                 await audit
         restored, report = await _reports(bus)
-        screen.say(f"The second consumer found {restored:,} flights in its fold when it began")
+        screen.say(f"The second consumer restored {restored:,} flights of its fold")
         balance = Balance(len(flights), published, auditor, report, handled_before)
         balance.rates = {
             "published and confirmed": published / publish_seconds,
@@ -120,7 +120,7 @@ async def _publish(bus: broker.Bus, flights: Sequence[Flight], screen: Screen) -
 
 
 async def _first_life(life: Life, half: asyncio.Event, auditor: Auditor, screen: Screen) -> tuple[int, float]:
-    """Let it work until half of the flights are done, and kill it."""
+    """Kill the consumer when half of the flights are done."""
     started = perf_counter()
     async with _begun(life):
         screen.say(f"The first consumer is {life.name}")
@@ -133,7 +133,7 @@ async def _first_life(life: Life, half: asyncio.Event, auditor: Auditor, screen:
 
 @asynccontextmanager
 async def _begun(life: Life) -> AsyncGenerator[None]:
-    """Start it; whatever fails, nothing of it stays behind."""
+    """Start the consumer. Kills it if the block raises."""
     await life.start()
     try:
         yield
@@ -143,10 +143,10 @@ async def _begun(life: Life) -> AsyncGenerator[None]:
 
 
 async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: Screen) -> None:
-    """Let it finish the work of the dead one, and stop it the polite way."""
+    """Let the second consumer finish the work, and stop it cleanly."""
     if dead.lease_seconds:
-        # What the dead consumer held comes again before later flights of the same aircraft only if its leases are over.
-        screen.say(f"Its leases end in {dead.lease_seconds:g} s; until then what it held belongs to it")
+        # Keeps each aircraft's order: what the dead consumer held must be redelivered before later flights.
+        screen.say(f"Its leases end in {dead.lease_seconds:g} s; until then its messages are not redelivered")
         await asyncio.sleep(dead.lease_seconds + _LEASE_MARGIN)
     async with _begun(life):
         screen.say(f"The second consumer is {life.name}")
@@ -155,7 +155,7 @@ async def _second_life(life: Life, dead: Life, complete: asyncio.Event, screen: 
 
 
 async def _reports(bus: broker.Bus) -> tuple[int, Report]:
-    """How many flights the second consumer found in its fold, and what it said at its end."""
+    """Flights that the second consumer restored, and its final report."""
     reports: list[Report] = []
     async for batch in read_all(bus, REPORTS, FOLD):
         reports.extend(REPORT_JSON.decode(entry.data) for entry in batch)

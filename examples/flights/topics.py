@@ -1,4 +1,4 @@
-"""The topics of the demo, and making them anew. Making them waits for the broker and may be repeated."""
+"""The topics of the demo and their payloads."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ __all__ = [
 FLIGHTS: Final = "demo.flights"
 """Every scheduled flight, keyed by aircraft."""
 DELAYS: Final = "demo.flights.delays"
-"""What the consumer made of each flight that departed: its fold can be built again from here."""
+"""The consumer's output for each departed flight. The fold is rebuilt from this topic."""
 CANCELLED: Final = "demo.flights.cancelled"
 """The dead letters: flights that never departed."""
 REPORTS: Final = "demo.flights.reports"
-"""What each consumer has to say of itself when it starts and when it ends."""
+"""Reports of each consumer at its start and its end."""
 
 WORK: Final = "delays"
 """The subscription of the consumers."""
 AUDIT: Final = "audit"
 """The auditor's group, or its subscriptions on a broker without a log."""
 FOLD: Final = "fold"
-"""Where the fold is built again from and the reports are read, on a broker without a log."""
+"""The subscription for rebuilding the fold and reading reports, on a broker without a log."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What one life of the consumer says.
+    """A report of one life of the consumer.
 
-    :ivar stage: "restored" when it begins, "finished" when it was told to stop.
-    :ivar restored: flights whose delays it found in its fold's topic when it began.
-    :ivar handled: messages it was handed, and how many of them were delivered before (`redelivered`).
-    :ivar known: redelivered flights that were in the fold already, so that only the ack was missing.
-    :ivar seconds: from its first message to its last.
+    :ivar stage: "restored" at the start, "finished" at the end.
+    :ivar restored: flights in the fold at the start.
+    :ivar handled: messages handled; `redelivered` of them had been delivered before.
+    :ivar known: redelivered flights that were already folded: only their acks were missing.
+    :ivar seconds: from the first message to the last.
     """
 
     stage: str
@@ -70,7 +70,7 @@ REPORT_JSON: Final = Json(Report)
 
 
 async def make_topics(bus: broker.Bus) -> None:
-    """Delete what an earlier demo left, and make the topics."""
+    """Recreate the topics. Idempotent."""
     for name in (FLIGHTS, DELAYS, CANCELLED, REPORTS):
         await bus.admin.delete_topic(name)
         await bus.admin.ensure_topic(name)
@@ -78,6 +78,6 @@ async def make_topics(bus: broker.Bus) -> None:
     await subscribe(bus, readers, whole=[FOLD])
     messages = bus.capabilities.messages
     if messages is not None and not messages.history:
-        # It misses what is published before it is there, and its first consumer makes it for order.
+        # It misses earlier messages, and an ordered consumer has to create it.
         async with bus.messages(FLIGHTS, subscription=WORK, ordered_by_key=True):
             pass

@@ -1,7 +1,7 @@
-"""The figures of one aircraft, which need its flights in their order: state that Spark keeps for each.
+"""Figures per aircraft, computed from its flights in order; Spark keeps state for each aircraft.
 
-A batch has the flights of an aircraft behind those of earlier batches, since all of them are in one partition; within
-a batch they are put in order here, since a shuffle promises none.
+An aircraft's flights share a partition, so later batches have later flights. Within a batch the processor sorts them,
+because a shuffle does not keep the order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["FIGURES", "AircraftProcessor", "Known"]
 
 
 class Known(NamedTuple):
-    """What is kept of an aircraft.
+    """The state of an aircraft.
 
-    :ivar run: late departures in a row, up to the last.
-    :ivar arrived_late: whether its last flight did.
+    :ivar run: current number of consecutive late departures.
+    :ivar arrived_late: whether its last flight arrived late.
     """
 
     flights: int = 0
@@ -33,7 +33,7 @@ class Known(NamedTuple):
     arrived_late: bool = False
 
     def after(self, departure_delay: int | None, arrival_delay: int | None) -> Known:
-        """With one more flight; delays are minutes, None if it never departed or never arrived."""
+        """The state after one more flight. Delays are minutes; None if it never departed or arrived."""
         if departure_delay is None:
             return self._replace(flights=self.flights + 1)
         late = departure_delay > LATE_AFTER
@@ -59,11 +59,11 @@ _STATE: Final = StructType(
 FIGURES: Final = StructType(
     [StructField("aircraft", StringType()), *(StructField(name, LongType()) for name in _SHOWN)]
 )
-"""The columns of what comes out."""
+"""The output columns."""
 
 
 class AircraftProcessor(StatefulProcessor):
-    """One read and one write of state for each aircraft in a batch, whatever the number of its flights."""
+    """Reads and writes the state once per aircraft and batch."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state: Any = handle.getValueState("known", _STATE)

@@ -1,4 +1,4 @@
-"""The command: reads its arguments, runs the demo and says how it went by its exit status."""
+"""The command: parses arguments, runs the demo and sets the exit status."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _PICTURE: Final = Path("build/flights-pipeline.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if all is equal, 1 if something is not or the broker or Spark failed."""
+    """Returns 0 if the output is correct, 1 if not, or if the broker or Spark failed."""
     given = parse(arguments, "python -m examples.flights_pipeline", _PICTURE)
     screen = Screen()
     return status(screen, lambda: run(given.url, given.flights, given.picture, screen).failures)
 
 
 def run(url: str, count: int, picture: Path, screen: Screen) -> Outcome:
-    """The demo from the data to the picture.
+    """Run the whole demo.
 
-    :raises ConfigurationError: it cannot run here, or on this broker.
+    :raises ConfigurationError: the demo cannot run here, or on this broker.
     """
     check(url)
     screen.say("Reading the flights")
@@ -50,9 +50,9 @@ def run(url: str, count: int, picture: Path, screen: Screen) -> Outcome:
 
 
 def check(url: str) -> None:
-    """Whether the demo can run here, on this broker. No I/O but a look for Java.
+    """Check that the demo can run here, on this broker. No I/O but a search for Java.
 
-    :raises ConfigurationError: it cannot; it says what can be done.
+    :raises ConfigurationError: it cannot.
     """
     bus = broker.connect(url)
     if not bus.capabilities.shared and bus.capabilities.backend == "inmem":

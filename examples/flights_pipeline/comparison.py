@@ -1,4 +1,4 @@
-"""Compares what came out with what had to: every row, by its key. Pure."""
+"""Compares every row of the output with the expected row of the same key. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One kind of result beside its expectation.
+    """The comparison of one kind of result.
 
-    :ivar equal: rows that are there once and as they have to be.
-    :ivar differences: a sentence for each way in which the others differ, with the first of them.
+    :ivar equal: correct rows.
+    :ivar differences: a sentence per kind of difference, with examples.
     """
 
     what: str
@@ -35,7 +35,7 @@ class Compared:
 
 
 def compare_all(expected: Expected, spoilt: Iterable[Corrupted], found: Results) -> list[Compared]:
-    """Everything: joined rows, windows, aircraft, and the dead letters of each kind."""
+    """Compare joined rows, windows, aircraft, and the dead letters of each kind."""
     compared = [
         compare_rows("joined flights", "number", expected.joined, found.joined),
         compare("hours of carriers", expected.hours, found.hours),
@@ -53,7 +53,7 @@ def compare_all(expected: Expected, spoilt: Iterable[Corrupted], found: Results)
 
 
 def compare_rows(what: str, key: str, expected: pyarrow.Table, found: pyarrow.Table) -> Compared:
-    """Two tables with the same columns, in any order, which have a row for each value of `key`."""
+    """Compare two tables with one row for each value of `key`, in any order."""
     one, two = (_sorted(table, key) for table in (expected, found))
     if one.equals(two):
         return Compared(what, one.num_rows, two.num_rows, one.num_rows, [])
@@ -67,7 +67,7 @@ def compare_rows(what: str, key: str, expected: pyarrow.Table, found: pyarrow.Ta
 
 
 def compare(what: str, expected: Mapping[K, object], found: Mapping[K, object]) -> Compared:
-    """Two mappings."""
+    """Compare two mappings."""
     missing = [key for key in expected if key not in found]
     extra = [key for key in found if key not in expected]
     other = [key for key in expected if key in found and expected[key] != found[key]]

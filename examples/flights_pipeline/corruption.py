@@ -1,6 +1,6 @@
-"""What is spoilt: copies of flights that were truncated, lost a field, and worse. Pure; the same ones every time.
+"""Corrupted copies of flights: truncated, without a field, and so on. Pure; the same copies every time.
 
-They come beside the flights, not instead of them, so that what is right stays complete.
+They are published in addition to the flights, so the correct data stays complete.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Spoil = Callable[[bytes], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Corrupted:
-    """A message that no flight can be read from.
+    """A message that does not decode as a flight.
 
-    :ivar after: the number of the flight that it is a copy of, and follows.
-    :ivar kind: what was done to it.
+    :ivar after: the number of the flight that it copies and follows.
+    :ivar kind: of corruption.
     :ivar data: None is a message without a value.
-    :ivar reason: what its dead letter has to say.
+    :ivar reason: the expected reason of its dead letter.
     """
 
     after: int
@@ -64,11 +64,11 @@ KINDS: Final[dict[str, tuple[Spoil, str]]] = {
     "empty": (lambda _: b"", "The value is not JSON"),
     "no value": (lambda _: None, "The value is null"),
 }
-"""What is done to a flight's JSON, and what its dead letter has to say."""
+"""How to corrupt a flight's JSON, and the expected reason of the dead letter, by kind."""
 
 
 def corrupted(flights: Sequence[Flight]) -> Iterator[Corrupted]:
-    """The corrupted copies, by the flights that they follow: all kinds in turn, spread over all flights."""
+    """The corrupted copies in order: all kinds in turn, spread over all flights."""
     every = max(1, min(_EVERY, len(flights) // _AT_LEAST))
     kinds = list(KINDS.items())
     for turn, index in enumerate(range(every - 1, len(flights), every)):

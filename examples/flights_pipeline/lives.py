@@ -1,7 +1,7 @@
-"""The process of Spark: starting it, hearing of its batches, and killing it with all that it started.
+"""Starts Spark in a process, receives its batch reports, and kills it with all its children.
 
-Spark is a Python process, the JVM that it starts, and the Python workers that the JVM starts, which are groups of
-processes of their own. All of them are of the session that began with the first, and so they are found.
+Spark is a Python process, its JVM, and the JVM's Python workers, which form process groups of their own. All belong to
+the POSIX session of the first process, which is how they are found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_WORDS: Final = 2000
 class SparkLife:
     """One life of the three pipelines.
 
-    :ivar reports: of the batches that were committed, as far as they were told.
+    :ivar reports: of committed batches, as far as they were received.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class SparkLife:
 
     @property
     def pid(self) -> int:
-        """Of the first of its processes, and of their session."""
+        """Of the first process, and of their session."""
         return self._started().pid
 
     @asynccontextmanager
     async def alive(self) -> AsyncGenerator[None]:
-        """Start it; nothing of it stays behind after the block."""
-        # What a killed Spark leaves there goes with the directory.
+        """Start Spark. Kills its processes at the end of the block."""
+        # What a killed Spark leaves there is deleted with the directory.
         temporary = self._directory / "tmp"
         temporary.mkdir(exist_ok=True)
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
@@ -82,16 +82,16 @@ class SparkLife:
             await self._hearing
 
     async def ready(self) -> None:
-        """Until its session is made.
+        """Wait until the Spark session exists.
 
-        :raises LifeEnded: it ended before.
+        :raises LifeEnded: the process ended first.
         """
         await self.outlive(self._ready.wait())
 
     async def outlive(self, work: Awaitable[T]) -> T:
-        """Wait for something that happens during this life.
+        """Wait for something while Spark runs.
 
-        :raises LifeEnded: it ended before.
+        :raises LifeEnded: the process ended first.
         """
         try:
             return await during(work, self._started().wait())
@@ -99,23 +99,23 @@ class SparkLife:
             raise LifeEnded(f"Spark ended by itself: {await self._why()}") from None
 
     async def end(self) -> None:
-        """Until it has done what there was.
+        """Wait until the pipelines have read everything.
 
-        :raises LifeEnded: it failed.
+        :raises LifeEnded: Spark failed.
         """
         if await self._started().wait() != 0:
             raise LifeEnded(f"Spark failed: {await self._why()}")
 
     async def kill(self) -> list[str]:
-        """SIGKILL to every process of its session; when they are gone, what they were, the first first.
+        """Send SIGKILL to every process of the session and wait. Returns their names, the leader first.
 
-        :raises LifeEnded: one could not be killed.
+        :raises LifeEnded: a process survived.
         """
         found: dict[int, str] = {}
         if self._dead:
             return []
         async with asyncio.timeout(_GONE_SECONDS):
-            # Again, for what was started meanwhile.
+            # Again, for processes started meanwhile.
             while living := _session(self.pid):
                 for process in living:
                     with suppress(psutil.NoSuchProcess):
@@ -141,7 +141,7 @@ class SparkLife:
                 self._on_batch(report)
 
     async def _why(self) -> str:
-        """Why it ended: what it told, else the end of its log."""
+        """Why it ended: its last report, else the end of its log."""
         if self._hearing is not None:
             await self._hearing
         return self._failure[:_LAST_WORDS] or self._words.read_text(errors="replace")[-_LAST_WORDS:].strip()
@@ -153,7 +153,7 @@ class SparkLife:
 
 
 def _told(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing if it is another's, since the JVM may write here too."""
+    """Parse a line. Returns nothing for a foreign one: the JVM may write here too."""
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -161,13 +161,13 @@ def _told(line: bytes) -> dict[str, Any]:
 
 
 def _session(leader: int) -> list[psutil.Process]:
-    """The processes of a session that run, its leader first."""
+    """The running processes of a session, the leader first."""
     found: list[psutil.Process] = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             if os.getsid(pid) == leader:
                 process = psutil.Process(pid)
-                # One that is dead may stay in the table until its parent has looked.
+                # A zombie stays in the table until its parent reaps it.
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
     return sorted(found, key=lambda process: process.pid)

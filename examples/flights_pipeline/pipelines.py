@@ -1,13 +1,13 @@
-"""The three pipelines, which read one topic each for itself: its own checkpoint, its own state, its own sinks.
+"""Three pipelines that read the same topic, each with its own checkpoint, state and sinks.
 
 | pipeline | state | sinks |
 |---|---|---|
-| joined | none | Parquet; what does not decode goes to the dead letters |
-| hours | windows of event time | a topic, in update mode: a window comes again when it grows |
+| joined | none | Parquet; dead letters for rows that do not decode |
+| hours | event-time windows | a topic, in update mode: a window is written again when it grows |
 | aircraft | `transformWithState` | a topic, likewise |
 
-They do not feed each other: a topic is written at least once, and an aggregate that read one would count twice what a
-crash had written twice. Only `joined` accounts for what does not decode; the others leave it out.
+They do not read each other's output: a topic is written at least once, so an aggregate over it would count copies.
+Only `joined` writes dead letters; the others skip rows that do not decode.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ NAMES: Final[tuple[str, ...]] = ("joined", "hours", "aircraft")
 
 
 def checkpoint(directory: Path, name: str) -> Path:
-    """Where a pipeline keeps how far it is."""
+    """The checkpoint of a pipeline."""
     return directory / "checkpoints" / name
 
 
 def joined_files(directory: Path) -> Path:
-    """Where the joined flights are, as Parquet."""
+    """The directory of the joined flights, as Parquet."""
     return directory / "joined"
 
 
 def make_pipelines(url: str, directory: Path, *, rows: int, trigger: str = "") -> dict[str, Pipeline]:
-    """By name.
+    """The pipelines by name.
 
     :param directory: of checkpoints and files.
-    :param rows: of a batch, at most.
+    :param rows: maximum rows of a batch.
     :raises ConfigurationError: the broker cannot be used from Spark.
     """
 
@@ -57,7 +57,7 @@ def make_pipelines(url: str, directory: Path, *, rows: int, trigger: str = "") -
             **parts,
         )
 
-    # The pipelines ask for the columns that they need, no more: times and attributes cost several times what these do.
+    # Only the columns that are needed: times and attributes would cost several times as much.
     return {
         "joined": make(
             "joined",

@@ -1,7 +1,7 @@
-"""The same figures without a broker and without Spark: straight from the tables of the package, by other means.
+"""Computes the expected output from the tables of the package, without a broker and without Spark.
 
-Nothing here is shared with the pipelines but the names of columns, so that what both get wrong is not equal by itself.
-Pure but for reading the files.
+Shares only column names with the pipelines, so an error in one does not repeat in the other. Reads files; otherwise
+pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIME: Final = pyarrow.timestamp("us", "UTC")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What has to come out, as `Results` have it."""
+    """The expected output, in the form of `Results`."""
 
     joined: pyarrow.Table
     hours: dict[tuple[str, str], CarrierHour]
@@ -38,7 +38,7 @@ class Expected:
 
 
 def compute(limit: int, columns: Sequence[str]) -> Expected:
-    """Everything, of the first flights of the year.
+    """Compute everything for the first flights of the year.
 
     :param columns: of the joined rows, in this order.
     """
@@ -48,7 +48,7 @@ def compute(limit: int, columns: Sequence[str]) -> Expected:
 
 
 def _flights(limit: int) -> Any:
-    """In the order of their planned departures, numbered from 1."""
+    """The flights by scheduled departure, numbered from 1."""
     with zipfile.ZipFile(data_file("flights.csv.zip")) as archive:
         table = _read(io.BytesIO(archive.read("flights.csv")))
     order = [(name, "ascending") for name in ("time_hour", "minute", "carrier", "flight")]
@@ -60,7 +60,7 @@ def _flights(limit: int) -> Any:
 
 
 def _joined(flights: Any) -> Any:
-    """With what the other tables know, one row for each flight."""
+    """The flights joined with the other tables, one row per flight."""
     name = _compute.binary_join_element_wise(flights["carrier"], flights["flight"].cast("string"), "")
     airlines = _read(data_file("airlines.csv")).rename_columns(["carrier", "airline"])
     airports = _read(data_file("airports.csv")).select(["faa", "name", "lat", "lon"])
@@ -143,7 +143,7 @@ def _figures(aircraft: str, flights: Sequence[tuple[int | None, int | None]]) ->
 
 
 def _read(source: Any) -> Any:
-    """A table of the package. What has no point in any row is a whole number."""
+    """Read a table. A column without a decimal point in any row is a whole number."""
     real = ("lat", "lon", "temp", "dewp", "humid", "wind_dir", "wind_speed", "wind_gust", "precip", "pressure", "visib")
     types = {name: pyarrow.float64() for name in real}
     convert = pyarrow.csv.ConvertOptions(

@@ -1,6 +1,6 @@
-"""Publishes the flights in the order of their scheduled departures, keyed by aircraft, corrupted messages among them.
+"""Publishes the flights by scheduled departure, keyed by aircraft, with corrupted messages among them.
 
-Failure is raised as the topic raises it.
+Raises what the topic raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BATCH: Final = 2000
 
 
 def messages(flights: Iterable[Flight], spoilt: Iterable[Corrupted]) -> Iterator[broker.OutboundMessage]:
-    """The flights, each corrupted message behind the flight that it follows."""
+    """The flights, and each corrupted message after the flight that it follows."""
     waiting = iter(spoilt)
     coming = next(waiting, None)
     for flight in flights:
@@ -33,9 +33,9 @@ def messages(flights: Iterable[Flight], spoilt: Iterable[Corrupted]) -> Iterator
 async def publish(
     bus: broker.Bus, flights: Sequence[Flight], spoilt: Sequence[Corrupted], progress: Callable[[int], object]
 ) -> int:
-    """Publish all; how many the broker confirmed.
+    """Publish all messages. Returns how many the broker confirmed.
 
-    :param progress: told how many are confirmed so far.
+    :param progress: called with the number confirmed so far.
     """
     topic = bus.topic(FLIGHTS)
     confirmed = 0

@@ -1,7 +1,7 @@
-"""What the pipelines wrote: their topics and their files, read without Spark. Reading changes nothing.
+"""Reads the output of the pipelines, topics and files, without Spark. Changes nothing.
 
-A topic is written at least once. What has an id that was there is a copy and is left out; of the messages of a key,
-which are all in one partition, the last counts.
+A topic is written at least once: a message whose id was seen before is a copy and is skipped. The last message of a key
+counts; all messages of a key are in one partition.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Letter", "Results", "read_results"]
 S = TypeVar("S")
 
 Letter = tuple[str, bytes | None]
-"""The reason of a dead letter, and what did not decode."""
+"""The reason of a dead letter, and its value."""
 
 
 @dataclass(slots=True)
 class Results:
-    """Everything that came out.
+    """The output.
 
-    :ivar joined: a row for each flight, as the files have them.
+    :ivar joined: a row per flight, from the files.
     :ivar hours: by carrier and hour.
     :ivar aircraft: by aircraft.
-    :ivar letters: dead letters by the id of the message.
-    :ivar messages: how many messages the topics have.
-    :ivar copies: how many of these were there already, by their ids.
-    :ivar letters_again: dead letters of a message that has one, by another id.
+    :ivar letters: dead letters by the id of the original message.
+    :ivar messages: number of messages in the topics.
+    :ivar copies: messages whose id was seen before.
+    :ivar letters_again: second dead letters of a message, with another id.
     """
 
     joined: pyarrow.Table
@@ -52,7 +52,7 @@ class Results:
 
 
 async def read_results(bus: broker.Bus, directory: Path) -> Results:
-    """Read all of it."""
+    """Read the whole output."""
     files = cast("Any", dataset).dataset(joined_files(directory), format="parquet")
     found = Results(files.to_table(columns=list(JOINED)))
     for hour in (await _last(bus, HOURS, CarrierHour, found)).values():
@@ -74,7 +74,7 @@ async def _last(bus: broker.Bus, topic: str, kind: type[S], found: Results) -> d
 
 
 async def _new(bus: broker.Bus, topic: str, found: Results) -> AsyncIterator[broker.Record[bytes]]:
-    """The records of a topic, without copies, in the order of each partition."""
+    """The records of a topic without copies, in order within a partition."""
     for partition in await bus.log.partitions(topic):
         ids: set[str] = set()
         async for batch in bus.log.read(topic, partition):

@@ -1,4 +1,4 @@
-"""What is read and written: the payloads of the topics. Values only."""
+"""The payloads of the topics."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["AircraftFigures", "CarrierHour", "ScheduledFlight"]
 
 @dataclass(frozen=True)
 class ScheduledFlight:
-    """A flight as the pipelines decode it: what has another type, misses a field or names no such airport is dead.
+    """A flight as the pipelines decode it. A wrong type, a missing field or another airport makes a dead letter.
 
-    :ivar aircraft: None if it was cancelled before one was chosen.
-    :ivar leg: the how-manieth flight of this aircraft; 0 without one.
-    :ivar scheduled: the planned departure, which is the time of the event.
-    :ivar departure_delay: minutes; None if it never departed.
+    :ivar aircraft: None if cancelled before an aircraft was assigned.
+    :ivar leg: counts the flights of this aircraft from 1; 0 without an aircraft.
+    :ivar scheduled: planned departure, the event time.
+    :ivar departure_delay: minutes; None if the flight never departed.
     """
 
     number: int
@@ -34,9 +34,9 @@ class ScheduledFlight:
 
 
 class CarrierHour(msgspec.Struct, frozen=True):
-    """The flights of a carrier that were to depart in an hour. Delays are whole minutes, None where none departed.
+    """A carrier's flights scheduled to depart in an hour. Delays are whole minutes, None if no flight departed.
 
-    :ivar hour: its beginning in UTC, such as 2013-01-01T10:00:00Z.
+    :ivar hour: start of the hour in UTC, such as 2013-01-01T10:00:00Z.
     """
 
     carrier: str
@@ -51,12 +51,12 @@ class CarrierHour(msgspec.Struct, frozen=True):
 
 
 class AircraftFigures(msgspec.Struct, frozen=True):
-    """What the flights of an aircraft come to, one after the other.
+    """Figures of an aircraft over its flights in order.
 
-    :ivar departed: flights that did; the others are passed over.
-    :ivar late: departures that were late.
-    :ivar longest: the most late departures in a row.
-    :ivar handed_on: late departures behind a late arrival of the flight before.
+    :ivar departed: flights that departed; the others are skipped.
+    :ivar late: late departures.
+    :ivar longest: longest run of late departures.
+    :ivar handed_on: late departures after a late arrival of the previous flight.
     """
 
     aircraft: str

@@ -1,7 +1,4 @@
-"""What people see at the end: the carriers, the aircraft that were late most often in a row, and the comparison.
-
-Prints, and does nothing else.
-"""
+"""Prints the final tables: carriers, the longest run of late departures, and the comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _NEW_YORK = ZoneInfo("America/New_York")
 
 
 def carriers_of(hours: Iterable[CarrierHour]) -> tuple[dict[str, CarrierDelays], dict[str, int]]:
-    """The windows added up: the delays of each carrier by hour of the day in New York, and its cancelled flights."""
+    """Sum up the windows. Returns delays per carrier by hour of day in New York, and cancelled flights."""
     carriers: dict[str, CarrierDelays] = {}
     cancelled: dict[str, int] = {}
     for each in sorted(hours, key=lambda each: each.carrier):
@@ -41,7 +38,7 @@ def carriers_of(hours: Iterable[CarrierHour]) -> tuple[dict[str, CarrierDelays],
 
 
 def show(screen: Screen, outcome: Outcome, airlines: Mapping[str, str]) -> None:
-    """The tables, and whether all is equal."""
+    """Print the tables and the verdict."""
     results = outcome.results
     screen.table(carrier_rows(*carriers_of(results.hours.values()), airlines))
     worst = max(results.aircraft.values(), key=lambda each: (each.longest, each.aircraft), default=None)
@@ -68,13 +65,13 @@ def show(screen: Screen, outcome: Outcome, airlines: Mapping[str, str]) -> None:
             ("published", outcome.published, f"{outcome.flights:,} flights and {len(outcome.spoilt):,} corrupted"),
             ("killed", len(outcome.killed), "processes: Python, the JVM, and the workers of both"),
             ("done before", sum(outcome.committed.values()), "rows of committed batches, of all three pipelines"),
-            ("done again", len(outcome.cut_off), f"batches that the kill cut off: {redone}"),
-            ("written twice", results.copies, f"of {results.messages:,} messages in topics, told by their ids"),
+            ("done again", len(outcome.cut_off), f"batches that the kill interrupted: {redone}"),
+            ("written twice", results.copies, f"of {results.messages:,} messages in topics, recognised by their ids"),
         ),
     )
     screen.say("Seconds: " + ", ".join(f"{what} {seconds:.0f}" for what, seconds in outcome.seconds.items()))
     for failure in outcome.failures:
         screen.say(f"[bold red]Does not hold:[/] {failure}")
     if not outcome.failures:
-        copies = f"{results.copies:,} copies in topics, told by their ids" if results.copies else "nothing twice"
+        copies = f"{results.copies:,} copies in topics, recognised by their ids" if results.copies else "nothing twice"
         screen.say(f"[bold green]Equal, to the row:[/] nothing lost, {copies}, every corrupted message a dead letter")

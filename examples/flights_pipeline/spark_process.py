@@ -1,7 +1,7 @@
 """Runs the three pipelines in one session of Spark: `spark_process URL DIRECTORY ROWS TRIGGER`.
 
-Each committed batch is a line of JSON on standard output. It ends when all pipelines have, by status 1 if one failed,
-with the reason as a line before, and at once when its standard input ends, since whoever started it is gone then.
+Prints a line of JSON per committed batch. Ends when all pipelines have ended, with status 1 and a line with the reason
+if one failed. Ends at once when its standard input ends: then the parent process is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_SECONDS: Final = 0.1
 _TEMPORARY: Final = tempfile.gettempdir()
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _SETTINGS: Final = {
-    # Its start counts twice in this short demo.
+    # The demo starts Spark twice, so a quick start matters.
     **QUICK,
     _JAVA_OPTIONS: f'{QUICK[_JAVA_OPTIONS]} "-Djava.io.tmpdir={_TEMPORARY}"',
     "spark.driver.memory": "1536m",
@@ -56,9 +56,9 @@ def main(url: str, directory: str, rows: str, trigger: str) -> None:
 
 
 def _start(threads: ThreadPoolExecutor, run: Run, name: str, spark: SparkSession) -> Future[int]:
-    """Run a pipeline in a thread; back when its sources are up, for which Spark gives each ten seconds.
+    """Run a pipeline in a thread. Returns when its sources are up.
 
-    On a busy machine three at once would not make it.
+    Spark gives a source ten seconds to start; on a busy machine three starting at once would exceed that.
     """
     running = threads.submit(run.execute, spark)
     while not running.done():
@@ -70,7 +70,7 @@ def _start(threads: ThreadPoolExecutor, run: Run, name: str, spark: SparkSession
 
 
 def _tell(what: BatchReport | dict[str, str]) -> None:
-    # One write: the threads of three pipelines share the pipe.
+    # One write per line: the threads of three pipelines share the pipe.
     os.write(sys.stdout.fileno(), msgspec.json.encode(what) + b"\n")
 
 

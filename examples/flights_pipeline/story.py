@@ -1,6 +1,6 @@
-"""What the demo does: publish, let Spark work, kill all of it half-way, start it again, and compare what came out.
+"""The demo: publish, run Spark, kill all of it half-way, restart it, and compare the output.
 
-Publishing and the first life of Spark run side by side. The first error ends both and is raised.
+Publishing and the first life of Spark run concurrently. The first error cancels both and is raised.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ __all__ = ["Outcome", "rows_of_a_batch", "tell"]
 _BATCHES: Final = 6
 _LEAST_ROWS: Final = 250
 _KILL_AFTER: Final = 0.4
-"""Of what all pipelines have to do."""
+"""Share of all work after which Spark is killed."""
 _LOOK_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How it came out.
+    """The result of the demo.
 
-    :ivar published: messages that the broker confirmed, corrupted ones among them.
-    :ivar killed: what the processes were that were killed, as the system calls them.
-    :ivar committed: rows of committed batches when Spark was killed, by pipeline; those that were told.
-    :ivar cut_off: the batch of each pipeline that was under way then.
-    :ivar second: the batches of the second life.
-    :ivar most_copies: how many messages may be there twice: those of the batches that were cut off, or none where the
-        broker knows a copy.
+    :ivar published: messages that the broker confirmed, including corrupted ones.
+    :ivar killed: names of the killed processes.
+    :ivar committed: rows of reported batches when Spark was killed, by pipeline.
+    :ivar cut_off: the interrupted batch of each pipeline.
+    :ivar second: reports of the second life.
+    :ivar most_copies: maximum number of copies: the rows of the interrupted batches, or 0 if the broker deduplicates.
     """
 
     flights: int
@@ -64,7 +63,7 @@ class Outcome:
 
     @property
     def failures(self) -> list[str]:
-        """What does not hold; empty if all is well."""
+        """The failed checks; empty if all passed."""
         total = self.flights + len(self.spoilt)
         first = {pipeline: min(r.batch for r in self.second if r.pipeline == pipeline) for pipeline in self.cut_off}
         checks = {
@@ -81,14 +80,14 @@ class Outcome:
 
 
 def rows_of_a_batch(messages: int) -> int:
-    """So many that a pipeline has a handful of batches."""
+    """Rows per batch, so that a pipeline has a handful of batches."""
     return max(_LEAST_ROWS, -(-messages // _BATCHES))
 
 
 async def tell(url: str, flights: Sequence[Flight], directory: Path, screen: Screen) -> Outcome:
     """Run the whole demo on the broker at `url`.
 
-    :param directory: of this run alone, for checkpoints and files.
+    :param directory: for checkpoints and files; of this run only.
     :raises LifeEnded: Spark failed.
     :raises BrokerError: the broker failed.
     """
@@ -106,12 +105,12 @@ async def tell(url: str, flights: Sequence[Flight], directory: Path, screen: Scr
                 first = SparkLife(url, directory, rows, "", progress.take)
                 killed = await _first_life(first, progress, directory, screen, seconds)
                 cut_off = _cut_off(directory)
-                screen.say(f"Killed with SIGKILL: {_processes(killed)}; {_batches(cut_off)} under way")
+                screen.say(f"Killed with SIGKILL: {_processes(killed)}; {_batches(cut_off)} running")
             committed = dict(progress.rows)
             second = SparkLife(url, directory, rows, AVAILABLE_NOW, progress.take)
             await _second_life(second, screen, seconds)
             progress.complete()
-        screen.say("Comparing what came out with a plain computation over the tables of the package")
+        screen.say("Comparing the output with a plain computation over the tables of the package")
         began = perf_counter()
         expected = await asyncio.to_thread(compute, len(flights), JOINED)
         results = await read_results(bus, directory)
@@ -149,7 +148,7 @@ class _Progress:
             self.half.set()
 
     def complete(self) -> None:
-        """All of it, also what was committed and not told any more when Spark was killed."""
+        """Fill the bars: a batch may have been committed but not reported when Spark was killed."""
         for name in NAMES:
             self._screen.advance(name, self._total)
 
@@ -166,7 +165,7 @@ async def _publish(
 async def _first_life(
     life: SparkLife, progress: _Progress, directory: Path, screen: Screen, seconds: dict[str, float]
 ) -> list[str]:
-    """Let it work until it is half-way, and kill it; what its processes were."""
+    """Kill Spark half-way. Returns the names of its processes."""
     async with life.alive():
         await _begin(life, "Spark starts", screen, seconds)
         began = perf_counter()
@@ -176,14 +175,14 @@ async def _first_life(
 
 
 async def _half_way(progress: _Progress, directory: Path) -> None:
-    """Until enough is done, and a batch is under way again."""
+    """Wait until enough is done and a batch is running."""
     await progress.half.wait()
-    while not _cut_off(directory):  # noqa: ASYNC110 - only files tell
+    while not _cut_off(directory):  # noqa: ASYNC110 - only files show it
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _second_life(life: SparkLife, screen: Screen, seconds: dict[str, float]) -> None:
-    """Let it finish."""
+    """Let Spark finish."""
     async with life.alive():
         await _begin(life, "Spark starts again", screen, seconds)
         began = perf_counter()
@@ -200,7 +199,7 @@ async def _begin(life: SparkLife, what: str, screen: Screen, seconds: dict[str, 
 
 
 def _cut_off(directory: Path) -> dict[str, int]:
-    """The batches that were begun and not committed, as the checkpoints say; who asks runs no broker's client."""
+    """Batches that were planned but not committed, from the checkpoints."""
     found: dict[str, int] = {}
     for name in NAMES:
         offsets, commits = (_batches_in(checkpoint(directory, name) / kind) for kind in ("offsets", "commits"))

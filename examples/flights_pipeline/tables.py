@@ -1,4 +1,4 @@
-"""The tables that flights are joined with, read by Spark from the files of the package, once for a session."""
+"""The tables to join with, read by Spark from the files of the package, once per session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tables:
 
 
 def read_tables(spark: SparkSession) -> Tables:
-    """Read what is joined; kept in memory, so that each batch finds it there."""
+    """Read the tables and cache them for all batches."""
 
     def read(name: str, schema: str, *columns: str) -> DataFrame:
         frame = spark.read.csv(str(data_file(name)), schema, header=True, nullValue=_MISSING, enforceSchema=False)

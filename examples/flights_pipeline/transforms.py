@@ -1,9 +1,9 @@
-"""What the pipelines make of flights: frames in, frames out, in batch and streaming. Nothing runs; no clock, no chance.
+"""The transforms: frames in, frames out, in batch and streaming. They only build plans, and are deterministic.
 
-*The watermark.* Flights are published by their scheduled departure, so a partition is in the order of event time.
-Partitions are read side by side, and a batch takes of each in proportion to what waits there, so one is only a little
-ahead of the other. What is later than the watermark would be dropped without a word: `LATENESS` is generous, and costs
-the state of so many days of windows, and the comparison at the end tells if anything was dropped all the same.
+*Watermark.* Flights are published by scheduled departure, so each partition is in event-time order. A batch takes rows
+from each partition in proportion to its backlog, so partitions stay close together. Spark silently drops rows behind
+the watermark, so `LATENESS` is generous, at the cost of that many days of window state. The final comparison shows any
+dropped row.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ JOINED: Final = (
     "departure_delay",
     "arrival_delay",
 )
-"""The columns of a flight with what the tables know of it."""
+"""The columns of a joined flight."""
 
 
 def with_tables(flights: DataFrame, tables: Tables) -> DataFrame:
-    """Each flight with its airline, airport, aircraft and weather; null where the tables have none."""
+    """Join each flight with airline, airport, aircraft and weather; null if a table has no row."""
     weather_hour = F.date_trunc("hour", "scheduled").alias("weather_hour")
     return (
         flights.select("payload.*")
@@ -63,7 +63,7 @@ def with_tables(flights: DataFrame, tables: Tables) -> DataFrame:
 
 
 def by_carrier_and_hour(messages: DataFrame) -> DataFrame:
-    """The delays of each carrier in each hour of scheduled departures, as `CarrierHour` and `slot`, the key of both."""
+    """Delays per carrier and hour of scheduled departure, as `CarrierHour` with the key `slot`."""
     flights = decode(messages, ScheduledFlight).rows.select("payload.*").withWatermark("scheduled", LATENESS)
     hour = F.date_format("hour.start", "yyyy-MM-dd'T'HH:mm:ss'Z'")
     return (
@@ -83,10 +83,10 @@ def by_carrier_and_hour(messages: DataFrame) -> DataFrame:
 
 
 def by_aircraft(messages: DataFrame) -> DataFrame:
-    """What the flights of each aircraft come to, as `AircraftFigures`; a row for each that a batch has flights of.
+    """Figures per aircraft, as `AircraftFigures`: a row for each aircraft in a batch.
 
-    By `transformWithState`, whose state is a row of figures. Runs need an order, so that an aggregate of Spark's own
-    would have to collect all flights: it is quicker over a year of them, and its state grows with each.
+    `transformWithState` keeps one row of figures per aircraft. A Spark aggregate would have to collect all flights to
+    order them: faster over a year of flights, but its state grows with each.
     """
     flights = decode(messages, ScheduledFlight).rows.select(
         *(f"payload.{name}" for name in ("aircraft", "leg", "departure_delay", "arrival_delay"))

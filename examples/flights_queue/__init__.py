@@ -1,6 +1,13 @@
-"""Flights as jobs of a queue on Kafka, with workers that die: `make demo-queue`.
+"""Flights as jobs of a queue on Kafka, with workers that are killed: `make demo-queue`.
 
-`app` is the command; the modules can be read in this order: `fates` (what becomes of each flight), `topics`,
-`publishing`, `worker` (the process that does the jobs), `lives` (how it is started and killed), `watching` (what is
-open), `auditor` and `accounts` (what came of it), `board` (what is shown) and `story`.
+| module, in reading order | job |
+|---|---|
+| `fates` | the expected result of each job |
+| `topics`, `publishing` | the input |
+| `worker` | the process that does the jobs |
+| `lives` | starts and kills a worker |
+| `watching` | looks at the open leases |
+| `auditor`, `accounts` | read and check the results |
+| `board`, `shown` | print them |
+| `story` | the demo from start to end |
 """

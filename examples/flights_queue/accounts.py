@@ -1,4 +1,4 @@
-"""The accounts: what became of each job, beside what had to. Pure; it believes what is in the topics, and nobody."""
+"""Compares the result of each job with the expected one, from the contents of the topics alone. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Letter:
     """A dead letter.
 
     :ivar id: of the job.
-    :ivar attempts: how often it was tried.
-    :ivar time: when it was written, by the clock of its worker.
+    :ivar attempts: number of attempts.
+    :ivar time: when the letter was written, by the worker's clock.
     """
 
     id: str
@@ -31,17 +31,17 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
-    """What may have a job done twice.
+    """Reasons for a second result.
 
-    :ivar killed: the workers that were killed, and when.
-    :ivar lost: by worker, the ids of jobs whose lease it lost, as it told.
+    :ivar killed: killed workers, and when.
+    :ivar lost: ids of jobs whose lease was lost, by the worker that reported it.
     """
 
     killed: Mapping[str, datetime] = field(default_factory=dict[str, datetime])
     lost: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
 
     def cause(self, result: Done) -> str:
-        """Why somebody else may have got the job too: "lost", "killed", or nothing that is known."""
+        """Why another worker may have received the job too: "lost", "killed" or "" for no known reason."""
         if result.id in self.lost.get(result.worker, ()):
             return "lost"
         return "killed" if result.worker in self.killed else ""
@@ -49,11 +49,11 @@ class Deaths:
 
 @dataclass(slots=True)
 class Twice:
-    """Results that are there more than once, and why.
+    """Duplicate results by cause.
 
-    :ivar killed: a worker was killed between a result and its END.
-    :ivar lost: a worker lost its lease, and had done the job all the same.
-    :ivar unexplained: the jobs of which nothing says why.
+    :ivar killed: a worker was killed between its result and its ack.
+    :ivar lost: a worker finished a job after it had lost the lease.
+    :ivar unexplained: ids of jobs without a known cause.
     """
 
     killed: int = 0
@@ -65,7 +65,7 @@ class Twice:
         return self.killed + self.lost + len(self.unexplained)
 
     def count_in(self, job: str, cause: str) -> None:
-        """One more, by its cause."""
+        """Count one duplicate."""
         self.lost += cause == "lost"
         self.killed += cause == "killed"
         if not cause:
@@ -74,7 +74,7 @@ class Twice:
 
 class Accounts:
     """:param expected: the fate of each job, by the id of its message.
-    :ivar strange: results that are nobody's.
+    :ivar strange: results of unknown jobs.
     """
 
     def __init__(self, expected: Mapping[str, Fate]) -> None:
@@ -84,56 +84,56 @@ class Accounts:
         self._letters: dict[str, list[Letter]] = {}
 
     def take_done(self, done: Done) -> None:
-        """The next result, in the order of their topic."""
+        """Add the next result, in topic order."""
         self.strange += done.id not in self.expected
         self._done.setdefault(done.id, []).append(done)
 
     def take_letter(self, letter: Letter) -> None:
-        """The next dead letter, likewise."""
+        """Add the next dead letter, in topic order."""
         self.strange += letter.id not in self.expected
         self._letters.setdefault(letter.id, []).append(letter)
 
-    # -- how far it is -------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> int:
-        """Jobs that were done."""
+        """Number of jobs with a result."""
         return len(self._done)
 
     @property
     def dead(self) -> int:
-        """Jobs that have a dead letter."""
+        """Number of jobs with a dead letter."""
         return len(self._letters)
 
     @property
     def settled(self) -> int:
-        """Jobs that have a result."""
+        """Number of jobs with a result or a dead letter."""
         return len(self._done.keys() | self._letters.keys())
 
     @property
     def is_complete(self) -> bool:
-        """Whether every job has a result."""
+        """Whether every job has a result or a dead letter."""
         return not self.lost
 
-    # -- how it came out -----------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------
 
     @property
     def lost(self) -> list[str]:
-        """Jobs without any result."""
+        """Jobs with neither."""
         return [job for job in self.expected if job not in self._done and job not in self._letters]
 
     @property
     def reasons(self) -> Counter[str]:
-        """How many jobs were given up for which reason."""
+        """Number of dead-lettered jobs by reason."""
         return Counter(letters[0].reason.partition(":")[0] for letters in self._letters.values())
 
     @property
     def most_attempts(self) -> int:
-        """Of the job that was delivered most often."""
+        """The highest attempt of any result."""
         return max((result.attempt for results in self._done.values() for result in results), default=0)
 
     def failures(self, deaths: Deaths) -> list[str]:
-        """What does not hold; empty if all is well."""
+        """The failed checks; empty if all passed."""
         wrong = [job for job, fate in self.expected.items() if (job in self._letters) != fate.is_dead]
         both = self._done.keys() & self._letters.keys()
         rash = list(self._too_early())
@@ -149,16 +149,16 @@ class Accounts:
         return [*found, f"{self.strange:,} results are of no job"] if self.strange else found
 
     def done_twice(self, deaths: Deaths) -> Twice:
-        """The results too many. Of those of one job all but one are by workers that were killed, or lost its lease."""
+        """Duplicate results. Each but one per job needs a cause: a killed worker or a lost lease."""
         twice = Twice()
         for job, results in self._done.items():
-            # The one that needs no cause comes first, if there is one; which was written first tells nothing.
+            # A result without a cause counts as the original; the order in the topic does not matter.
             for cause in sorted(deaths.cause(result) for result in results)[1:]:
                 twice.count_in(job, cause)
         return twice
 
     def dead_twice(self, deaths: Deaths) -> Twice:
-        """The dead letters too many, which name no worker: its lease was lost, or there was a kill between the two."""
+        """Duplicate dead letters. They name no worker: the lease was lost, or a worker was killed between the two."""
         twice = Twice()
         lost = {job for jobs in deaths.lost.values() for job in jobs}
         for job, letters in self._letters.items():
@@ -168,7 +168,7 @@ class Accounts:
         return twice
 
     def _too_early(self) -> Iterator[str]:
-        """Jobs that were done, or given up, at a delivery at which they were not to be."""
+        """Jobs with a result or a dead letter at too low an attempt."""
         for job, fate in self.expected.items():
             attempts = [result.attempt for result in self._done.get(job, ())]
             attempts += [letter.attempts for letter in self._letters.get(job, ())]

@@ -1,4 +1,4 @@
-"""The command: reads its arguments, runs the demo and says how it went by its exit status."""
+"""The command: parses arguments, runs the demo and sets the exit status."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LEAST_FLIGHTS: Final = 500
 _WORKERS: Final = 4
 _MOST_WORKERS: Final = 16
 _WORK_SECONDS: Final = 0.03
-# So that what a killed worker held comes again soon; Kafka admits no shorter sessions unless it is told to.
+# Quick redelivery after a kill; 6 s is the shortest session of Kafka's default settings.
 _QUICK: Final = {"lease_seconds": "2", "session_timeout_ms": "6000", "heartbeat_interval_ms": "500"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if the accounts hold, 1 if they do not or the broker failed."""
+    """Returns 0 if every check passed, 1 if one failed or the broker failed."""
     parser = argparse.ArgumentParser(prog="python -m examples.flights_queue")
     parser.add_argument("--flights", type=int, default=_FLIGHTS, help="how many of the 336,776 flights (%(default)s)")
     parser.add_argument("--workers", type=int, default=_WORKERS, help="how many processes (%(default)s)")
@@ -46,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(url: str, count: int, workers: int, board: Board, *, work_seconds: float = _WORK_SECONDS) -> Outcome:
-    """The demo from the data to the accounts.
+    """Run the whole demo.
 
-    :param work_seconds: how long a job takes.
-    :raises ConfigurationError: it cannot run on this broker.
+    :param work_seconds: duration of a job.
+    :raises ConfigurationError: the demo cannot run on this broker.
     """
     shared = queue_url(url)
     board.say("Reading the flights")
@@ -61,9 +61,9 @@ def run(url: str, count: int, workers: int, board: Board, *, work_seconds: float
 
 
 def queue_url(url: str) -> str:
-    """The same broker with queues of markers, and with leases and sessions short enough to watch.
+    """The same broker with `queue=markers`, and with short leases and sessions.
 
-    :raises ConfigurationError: it is no Kafka.
+    :raises ConfigurationError: the broker is not Kafka.
     """
     parts = urlsplit(url)
     if parts.scheme != "kafka":
@@ -73,5 +73,5 @@ def queue_url(url: str) -> str:
         )
     parameters = {**_QUICK, **dict(parse_qsl(parts.query, keep_blank_values=True)), "queue": "markers"}
     shared = parts._replace(query=urlencode(parameters)).geturl()
-    broker.connect(shared)  # without I/O: what is wrong with the settings is told before the workers start
+    broker.connect(shared)  # no I/O: raises for wrong settings before the workers start
     return shared

@@ -1,4 +1,4 @@
-"""Reads the results and the dead letters while they are written, to the last one. Cancelling it loses nothing."""
+"""Reads results and dead letters while they are written. Cancelling it loses nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _IDLE_SECONDS: Final = 0.2
 
 
 class Auditor:
-    """:param accounts: what is kept up to date."""
+    """:param accounts: receives every result and dead letter."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self._read: dict[str, int] = {}
-        """The position of each topic, which has one partition."""
+        """The position of each topic; a topic has one partition."""
         self._ends: Mapping[str, int] | None = None
         self._changed = asyncio.Condition()
 
     async def run(self, bus: broker.Bus) -> None:
-        """Read until `finish` was called and all is read that was there then."""
+        """Read until `finish` is called, and then to the ends of the topics at that moment."""
         async with bus.records([DONE, DEAD], group=broker.ephemeral()) as log:
             while self._ends is None or any(self._read.get(topic, 0) < end for topic, end in self._ends.items()):
                 batch = await log.next_batch(2000, timeout=_IDLE_SECONDS)
@@ -38,18 +38,18 @@ class Auditor:
                         self._changed.notify_all()
 
     async def finish(self, bus: broker.Bus) -> None:
-        """Nobody writes any more: end when everything is read."""
+        """End `run` once everything is read. Call it when all workers have stopped."""
         self._ends = {topic: (await bus.log.bounds(topic))[0].next for topic in (DONE, DEAD)}
 
     async def settled(self, count: int) -> None:
-        """Until so many jobs have a result."""
+        """Wait until this many jobs have a result or a dead letter."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._accounts.settled >= count)
 
     def take(self, record: broker.Record[bytes]) -> None:
-        """Count in what a record says, once."""
+        """Count a record once."""
         if record.offset < self._read.get(record.topic, 0):
-            # After the end of a session a reader has what it was given since its last commit once more.
+            # After a lost session the reader receives records since its last commit again.
             return
         self._read[record.topic] = record.offset + 1
         if record.topic == DONE:
@@ -62,7 +62,7 @@ class Auditor:
 
 
 async def count_jobs(bus: broker.Bus) -> int:
-    """How many messages the topic of jobs holds, those that were sent again among them."""
+    """Number of messages in the topic of jobs, including republished ones."""
     count = 0
     for partition in await bus.log.partitions(FLIGHTS):
         async for batch in bus.log.read(FLIGHTS, partition):

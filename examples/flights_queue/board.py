@@ -1,4 +1,4 @@
-"""What people see: the queue and its workers while they work, and the accounts at the end. Prints, and nothing else."""
+"""Prints the queue and its workers while they work, and the accounts at the end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["Board"]
 
 
 class Board:
-    """The terminal; without one, the table is shown once, as it was at the end.
+    """The terminal. Without one, prints the final table only.
 
-    :ivar published: jobs that the broker has confirmed.
+    :ivar published: jobs that the broker confirmed.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -28,7 +28,7 @@ class Board:
         self._live: Live | None = None
 
     def say(self, line: str) -> None:
-        """One line, above the table if it is shown."""
+        """Print a line, above the table if there is one."""
         self.console.print(line, highlight=False)
 
     @contextmanager
@@ -44,7 +44,7 @@ class Board:
             self.console.line()
 
     def show(self, snapshot: Snapshot, accounts: Accounts, lives: Sequence[WorkerLife]) -> None:
-        """The table as it is now."""
+        """Update the table."""
         if self._live is not None:
             self._live.update(Group(self._queue(snapshot, accounts, lives), _workers(snapshot, lives)))
 
@@ -65,7 +65,7 @@ class Board:
         return _table("The queue", columns, [[f"{count:,}" for count in columns.values()]])
 
     def facts(self, title: str, lines: Sequence[tuple[str, int, str]]) -> None:
-        """What was counted, how many, and what it means."""
+        """Print names, counts and explanations."""
         table = Table(title=title, title_justify="left", show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(justify="right", no_wrap=True)

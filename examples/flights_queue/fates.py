@@ -1,4 +1,4 @@
-"""What has to become of each job: by the flight alone, so that it can be checked afterwards. Pure."""
+"""The expected result of each job. Pure: it depends on the flight alone, so it can be checked afterwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from examples.flights_pipeline.corruption import Corrupted, corrupted
 __all__ = ["TRIES", "Fate", "delay_of", "expected", "fate_of", "unreadable"]
 
 TRIES: Final = 3
-"""Failures after which a job is given up."""
+"""Failures after which a job is dead-lettered."""
 _LATE_MINUTES: Final = 60
 _LONGEST_DELAY: Final = 3.0
 
 
 class Fate(Enum):
-    """:ivar least: the delivery that settles such a job, unless a worker dies with it."""
+    """:ivar least: the attempt that settles such a job, unless a worker is killed."""
 
     ON_TIME = "done at once", 1
     LATE = "given back with a delay, then done", 2
@@ -39,7 +39,7 @@ class Fate(Enum):
 
 
 def fate_of(flight: Flight) -> Fate:
-    """What is to become of a flight."""
+    """The expected result for a flight."""
     if flight.departure_delay is None:
         return Fate.CANCELLED
     if flight.arrival_delay is None:
@@ -48,12 +48,12 @@ def fate_of(flight: Flight) -> Fate:
 
 
 def delay_of(flight: Flight) -> float:
-    """Seconds for which a late flight is given back: one for each hour that it is late."""
+    """Seconds of delay for a late flight: one per hour of lateness, up to a maximum."""
     return min(_LONGEST_DELAY, (flight.departure_delay or 0) / 60)
 
 
 def unreadable(flights: Sequence[Flight]) -> list[Corrupted]:
-    """The corrupted copies of flights that a worker cannot decode."""
+    """The corrupted copies that a worker cannot decode."""
     return [each for each in corrupted(flights) if not _decodes(each.data)]
 
 

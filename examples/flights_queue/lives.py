@@ -1,4 +1,4 @@
-"""Starting, hearing, killing and stopping a worker, which is a process of its own."""
+"""Starts, kills and stops a worker process, and receives its reports."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["WorkerLife"]
 class WorkerLife:
     """One life of a worker.
 
-    :param work_seconds: how long a job takes.
-    :ivar told: what it told last.
-    :ivar ready: set once it has told anything.
-    :ivar killed_at: when it was killed, if it was.
+    :param work_seconds: duration of a job.
+    :ivar told: its last report.
+    :ivar ready: set after its first report.
+    :ivar killed_at: when it was killed, or None.
     """
 
     def __init__(self, url: str, name: str, work_seconds: float) -> None:
@@ -43,7 +43,7 @@ class WorkerLife:
 
     @property
     def state(self) -> str:
-        """For people."""
+        """The state, for display."""
         if self.killed_at is not None:
             return "killed"
         if not self.ready.is_set():
@@ -52,7 +52,7 @@ class WorkerLife:
 
     @asynccontextmanager
     async def alive(self) -> AsyncGenerator[None]:
-        """Start it; nothing of it stays behind after the block."""
+        """Start the worker. Kills it at the end of the block."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -69,14 +69,14 @@ class WorkerLife:
             await self._end()
 
     async def hear(self) -> None:
-        """Take what it tells, until it has ended.
+        """Receive its reports until it ends.
 
-        :raises LifeEnded: it ended by itself.
+        :raises LifeEnded: the worker ended on its own.
         """
         process = self._started()
         assert process.stdout is not None, "it is a pipe"
         async for line in process.stdout:
-            # Of one that was killed the last line may be cut off.
+            # The last line of a killed worker may be incomplete.
             if line.endswith(b"\n"):
                 self.told = msgspec.json.decode(line, type=Told)
                 self.ready.set()
@@ -85,14 +85,14 @@ class WorkerLife:
             raise LifeEnded(f"{self.name} ended by itself, with status {status}")
 
     async def kill(self) -> None:
-        """SIGKILL; return when it is dead."""
+        """Send SIGKILL and wait."""
         self.killed_at = datetime.now(UTC)
         await self._end()
 
     async def stop(self) -> None:
-        """Let it finish what it has begun, and end.
+        """Let it finish its jobs and stop.
 
-        :raises LifeEnded: it did not end well.
+        :raises LifeEnded: its exit status is not 0.
         """
         process = self._started()
         self._ending = True

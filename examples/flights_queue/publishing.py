@@ -1,4 +1,4 @@
-"""Publishes the flights as jobs, those that cannot be read among them. Failure is raised as the topic raises it."""
+"""Publishes the flights as jobs, with corrupted ones among them. Raises what the topic raises."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _BATCH: Final = 1000
 async def publish(
     bus: broker.Bus, flights: Sequence[Flight], spoilt: Sequence[Corrupted], progress: Callable[[int], object]
 ) -> int:
-    """Publish all; how many the broker confirmed.
+    """Publish all messages. Returns how many the broker confirmed.
 
-    :param progress: told how many are confirmed so far.
+    :param progress: called with the number confirmed so far.
     """
     topic = bus.topic(FLIGHTS)
     jobs = list(messages(flights, spoilt))

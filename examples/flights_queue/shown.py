@@ -1,4 +1,4 @@
-"""The accounts as people see them at the end. Prints, and does nothing else."""
+"""Prints the accounts at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["show"]
 
 
 def show(board: Board, outcome: Outcome) -> None:
-    """The jobs, the accounts, and whether they hold."""
+    """Print jobs, accounts and the verdict."""
     accounts, deaths, told = outcome.accounts, outcome.deaths, outcome.told
     fates = Counter(accounts.expected.values())
     board.facts("The jobs", [(fate.name.lower().replace("_", " "), fates[fate], fate.meaning) for fate in Fate])
@@ -28,8 +28,8 @@ def show(board: Board, outcome: Outcome) -> None:
             ("lost", len(accounts.lost), "published, and neither done nor dead-lettered"),
             ("done twice", accounts.done_twice(deaths).count, _why(accounts.done_twice(deaths))),
             ("dead letters twice", accounts.dead_twice(deaths).count, _why(accounts.dead_twice(deaths))),
-            ("held by the killed", sum(outcome.held.values()), f"{held}; what they had not settled came again"),
-            ("leases lost", sum(map(len, deaths.lost.values())), "by workers that stood still for longer"),
+            ("held by the killed", sum(outcome.held.values()), f"{held}; unsettled jobs were redelivered"),
+            ("leases lost", sum(map(len, deaths.lost.values())), "by workers that paused for longer than a lease"),
             (
                 "sent again",
                 outcome.sent_again,

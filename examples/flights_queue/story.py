@@ -1,6 +1,6 @@
-"""What the demo does: publish, let workers do the jobs, kill two of them, and draw up the accounts.
+"""The demo: publish jobs, let workers do them, kill two workers, and check the accounts.
 
-Everything runs side by side. The first error ends it all and is raised, and no worker stays behind.
+Everything runs concurrently. The first error cancels everything, kills all workers and is raised.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from examples.flights_queue.watching import Snapshot, held_by, look, open_leases
 __all__ = ["KILLS", "Outcome", "tell"]
 
 KILLS: Final = (0.3, 0.6)
-"""Shares of the jobs that have a result when a worker is killed."""
+"""Shares of finished jobs at which a worker is killed."""
 _LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How it came out.
+    """The result of the demo.
 
     :ivar published: jobs that the broker confirmed.
-    :ivar held: what each killed worker held a moment before, by its name.
-    :ivar told: by the workers of themselves, added up; of the killed ones as far as they came.
-    :ivar sent_again: messages that the trackers wrote in place of others.
-    :ivar left: what was open when all had a result.
+    :ivar held: jobs held by each worker just before it was killed, by name.
+    :ivar told: sum of the workers' last reports.
+    :ivar sent_again: messages republished by the trackers.
+    :ivar left: leases and jobs left open at the end.
     """
 
     accounts: Accounts
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def failures(self) -> list[str]:
-        """What does not hold; empty if all is well."""
+        """The failed checks; empty if all passed."""
         checks = {
             "every job is published": self.published == len(self.accounts.expected),
             "two workers were killed while they held jobs": len(self.held) == len(KILLS) and all(self.held.values()),
@@ -65,8 +65,8 @@ class Outcome:
 async def tell(url: str, flights: Sequence[Flight], workers: int, work_seconds: float, board: Board) -> Outcome:
     """Run the whole demo on the broker at `url`.
 
-    :param work_seconds: how long a job takes.
-    :raises LifeEnded: a worker ended by itself.
+    :param work_seconds: duration of a job.
+    :raises LifeEnded: a worker ended on its own.
     :raises BrokerError: the broker failed.
     """
     started = perf_counter()
@@ -113,13 +113,13 @@ async def tell(url: str, flights: Sequence[Flight], workers: int, work_seconds: 
 
 
 async def _watch(bus: broker.Bus, accounts: Accounts, lives: Sequence[WorkerLife], board: Board) -> Snapshot:
-    """Show what is open, until every job has a result and nothing is open any more."""
+    """Update the board until every job has a result and nothing is open."""
     empty = 0
     while True:
         was_complete = accounts.is_complete
         snapshot = await look(bus)
         board.show(snapshot, accounts, lives)
-        # Twice in a row: what a tracker sends again between the two halves of a look is in neither.
+        # Twice in a row: a message republished between the two queries of a look appears in neither.
         empty = empty + 1 if was_complete and snapshot.is_empty else 0
         if empty == 2:
             return snapshot
@@ -129,7 +129,7 @@ async def _watch(bus: broker.Bus, accounts: Accounts, lives: Sequence[WorkerLife
 async def _kill_one(
     bus: broker.Bus, accounts: Accounts, lives: Sequence[WorkerLife], held: dict[str, int], board: Board
 ) -> None:
-    """Kill the worker that holds most; none if all is done before one holds anything."""
+    """Kill the worker that holds the most jobs; none if all jobs finish first."""
     living = [life for life in lives if life.killed_at is None]
     while not accounts.is_complete:
         leases = await open_leases(bus)

@@ -1,4 +1,4 @@
-"""The topics of the queue, what is written there, and making them anew. Making them waits for the broker."""
+"""The topics of the queue and their payloads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from broker.codecs import Json
 __all__ = ["DEAD", "DONE", "DONE_JSON", "FLIGHTS", "SUBSCRIPTION", "Done", "make_topics"]
 
 FLIGHTS: Final = "demo.queue.flights"
-"""The jobs, and those that are sent again."""
+"""The jobs, including republished ones."""
 DONE: Final = "demo.queue.done"
-"""What the workers have done; written before the job is acked."""
+"""The results; written before the job is acked."""
 DEAD: Final = "demo.queue.dead"
 """The dead letters."""
 SUBSCRIPTION: Final = "demo.queue"
@@ -24,8 +24,8 @@ class Done(msgspec.Struct, frozen=True, gc=False):
     """A job was done.
 
     :ivar id: of the message.
-    :ivar worker: the name of who did it.
-    :ivar attempt: which delivery it was.
+    :ivar worker: name of the worker.
+    :ivar attempt: delivery attempt of the message.
     """
 
     id: str
@@ -37,16 +37,16 @@ DONE_JSON: Final = Json(Done)
 
 
 async def make_topics(bus: broker.Bus, partitions: int) -> None:
-    """Delete what an earlier demo left, and make the topics.
+    """Recreate the topics. Idempotent.
 
-    :param partitions: of the jobs; each worker has one at least, if there are as many.
+    :param partitions: of the topic of jobs; one per worker keeps all workers busy.
     """
-    # A subscription is deleted by way of its topic, and takes the topic of its markers along.
+    # Deleting a subscription needs its topic, and deletes its marker topic too.
     await bus.admin.ensure_topic(FLIGHTS)
     await bus.admin.delete_subscription(FLIGHTS, SUBSCRIPTION)
     for name in (FLIGHTS, DONE, DEAD):
         await bus.admin.delete_topic(name)
     await bus.admin.ensure_topic(FLIGHTS, partitions=partitions)
     for name in (DONE, DEAD):
-        # So that what comes of a job is read in the order in which it was written.
+        # One partition, so that the results of a job are read in order.
         await bus.admin.ensure_topic(name, partitions=1)

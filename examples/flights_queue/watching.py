@@ -1,4 +1,4 @@
-"""What is open in the queue now: what `broker queue inspect` and `broker lag` show. Reads only, and disturbs nobody."""
+"""What is open in the queue now, as in `broker queue inspect` and `broker lag`. Read-only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Snapshot", "held_by", "look", "open_leases"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """:ivar waiting: jobs that nobody has taken.
-    :ivar leases: those that were taken and are not done.
+    """:ivar waiting: jobs that no worker has received.
+    :ivar leases: jobs that a worker received and that are not done.
     """
 
     waiting: int = 0
@@ -28,7 +28,7 @@ class Snapshot:
 
     @property
     def states(self) -> Counter[str]:
-        """How many leases there are of each state: held, waiting and due."""
+        """Number of leases by state: held, waiting and due."""
         return Counter(lease.state for lease in self.leases)
 
     @property
@@ -46,14 +46,14 @@ async def look(bus: broker.Bus) -> Snapshot:
 
 
 async def open_leases(bus: broker.Bus) -> Sequence[OpenLease]:
-    """The jobs that were taken and are not done."""
+    """The leases of jobs that are not done."""
     assert isinstance(bus.backend, TracksQueues), "the demo has looked at its URL"
     try:
         return await bus.backend.open_leases(SUBSCRIPTION)
     except broker.NotFound:
-        return ()  # nor made the topic of markers
+        return ()  # nor created the topic of markers
 
 
 def held_by(leases: Sequence[OpenLease], pid: int) -> int:
-    """How many of them the worker of this process holds."""
+    """Number of leases held by the worker with this process id."""
     return sum(lease.state == "held" and lease.holder.endswith(f":{pid}") for lease in leases)

@@ -1,8 +1,7 @@
-"""The worker: does the jobs of the queue in a process of its own, until SIGTERM, or until it is killed.
+"""The worker process: does the jobs of the queue until SIGTERM or SIGKILL.
 
-What it has done is on the topic of results, confirmed, before the job is acked. A worker that dies between the two
-leaves a job that is done again by another; that shows as a second result, and nothing is lost. What it tells of
-itself goes to its standard output as lines of JSON, which the demo reads.
+It publishes a result and waits for the confirmation before it acks the job. If it is killed between the two, another
+worker does the job again: there is a second result, and nothing is lost. It prints its reports as lines of JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _TELL_SECONDS: Final = 0.25
 
 
 class Told(msgspec.Struct):
-    """What a worker tells of itself.
+    """A report of a worker.
 
-    :ivar handled: jobs that were handed to it; `again`, those of them that were delivered before.
-    :ivar delayed: jobs that it gave back with a delay.
+    :ivar handled: jobs it received; `again` of them had been delivered before.
+    :ivar delayed: jobs it gave back with a delay.
     :ivar lost: ids of jobs whose lease ended before they were settled.
     """
 
@@ -50,7 +49,7 @@ class NotFlown(Exception):
 
 
 class FlightWorker:
-    """:param work_seconds: how long a job takes."""
+    """:param work_seconds: duration of a job."""
 
     def __init__(self, bus: broker.Bus, name: str, work_seconds: float) -> None:
         self._name = name
@@ -70,12 +69,12 @@ class FlightWorker:
     async def handle(self, message: broker.Message[Flight]) -> None:
         """Do one job.
 
-        :raises NotFlown: it failed, and the retry policy decides.
+        :raises NotFlown: the job failed; the retry policy applies.
         """
         flight, attempt = message.payload, message.delivery_attempt or 1
         self.told.handled += 1
         self.told.again += attempt > 1
-        # The work itself, of which a demo has none.
+        # Stands for the work.
         await asyncio.sleep(self._work_seconds)
         fate = fate_of(flight)
         if fate.is_dead or (fate is Fate.DIVERTED and attempt < fate.least):
@@ -90,13 +89,13 @@ class FlightWorker:
         self.told.done += 1
 
     async def tell(self) -> None:
-        """Tell now and then, until it is cancelled."""
+        """Report regularly until cancelled."""
         while True:
             self.say()
             await asyncio.sleep(_TELL_SECONDS)
 
     def say(self) -> None:
-        """Tell now."""
+        """Print a report."""
         print(msgspec.json.encode(self.told).decode(), flush=True)
 
     def _see(self, event: Event) -> None:
@@ -110,13 +109,13 @@ class FlightWorker:
 
 
 async def main(name: str, work_seconds: float) -> None:
-    """A worker on the broker that BROKER_URL names."""
-    # Jobs that fail are what this is about, and each would be a warning.
+    """Run a worker on the broker of BROKER_URL."""
+    # Failing jobs are part of the demo; each would log a warning.
     logging.getLogger("broker").setLevel(logging.ERROR)
     async with broker.connect() as bus:
         worker = FlightWorker(bus, name, work_seconds)
         async with asyncio.TaskGroup() as tasks:
-            # Who reads what is told is gone if that fails, and then the worker goes too.
+            # If this fails, the demo is gone, and the worker ends too.
             telling = tasks.create_task(worker.tell())
             await broker.serve(worker.inbox.handled_by(worker.handle, concurrency=_CONCURRENCY))
             telling.cancel()
