@@ -1,6 +1,6 @@
 # Everything runs in .venv, which `make setup` makes and keeps up to date; the other targets call it themselves.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-deep lint format bench bench-queue bench-spark docs conformance lock proto clean
+.PHONY: help setup demo demo-kafka demo-queue demo-pulsar demo-pubsub demo-servicebus demo-sdk kafka pubsub pulsar pstest spark servicebus test test-all lint format bench bench-queue bench-spark docs conformance lock proto clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,8 +9,8 @@ STAMP := $(VENV)/.installed
 LOCK_TOOL := uv==0.13.9
 # Writes code that works with the oldest protobuf allowed, and every newer one.
 PROTO_TOOL := grpcio-tools==1.76.0
-# Many tests wait for a server, so that two cores serve more than two workers.
-WORKERS ?= 4
+# Many tests wait for a server, so two cores serve more than two workers.
+WORKERS ?= 6
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 KAFKA := $(BIN)/python -m tests.servers.run_kafka
@@ -37,8 +37,8 @@ help:
 	@echo "make demo-pulsar  the same on a Pulsar standalone, started for it; needs Java 17 and Maven"
 	@echo "make demo-pubsub  the same on Google's Pub/Sub emulator; 10,000 flights unless ARGS='--flights 20000' says otherwise; needs Java 17"
 	@echo "make demo-servicebus  the same on the double of Service Bus; 1,000 flights unless ARGS says otherwise"
-	@echo "make test         run the tests, real brokers included; ARGS='-k name' goes to pytest"
-	@echo "make test-deep    run those that take long: benchmarks on servers, second configurations, a pretended cluster of Spark"
+	@echo "make test         run the tests but the deep ones, all six brokers included; ARGS='-k name' goes to pytest"
+	@echo "make test-all     run all tests: chaos, second configurations, Spark clusters and benchmarks' self-tests too"
 	@echo "make lint         ruff, pyright and the import rules"
 	@echo "make format       format and sort imports"
 	@echo "make conformance  run the conformance kit on every backend; write docs/conformance.md and docs/guarantees.md"
@@ -110,11 +110,11 @@ pstest: $(STAMP)
 spark: $(STAMP)
 	-@$(SPARK)
 
-test: $(STAMP) kafka pulsar pstest spark
+test: $(STAMP) kafka pulsar spark
 	$(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not deep' $(ARGS)
 
-test-deep: $(STAMP) kafka pulsar spark
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -m deep $(ARGS)
+test-all: $(STAMP) kafka pulsar pstest spark
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

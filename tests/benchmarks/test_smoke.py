@@ -13,6 +13,8 @@ from benchmarks.measure import Sample, Series, Spread, Variant, in_pairs
 from benchmarks.report import Finding, Section, write
 from benchmarks.sections import BENCHMARKS
 
+pytestmark = pytest.mark.deep
+
 EXPECTED = {
     "facade": ("receive(handler), null", "async for, async with, memory", "batches, batch.ack(), jetstream", "enqueue"),
     "backends": ("receive(handler) on top of the SPI, pubsub", "an idle consumer, servicebus", "| pulsar |", "p99"),
@@ -39,7 +41,6 @@ _QUICK = ("facade", "jetstream", "faststream", "kafka-markers", "steadiness")
 """Without a JVM."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name if name in _QUICK else pytest.param(name, marks=pytest.mark.deep) for name in BENCHMARKS],

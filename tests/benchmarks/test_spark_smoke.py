@@ -14,6 +14,8 @@ import pytest
 from benchmarks.spark.crossover import crossing
 from tests.servers.spark_python import quick_python
 
+pytestmark = pytest.mark.deep
+
 EXPECTED = (
     "jetstream, 100 B: broker, five / LogReader, five | ≥ 0.7 x",
     "kafka, 100 B: broker, all / LogReader, all | ≥ 0.7 x",
@@ -23,8 +25,6 @@ EXPECTED = (
 )
 
 
-@pytest.mark.deep
-@pytest.mark.slow
 @pytest.mark.xdist_group("spark")
 def test_it_runs_and_writes_its_page(tmp_path: Path) -> None:
     # A process of its own, since it stops and starts sessions, and this one may have one.

@@ -20,7 +20,7 @@ from tests.servers.pulsar import PulsarServer
 from tests.servers.server_process import ServerProcess
 from tests.servers.servicebus import ServiceBusDouble, missing
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("pulsar")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("pulsar")]
 
 COUNT = 400
 HELD = 50

@@ -23,7 +23,7 @@ from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import until
 from tests.servers.nats import NatsServer
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.deep
 
 KEYS = 7
 SIZE = 60

@@ -20,7 +20,7 @@ from broker_jetstream.settings import JetStreamSettings
 from tests.jetstream.support import make_topic, publish, until
 from tests.servers.nats import shared_server
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.deep
 
 
 class Line(NamedTuple):

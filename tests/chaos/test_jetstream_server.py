@@ -23,7 +23,7 @@ from tests.jetstream.support import GroupListener, make_topic, settle_all, subsc
 from tests.servers.nats import NatsServer
 from tests.servers.proxy import Proxy
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.deep
 
 Open = Callable[..., Awaitable[JetStreamBackend]]
 FAULTS = ["kill", "restart", "freeze"]

@@ -10,7 +10,7 @@ import broker
 from broker.errors import BrokerError, ConnectionFailed, OperationTimeout
 from tests.servers.kafka import KafkaServer
 
-pytestmark = [pytest.mark.chaos]
+pytestmark = pytest.mark.deep
 
 
 async def test_groups_without_a_broker_are_no_defect() -> None:

@@ -24,7 +24,7 @@ from tests.servers.kafka_client import SECONDS, read_all, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
 
 # One cluster for all of them: three brokers are much for a small machine.
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.xdist_group("kafka-chaos-cluster")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-cluster")]
 
 OFFSETS = "__consumer_offsets"
 PARTITIONS = 3

@@ -20,7 +20,7 @@ from tests.servers.kafka import PLAIN, KafkaServer, Listener
 from tests.servers.kafka_client import RawAdmin
 from tests.servers.proxy import Proxy
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 ROUNDS = 6
 CLASSIC: dict[str, Any] = {"session.timeout.ms": 30_000}

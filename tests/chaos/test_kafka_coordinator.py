@@ -18,7 +18,7 @@ from tests.kafka.raw_positions import store
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 
 @asynccontextmanager

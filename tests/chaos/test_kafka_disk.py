@@ -14,7 +14,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 from tests.servers.kafka_disk import SmallDisk
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-disk")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-disk")]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.chaos.test_kafka_processes import OF_PROTOCOLS, PROTOCOLS, SESSIONS
 from tests.servers.kafka import shared_server
 from tests.servers.kafka_client import RawAdmin, produce
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-frozen")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-frozen")]
 
 HELD = 10
 RECORDS = 200

@@ -24,7 +24,7 @@ from broker_kafka.settings import KafkaSettings
 from tests.servers.kafka_client import produce, wait_for
 from tests.servers.kafka_cluster import KafkaCluster
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.xdist_group("kafka-chaos-frozen-broker")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-frozen-broker")]
 
 SIZE = 3
 SECONDS = 6.0

@@ -23,7 +23,7 @@ from tests.kafka.group_members import eventually, fill, new_group, options_of
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 TOPICS, PARTITIONS, WAVES, WAVE = 2, 4, 5, 150
 RECORDS = TOPICS * PARTITIONS * WAVES * WAVE

@@ -21,7 +21,7 @@ from tests.servers.kafka import shared_server
 from tests.servers.kafka_client import RawAdmin
 from tests.servers.postgres import postgres_url
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 
 def database(kind: str, directory: Path) -> str:

@@ -17,7 +17,7 @@ from tests.chaos.test_kafka_server import over
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-lifeline")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-lifeline")]
 
 RESTARTS = 3
 

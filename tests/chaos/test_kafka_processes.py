@@ -18,7 +18,7 @@ from tests.chaos.test_kafka_server import reached
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos]
+pytestmark = pytest.mark.deep
 
 PARTITIONS = 4
 SESSION = 2.0

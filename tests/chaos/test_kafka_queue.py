@@ -16,7 +16,7 @@ from tests.chaos.kafka_queue_running import QueueRun
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_cluster import KafkaCluster
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-queue")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-queue")]
 
 
 @pytest.mark.timeout(600)  # each fault waits until the workers are busy again

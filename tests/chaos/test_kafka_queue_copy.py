@@ -19,7 +19,7 @@ from tests.chaos.kafka_copying import CopyWorker
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin, read_all
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 _PARTITIONS: Final = 3
 _WORKERS: Final = 2

@@ -13,7 +13,7 @@ from tests.chaos.kafka_accounts import Account
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-server")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-server")]
 
 PARTITIONS = 3
 OPTIONS = "session_timeout_ms=6000&heartbeat_interval_ms=300"

@@ -14,7 +14,7 @@ from broker.testing.worker import Worker
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-share")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-share")]
 
 PATIENCE = 60.0
 LOCK = 4.0

@@ -21,7 +21,7 @@ from tests.chaos.test_kafka_server import reached, read_messages, read_records, 
 from tests.servers.kafka import KafkaServer, shared_server
 from tests.servers.kafka_client import RawAdmin, produce, read_all
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("kafka-chaos-topics")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-chaos-topics")]
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["classic", "consumer"])
 

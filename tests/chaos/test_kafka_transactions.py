@@ -11,7 +11,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import RawAdmin
 
 # Of a cluster `test_kafka_cluster` says it too.
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.deep]
+pytestmark = pytest.mark.deep
 
 
 async def test_copy_job_is_exactly_once_whatever_worker_is_killed(

@@ -15,7 +15,7 @@ from broker.testing.worker import Worker
 from tests.servers.proxy import Proxy
 from tests.servers.pubsub import PubSubServer, need_emulator, shared_server
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.deep
 PATIENCE = 20.0
 COUNT = 600
 

@@ -15,7 +15,7 @@ import broker
 from broker.outbound import OutboundMessage
 from tests.servers.pulsar import shared_server
 
-pytestmark = [pytest.mark.chaos, pytest.mark.xdist_group("pulsar")]
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("pulsar")]
 
 COUNT = 3000
 KEYS = 20

@@ -20,7 +20,7 @@ from broker.testing.waiting import eventually
 from tests.chaos.retry_process import DELAYS, FAILURES
 from tests.servers import kafka, nats
 
-pytestmark = [pytest.mark.chaos]
+pytestmark = pytest.mark.deep
 
 COUNT = 600
 KILLS = 6

@@ -14,7 +14,7 @@ from broker.testing.waiting import numbered
 from broker.testing.worker import Worker
 from tests.servers.servicebus import ServiceBusDouble, missing, shared_double
 
-pytestmark = pytest.mark.chaos
+pytestmark = pytest.mark.deep
 PATIENCE = 90.0
 LOCK_SECONDS = 5.0
 KEYS = 8

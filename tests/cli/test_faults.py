@@ -23,6 +23,7 @@ def rest(process, topic, subscription="s-1") -> list[str]:
     return [line["data"] for line in result.lines]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number, code):
     topic = process.topic()
@@ -42,6 +43,7 @@ def test_an_interrupted_consume_gives_back_what_it_did_not_print(process, number
     assert sorted(printed + rest(process, topic)) == sent
 
 
+@pytest.mark.deep
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path, process):
     # Without another owner the command has started the server itself: it must not die of the same Ctrl-C.
     alone = type(process)(f"embedded://{tmp_path / 'data'}")
@@ -56,6 +58,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_settles(tmp_path
     assert rest(alone, topic) == []
 
 
+@pytest.mark.deep
 def test_a_closed_pipe_gives_back_what_was_not_printed(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
@@ -83,6 +86,7 @@ def test_an_idle_consume_notices_that_its_reader_is_gone(process):
     child.stderr.close()
 
 
+@pytest.mark.deep
 def test_records_are_committed_as_far_as_they_were_printed(process):
     topic = process.topic()
     sent = [f"{n:04} {'x' * 1000}" for n in range(500)]
@@ -98,6 +102,7 @@ def test_records_are_committed_as_far_as_they_were_printed(process):
     assert printed + again == sent
 
 
+@pytest.mark.deep
 def test_an_interrupted_publish_counts_what_is_on_the_broker(process):
     topic = process.topic()
     child = process.start("publish", topic, "--json", stdin=subprocess.PIPE)
@@ -257,7 +262,7 @@ def test_wrong_credentials(memory):
             assert "-token" not in text
 
 
-@pytest.mark.chaos
+@pytest.mark.deep
 def test_a_server_that_is_killed_meanwhile_costs_no_message():
     with NatsServer() as server:
         process = ProcessCli(server.url)
@@ -278,6 +283,7 @@ def test_a_server_that_is_killed_meanwhile_costs_no_message():
         assert rest(process, topic) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_closed_output_is_no_error(process, closed):
     topic = process.topic()

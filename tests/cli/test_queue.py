@@ -57,6 +57,7 @@ def test_peek_shows_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None
     cli("queue", "peek", "nobodys", code=3)
 
 
+@pytest.mark.deep
 def test_purge_drops_what_is_open_and_what_nobody_has_taken(queue: Queue) -> None:
     cli = InnerCli(shared_server().url)
     counts = {"subscription": queue.subscription, "open": 2, "ready": 2}
@@ -69,6 +70,7 @@ def test_purge_drops_what_is_open_and_what_nobody_has_taken(queue: Queue) -> Non
     cli("queue", "purge", "nobodys", "--yes", code=3)
 
 
+@pytest.mark.deep
 def test_a_queue_that_is_tracked_is_not_purged(queue: Queue) -> None:
     async def purge() -> None:
         settings = KafkaSettings(servers=(queue.server.bootstrap,))

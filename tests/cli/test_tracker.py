@@ -45,6 +45,7 @@ def get(url: str, path: str) -> str:
     return body
 
 
+@pytest.mark.deep
 def test_a_tracker_alone_by_its_file(queue: Queue, tmp_path: Path) -> None:
     """By a URL it runs in the chaos of `tests/chaos`."""
     server, file = shared_server(), tmp_path / "tracker.toml"
@@ -156,6 +157,7 @@ async def test_a_tracker_of_a_name_that_nobody_consumes_by_says_so() -> None:
     )
 
 
+@pytest.mark.deep
 async def test_trackers_are_in_trouble_while_no_broker_answers_with_and_without_partitions() -> None:
     with KafkaServer() as server:
         RawAdmin(server.bootstrap).make_topic("jobs")

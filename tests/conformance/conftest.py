@@ -1,5 +1,6 @@
 """Keeps tests that share a restart of the server in one process, leaves out what a configuration need not run, and has
-the tests of what it refuses fail."""
+the tests of what it refuses fail. Tests that disturb a server or a client are `deep` where recovery takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +11,11 @@ import pytest
 
 from broker.testing.case import ConformanceCase
 from broker.testing.promises import Promise
+
+_QUICK_TO_RECOVER = frozenset({"inmem", "jetstream"})
+_DISTURBANCES = frozenset(
+    f"harness.{operation}" for operation in ("restart", "kill", "pause", "cut", "crash", "isolate", "worker")
+)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -24,6 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if (name := _promised(item)) in refused:
                 # Strictly: a promise that is kept after all is to lose its entry.
                 item.add_marker(pytest.mark.xfail(reason=f"{name} is refused: {refused[name]}", strict=True))
+            if item.cls.harness_class.name not in _QUICK_TO_RECOVER and _DISTURBANCES & _required(item):
+                item.add_marker(pytest.mark.deep)
             together = cast("str | None", getattr(item.function, "__together__", None))
             harness_class = item.cls.harness_class
             here = item.get_closest_marker("xdist_group") is not None
@@ -42,3 +50,8 @@ def _promised(item: pytest.Function) -> str:
     """The name of what the test promises; empty if it has none."""
     declared = getattr(item.function, "__promise__", None)
     return declared.name if isinstance(declared, Promise) else ""
+
+
+def _required(item: pytest.Function) -> frozenset[str]:
+    """The capabilities and harness operations that the test needs."""
+    return frozenset(cast("tuple[str, ...]", getattr(item.function, "__requires__", ())))

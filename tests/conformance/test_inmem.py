@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.testing.conformance import (
     AsMessages,
     Cancelling,
@@ -31,6 +33,7 @@ class UndelayedHarness(InmemHarness):
     options = BrokerOptions(session_seconds=1.0, rebalance_seconds=2.0, native_delay=0.0, shuffle=0)
 
 
+@pytest.mark.deep
 class TestUndelayed(
     Settling, Shapes, Outcomes, Flow, Leases, Retrying, DeadLetters, Order, Closing, Cancelling, AsMessages
 ):

@@ -9,23 +9,20 @@ from tests.conformance.kafka_marker_variants import AtOnceHarness, SingleHarness
 from tests.conformance.kafka_queue_areas import MarkerAreas
 
 # In one process, which then starts one broker, and ends it when they are over.
-pytestmark = pytest.mark.xdist_group("kafka-markers-conformance")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-markers-conformance")]
 
 
 class TestKafkaMarkers(MarkerAreas):
     harness_class = MarkersHarness
 
 
-@pytest.mark.deep
 class TestKafkaMarkersV1(MarkerAreas):
     harness_class = V1Harness
 
 
-@pytest.mark.deep
 class TestKafkaMarkersSingle(MarkerAreas):
     harness_class = SingleHarness
 
 
-@pytest.mark.deep
 class TestKafkaMarkersAtOnce(MarkerAreas):
     harness_class = AtOnceHarness

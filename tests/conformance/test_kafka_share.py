@@ -8,7 +8,7 @@ from tests.conformance.kafka_queue_areas import ShareAreas
 from tests.conformance.kafka_share_harness import KafkaShareHarness
 
 # In one process, which then starts one broker, and ends it when they are over.
-pytestmark = pytest.mark.xdist_group("kafka-share-conformance")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("kafka-share-conformance")]
 
 
 class TestKafkaShare(ShareAreas):

@@ -12,7 +12,7 @@ from broker.testing.case import ConformanceCase
 from broker.testing.conformance import Order
 from tests.conformance.pubsub_harness import PstestHarness
 
-pytestmark = pytest.mark.xdist_group("pstest")
+pytestmark = [pytest.mark.deep, pytest.mark.xdist_group("pstest")]
 
 
 class TestPstest(ConformanceCase):

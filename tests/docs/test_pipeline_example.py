@@ -26,7 +26,7 @@ def shown() -> dict[str, str]:
     return named
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("spark-docs")
 def test_the_tests_of_a_pipeline_pass_and_fail_where_the_pipeline_is_wrong(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def run(url: str, picture: Path) -> tuple[Balance, list[tuple[str, ...]], str]:
     return balance, rows, console.file.getvalue()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["inmem://flights", "embedded:"])
 def test_the_promises_hold_and_the_table_is_that_of_the_data(
     url: str, tmp_path: Path, expected: list[tuple[str, ...]], caplog: pytest.LogCaptureFixture
@@ -83,6 +84,7 @@ def test_the_promises_hold_and_the_table_is_that_of_the_data(
     assert "Every promise holds" in shown
 
 
+@pytest.mark.deep
 def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
     if (reason := missing()) is not None:
         pytest.skip(reason)
@@ -96,6 +98,7 @@ def test_a_broker_without_a_log_gives_the_same_balance(tmp_path: Path) -> None:
     assert "servicebus keeps no log" in console.file.getvalue()
 
 
+@pytest.mark.deep
 async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
     url = f"{pubsub().url}&ordering=on"
     async with broker.connect(url) as bus:
@@ -105,6 +108,7 @@ async def test_a_consumer_with_nothing_to_do_can_be_stopped_at_once() -> None:
         await life.stop()
 
 
+@pytest.mark.deep
 async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_QUIET_SECONDS", 5.0)
     topic = f"reading.{uuid.uuid4().hex[:12]}"
@@ -118,6 +122,7 @@ async def test_all_that_is_on_a_topic_of_keys_is_read_without_acks(monkeypatch: 
             assert len([entry async for batch in read_all(bus, topic, FOLD) for entry in batch]) == 450
 
 
+@pytest.mark.deep
 def test_a_commit_that_has_to_be_repeated_ends_nothing(
     tmp_path: Path, expected: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +141,7 @@ def test_a_commit_that_has_to_be_repeated_ends_nothing(
     assert rows == expected
 
 
+@pytest.mark.deep
 def test_the_data_is_that_of_the_package(year: list[Flight]) -> None:
     assert [flight.number for flight in year] == list(range(1, FLIGHTS_IN_ALL + 1))
     assert len({flight.id for flight in year}) == FLIGHTS_IN_ALL
@@ -147,6 +153,7 @@ def test_flights_without_an_aircraft_never_departed(year: list[Flight]) -> None:
     assert all(flight.departure_delay is None for flight in year if flight.aircraft is None)
 
 
+@pytest.mark.deep
 def test_a_failed_promise_is_told_and_makes_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def what_is_right(expected: Expected, few: list[Flight]) -> Results:
     return Results(expected.joined, dict(expected.hours), dict(expected.aircraft), letters)
 
 
+@pytest.mark.deep
 def test_the_transforms_give_what_a_plain_computation_gives(few: list[Flight], expected: Expected) -> None:
     spark = shared_session()
     bodies = [FLIGHT_JSON.encode(flight) or b"" for flight in few]
@@ -158,8 +159,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str, Path]
     return outcome, console.file.getvalue(), picture
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path]) -> None:
     outcome, shown, picture = whole
     assert outcome.failures == []
@@ -178,8 +178,6 @@ def test_what_is_killed_half_way_comes_out_equal(whole: tuple[Outcome, str, Path
     assert len(outcome.killed) > 2, "the workers were not killed"
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
 @pytest.mark.deep
 def test_the_same_on_kafka(tmp_path: Path) -> None:
     screen = Screen(Console(file=io.StringIO()))
@@ -191,16 +189,14 @@ def test_the_same_on_kafka(tmp_path: Path) -> None:
     assert any("java" in name for name in outcome.killed)
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 def test_more_copies_than_a_kill_explains_do_not_hold(whole: tuple[Outcome, str, Path]) -> None:
     results = replace(whole[0].results, copies=3)
     assert replace(whole[0], results=results, most_copies=3).failures == []
     assert replace(whole[0], results=results, most_copies=2).failures == ["at most 2 messages are there twice"]
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_result_that_is_not_equal_makes_the_exit_status(
     whole: tuple[Outcome, str, Path],
     tmp_path: Path,

@@ -31,8 +31,7 @@ NOON = datetime(2013, 1, 1, 12, tzinfo=UTC)
 EXPECTED = {"on time": Fate.ON_TIME, "late": Fate.LATE, "cancelled": Fate.CANCELLED, "unreadable": Fate.UNREADABLE}
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.xdist_group("flights")
 def test_the_accounts_hold_though_workers_are_killed() -> None:
     console = Console(file=io.StringIO(), width=160)

@@ -35,6 +35,7 @@ async def test_connecting_and_breaking_are_told(
         await backend.close()
 
 
+@pytest.mark.deep
 async def test_attempts_that_get_no_greeting_leave_no_socket_behind(
     open_backend: Open, nats_server: NatsServer, events: list[Event]
 ) -> None:
@@ -101,6 +102,7 @@ async def test_a_client_that_gave_up_is_replaced(open_backend: Open, topic: str,
     assert await source.settle(settle_all(found, Outcome.ACK)) == [None]
 
 
+@pytest.mark.deep
 async def test_credentials_that_are_refused_later_are_told(topic: str) -> None:
     with NatsServer.with_token("right") as server:
         settings = JetStreamSettings(servers=(server.url,), token=SecretStr("right"), reconnect_wait=0.05)

@@ -63,6 +63,7 @@ async def test_release_comes_back_at_once_and_reject_never(both_ways: JetStreamB
     assert [message.data for message in found] == [b"back"]
 
 
+@pytest.mark.deep
 async def test_a_lease_that_is_extended_holds(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=3.0)
     await make_topic(backend, topic)
@@ -153,6 +154,7 @@ async def test_what_came_late_does_not_raise_what_is_asked_for(
     assert asked[0] == 5
 
 
+@pytest.mark.deep
 async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic: str) -> None:
     hoarder_backend, other_backend = await open_backend(), await open_backend()
     await make_topic(hoarder_backend, topic)
@@ -166,7 +168,7 @@ async def test_a_credit_without_a_fetch_is_taken_back(open_backend: Open, topic:
     assert len(await receive(other, 100)) == 100
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_what_waits_in_the_source_keeps_its_lease(open_backend: Open, topic: str) -> None:
     backend = await open_backend(lease_seconds=3.0)
     await make_topic(backend, topic)

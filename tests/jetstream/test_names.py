@@ -151,6 +151,7 @@ def test_the_short_cut_is_used_with_this_client() -> None:
     assert isinstance(make_client(False), PublicClient)
 
 
+@pytest.mark.deep
 @given(st.data())
 async def test_the_short_cut_takes_messages_apart_at_any_cut(data: st.DataObject) -> None:
     """Raw messages reach their handler and all others nats-py, however the stream is cut."""

@@ -73,7 +73,7 @@ async def test_what_waits_for_a_dead_member_is_assigned_when_it_can_be_read(
         proxy.__exit__()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_a_while_only(
     open_backend: Open, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +96,7 @@ async def test_a_partition_that_stays_somebody_elses_holds_up_the_free_ones_for_
     assert listener.gone == []
 
 
+@pytest.mark.deep
 async def test_who_looks_late_still_finds_out_that_others_had_its_partitions(
     open_backend: Open, nats_server: NatsServer, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

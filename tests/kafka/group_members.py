@@ -31,9 +31,13 @@ __all__ = [
     "values_of",
 ]
 
-every_protocol = pytest.mark.parametrize("protocol", ["cooperative-sticky", "range", "roundrobin", "consumer"])
+_deep = pytest.mark.deep
+every_protocol = pytest.mark.parametrize(
+    "protocol",
+    ["cooperative-sticky", *(pytest.param(name, marks=_deep) for name in ("range", "roundrobin", "consumer"))],
+)
 """Three strategies of the classic protocol, and KIP-848."""
-both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", "consumer"])
+both_protocols = pytest.mark.parametrize("protocol", ["cooperative-sticky", pytest.param("consumer", marks=_deep)])
 
 
 def options_of(protocol: str) -> dict[str, Any]:

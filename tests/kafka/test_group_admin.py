@@ -84,7 +84,7 @@ async def test_a_subscription_is_there_before_its_first_member(
         await spi.ensure_subscription(topic, group, start="earliest", options={"color": "red"})
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 async def test_a_group_that_never_committed_counts_from_its_start(
     spi: KafkaAdmin, kafka: KafkaServer, admin: RawAdmin, topic: str, group: str, protocol: str
 ):
@@ -238,6 +238,7 @@ async def test_a_group_that_runs_is_neither_reset_nor_deleted(
     assert admin.committed(group, topic).offset == -1001
 
 
+@pytest.mark.deep
 async def test_the_first_group_of_a_new_cluster():
     """The offsets' topic is not there yet, and making it must not cost a time-out."""
     with KafkaServer() as server:

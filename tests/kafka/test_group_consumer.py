@@ -246,6 +246,7 @@ async def test_closing_during_a_rebalance_does_not_hang(
             await eventually(lambda: len(second.assignment()) == 4)
 
 
+@pytest.mark.deep
 async def test_a_callback_may_close(kafka: KafkaServer, make_topic: MakeTopic, group: str):
     topic = make_topic(partitions=4)
     closers: list[Callable[[], Any]] = []

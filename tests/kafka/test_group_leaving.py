@@ -71,6 +71,7 @@ async def test_a_cooperative_member_leaves_while_its_joining_is_under_way(
             await eventually(lambda name=name: members_of(admin, name) == 0, SECONDS)
 
 
+@pytest.mark.deep
 async def test_a_member_without_partitions_leaves_while_it_waits_to_join_again(
     kafka: KafkaServer, topic: str, group: str, admin: RawAdmin
 ):
@@ -93,7 +94,7 @@ async def test_a_member_without_partitions_leaves_while_it_waits_to_join_again(
             await eventually(lambda: members_of(admin, group) == 2 and is_stable(), SECONDS)
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 async def test_consumers_of_both_families_leave_right_after_joining(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, admin: RawAdmin, protocol: str
 ):
@@ -107,6 +108,7 @@ async def test_consumers_of_both_families_leave_right_after_joining(
             await eventually(lambda: members_of(admin, group) == 0, SECONDS)
 
 
+@pytest.mark.deep
 async def test_a_close_keeps_its_deadline_where_the_broker_is_silent():
     with KafkaServer() as server:
         topic = RawAdmin(server.bootstrap).make_topic()
@@ -124,6 +126,7 @@ async def test_a_close_keeps_its_deadline_where_the_broker_is_silent():
             server.resume()
 
 
+@pytest.mark.deep
 async def test_a_transactional_publisher_waits_as_long_as_the_settings_say():
     with KafkaServer() as server:
         async with connect(

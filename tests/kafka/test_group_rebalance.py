@@ -258,6 +258,7 @@ async def test_a_callback_that_fails_keeps_nothing_from_its_next_owner(
     assert "A rebalance callback failed" in caplog.text
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_partitions_that_stay_go_on_where_they_are(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
@@ -288,6 +289,7 @@ async def test_partitions_that_stay_go_on_where_they_are(
         reader.cancel()
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_a_static_member_that_comes_back_moves_nothing(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
@@ -310,6 +312,7 @@ async def test_a_static_member_that_comes_back_moves_nothing(
             assert len(log.told) == told
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_slow_handlers_never_exceed_the_poll_interval(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str
@@ -330,6 +333,7 @@ async def test_slow_handlers_never_exceed_the_poll_interval(
     assert sorted(seen) == sorted([*range(3000), *range(3000)])
 
 
+@pytest.mark.deep
 @both_protocols
 @pytest.mark.parametrize("stay", [0.0, 0.1, 0.6, 1.2])
 async def test_the_group_does_not_wait_for_the_session_of_a_member_that_left(

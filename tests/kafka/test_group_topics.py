@@ -118,6 +118,7 @@ async def test_partitions_that_are_added_are_read_from_their_beginning(
 # -- starts ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_where_a_group_begins(kafka: KafkaServer, make_topic: MakeTopic, protocol: str):
     topic = make_topic(partitions=2)

@@ -90,9 +90,10 @@ async def read_until_idle(bus: Bus, family: str, topic: str, group: str) -> int:
 
 
 families = pytest.mark.parametrize("family", ["records", "messages", "group"])
-protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+protocols = pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 
 
+@pytest.mark.deep
 @protocols
 @families
 async def test_what_a_dead_member_holds_is_waited_for(
@@ -108,6 +109,7 @@ async def test_what_a_dead_member_holds_is_waited_for(
         assert await read_until_idle(bus, family, topic, group) == 2 * PER_PARTITION
 
 
+@pytest.mark.deep
 async def test_a_member_that_dies_beside_it_is_waited_for(kafka: KafkaServer, make_topic: MakeTopic, group: str):
     topic = make_topic(partitions=2)
     await fill(kafka, topic, 2, PER_PARTITION)
@@ -126,6 +128,7 @@ async def test_a_member_that_dies_beside_it_is_waited_for(kafka: KafkaServer, ma
     assert count == 2 * PER_PARTITION
 
 
+@pytest.mark.deep
 async def test_a_member_that_lives_is_waited_for_during_a_session(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ):
@@ -137,6 +140,7 @@ async def test_a_member_that_lives_is_waited_for_during_a_session(
         assert time.monotonic() - begun > SESSION_MS / 1000
 
 
+@pytest.mark.deep
 async def test_a_member_that_has_committed_everything_is_not_waited_for(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ):

@@ -157,6 +157,7 @@ async def test_a_transaction_that_commits_later_is_read_later(
     assert values(await read_all(reader, topic)) == numbered(3)
 
 
+@pytest.mark.deep
 async def test_ends_at_a_compacted_tail(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic
 ):
@@ -227,6 +228,7 @@ async def test_retention_that_overtakes_a_read_is_an_error(kafka: KafkaServer, a
     await connection.close()
 
 
+@pytest.mark.deep
 async def test_a_topic_that_is_deleted_under_a_read_is_an_error(kafka: KafkaServer, admin: RawAdmin, topic: str):
     connection = Connection(small_fetches(kafka, request_timeout=2.0), Hooks())
     await connection.open()
@@ -246,6 +248,7 @@ async def test_a_topic_that_is_deleted_under_a_read_is_an_error(kafka: KafkaServ
     await connection.close()
 
 
+@pytest.mark.deep
 async def test_by_time(reader: KafkaLogReader, kafka: KafkaServer, make_topic: MakeTopic):
     topic = make_topic(partitions=2, config={"retention.ms": "-1"})
     begin = datetime(2020, 1, 1, tzinfo=UTC)
@@ -352,6 +355,7 @@ async def test_no_group_appears(reader: KafkaLogReader, kafka: KafkaServer, admi
     assert not [group.group_id for group in groups if "log-reader" in group.group_id]
 
 
+@pytest.mark.deep
 async def test_a_broker_that_dies_and_comes_back():
     with KafkaServer() as server:
         admin = RawAdmin(server.bootstrap)
@@ -379,6 +383,7 @@ async def test_a_broker_that_dies_and_comes_back():
         await connection.close()
 
 
+@pytest.mark.deep
 async def test_as_fast_as_the_raw_loop_by_and_large(reader: KafkaLogReader, kafka: KafkaServer, topic: str):
     """A read of many batches keeps its client busy: a coarse guard, the figures are the benchmarks'."""
     count = 100_000

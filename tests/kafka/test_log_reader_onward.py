@@ -134,6 +134,7 @@ async def test_a_topic_that_is_made_anew_while_it_is_read_is_read_anew_behind_th
     assert found == numbered(20, "new-")[10:]
 
 
+@pytest.mark.deep
 async def test_a_log_that_was_cut_behind_a_range_ends_it_with_an_error_at_once(
     reader: KafkaLogReader, kafka: KafkaServer, admin: RawAdmin, topic: str, transactions: Transactions
 ) -> None:
@@ -184,6 +185,7 @@ async def test_what_came_behind_is_read_a_record_at_a_time(
     assert begun.call_count == 1
 
 
+@pytest.mark.deep
 async def test_what_a_client_met_while_it_fetched_on_is_no_error_of_another_read(
     reader: KafkaLogReader,
     kafka: KafkaServer,

@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "_LATER", 0.2)
 
 
-@pytest.fixture(params=["classic", "consumer"])
+@pytest.fixture(params=["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 async def bus(kafka: KafkaServer, request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     async with broker.connect(f"{kafka.url}?group_protocol={request.param}") as bus:
         yield bus

@@ -92,6 +92,7 @@ async def test_a_second_restart_keeps_what_the_first_had_not_read_yet(
     assert await rest_of(bus, topic, group) == [0, 20, 30, 40, 50, 60, 70, 80, 90]
 
 
+@pytest.mark.deep
 async def test_a_killed_process_repeats_nothing_that_was_committed(
     kafka: KafkaServer, admin: RawAdmin, bus: Bus, topic: str, group: str
 ) -> None:
@@ -130,6 +131,7 @@ async def test_metadata_of_somebody_else_is_no_map(
     assert stored(admin, group, topic).offset == 5
 
 
+@pytest.mark.deep
 async def test_a_member_whose_map_is_nearly_full_from_the_start_reads_on(
     kafka: KafkaServer, bus: Bus, topic: str, group: str
 ) -> None:
@@ -151,6 +153,7 @@ async def test_the_longest_map_is_one_that_the_broker_takes(admin: RawAdmin, top
         assert stored(admin, group, topic).metadata == longest
 
 
+@pytest.mark.deep
 async def test_a_broker_that_takes_less_text_gets_less(topic: str, group: str) -> None:
     with KafkaServer({"offset.metadata.max.bytes": "40"}) as small:
         RawAdmin(small.bootstrap).make_topic(topic)

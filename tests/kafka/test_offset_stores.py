@@ -156,6 +156,7 @@ async def test_f_a_write_that_fails_is_told(shelf: Shelf):
     assert await shelf.again().stored(group) == {partitions[0]: StoredOffset(3)}
 
 
+@pytest.mark.deep
 async def test_d_and_f_kafka_out_of_reach_is_an_error_of_every_partition():
     with KafkaServer() as server:
         connection = await connect(server, request_timeout=1.0)
@@ -226,6 +227,7 @@ async def test_g_nobody_commits_past_a_group_that_runs(shelf: Shelf, kafka: Kafk
     await committed(shelf, {partition: StoredOffset(9)})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shelf", ["kafka-member"], indirect=True)
 async def test_g_a_member_that_was_replaced_cannot_commit(shelf: Shelf, kafka: KafkaServer):
     partition = shelf.partition(0)

@@ -93,6 +93,7 @@ _step = st.tuples(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(_step, max_size=12))
 def test_memory_file_and_database_take_the_same_steps_alike(steps: list[Any], tmp_path: Path):

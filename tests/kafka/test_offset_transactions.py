@@ -71,6 +71,7 @@ async def test_a_session_of_the_orm_will_do(shelf: Shelf):
     assert await store.stored(shelf.owner.group) == {partition: StoredOffset(4)}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 async def test_the_effects_of_killed_workers_are_exactly_once(
     database: str, kafka: KafkaServer, topic: str, group: str, tmp_path: Path

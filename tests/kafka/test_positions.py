@@ -41,6 +41,7 @@ async def held(proxy: Proxy) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.deep
 async def test_a_leader_that_is_lost_before_it_answers_is_asked_again(server: tuple[KafkaServer, Proxy]) -> None:
     kafka, proxy = server
     topic = RawAdmin(kafka.bootstrap).make_topic()
@@ -86,7 +87,7 @@ async def test_a_leader_that_has_not_heard_of_its_topic_yet_is_asked_again(
     assert not strange
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_a_leader_that_never_answers_is_an_error(server: tuple[KafkaServer, Proxy]) -> None:
     kafka, proxy = server
     topic = RawAdmin(kafka.bootstrap).make_topic()

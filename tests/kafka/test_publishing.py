@@ -305,7 +305,7 @@ def own_topic(own: KafkaServer) -> str:
     return RawAdmin(own.bootstrap).make_topic(partitions=2)
 
 
-@pytest.mark.chaos
+@pytest.mark.deep
 @pytest.mark.xdist_group("kafka-publishing")
 async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> None:
     """Memory is bounded, failures come in time, and close has its deadline."""
@@ -336,7 +336,7 @@ async def test_broker_that_does_not_answer(own: KafkaServer, own_topic: str) -> 
         assert (await bus.topic(own_topic).publish(b"after")).offset is not None
 
 
-@pytest.mark.chaos
+@pytest.mark.deep
 @pytest.mark.xdist_group("kafka-publishing")
 async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
     thread = ProducerThread(settings_of(own).client_config("producer"))
@@ -358,7 +358,7 @@ async def test_close_has_a_deadline(own: KafkaServer, own_topic: str) -> None:
         await thread.publish(own_topic, numbered(1))
 
 
-@pytest.mark.chaos
+@pytest.mark.deep
 @pytest.mark.xdist_group("kafka-publishing")
 async def test_close_delivers_what_is_on_the_way(own: KafkaServer, own_topic: str) -> None:
     thread = ProducerThread(settings_of(own).client_config("producer"))

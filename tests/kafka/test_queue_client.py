@@ -89,6 +89,7 @@ async def test_i7_all_markers_of_a_message_lie_in_one_partition_and_those_of_a_q
         assert {marker_partition(message, 3) for message in messages} == {partition}
 
 
+@pytest.mark.deep
 async def test_what_an_open_transaction_hides_counts_in_the_lag(
     kafka: KafkaServer, bus: Bus, topic: str, group: str
 ) -> None:
@@ -155,6 +156,7 @@ async def test_lag_of_each_partition_counts_no_marks_of_transactions(
     assert await bus.admin.lag(topic, group) == Lag(waiting=3, unsettled=0, partitions={0: 2, 1: 1})
 
 
+@pytest.mark.deep
 async def test_a_topic_that_is_gone_holds_up_no_other(bus: Bus, make_topic: MakeTopic, group: str) -> None:
     gone, there = make_topic(), make_topic()
     warnings: list[str] = []

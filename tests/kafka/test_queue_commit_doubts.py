@@ -17,6 +17,7 @@ from tests.kafka.key_order import handed_over
 from tests.servers.kafka import KafkaServer
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("transactions", [True, False])
 async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of_its_key(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch, transactions: bool
@@ -64,6 +65,7 @@ async def test_what_was_committed_as_its_partition_went_comes_before_the_next_of
     assert handled == bodies
 
 
+@pytest.mark.deep
 async def test_an_older_position_that_was_asked_for_last_hides_no_newer_one_that_was_committed(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ class Fetched:
         return sum(self._by_client.values())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("more", [{}, {"queue_transactions": "true"}, {"marker_format": "v2-single"}], ids=repr)
 async def test_a_topic_of_many_queues_is_read_once(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -120,6 +121,7 @@ async def test_a_topic_of_many_queues_is_read_once(
                 assert marker == TIME_MARKER or (marker.id.topic, marker.id.queue) == (topic, group)
 
 
+@pytest.mark.deep
 async def test_a_queue_that_stands_still_holds_up_no_other(kafka: KafkaServer, topic: str, group: str) -> None:
     queues = ["slow", "quick"]
     async with connect(url_of(kafka, group, *queues, queue_waiting=10, lease_seconds=3)) as bus:
@@ -147,6 +149,7 @@ async def test_a_queue_that_stands_still_holds_up_no_other(kafka: KafkaServer, t
             await nothing_more(inboxes["slow"], 1.0)
 
 
+@pytest.mark.deep
 async def test_what_nobody_consumes_is_kept_until_somebody_does(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(url_of(kafka, group, "mail", "news")) as bus, bus.messages(topic, subscription="mail") as inbox:
         await bus.topic(topic).publish_batch(jobs("news", 30))
@@ -165,6 +168,7 @@ async def test_what_nobody_consumes_is_kept_until_somebody_does(kafka: KafkaServ
             await all_done(bus, topic, group)
 
 
+@pytest.mark.deep
 async def test_what_a_closed_consumer_had_comes_to_another_process_while_its_neighbours_go_on(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:
@@ -204,6 +208,7 @@ async def members(bus: Bus, group: str, count: int) -> bool:
     return len(info.members) == count and info.state == "stable"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("more", [{}, {"queue_transactions": "true"}, {"group_protocol": "consumer"}], ids=repr)
 async def test_a_rebalance_takes_nothing_that_is_held(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, more: dict[str, Any]
@@ -282,6 +287,7 @@ async def test_what_passes_is_told_to_each_queue_and_reading_goes_on(
     assert sum(isinstance(event, FetchFailed) for event in told) >= 2
 
 
+@pytest.mark.deep
 async def test_administration_knows_a_queue_by_its_name_and_all_by_the_groups(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
@@ -335,6 +341,7 @@ async def test_every_key_may_be_a_queue(kafka: KafkaServer, admin: RawAdmin, top
         assert (await bus.admin.lag(topic, group)).unsettled == 1
 
 
+@pytest.mark.deep
 async def test_the_last_consumer_that_closes_leaves_the_group_and_the_next_joins_it(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:

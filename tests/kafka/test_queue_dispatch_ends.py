@@ -42,6 +42,7 @@ async def test_a_reader_that_cannot_be_opened_tells_all_who_asked_for_it_and_the
             await all_done(bus, topic, group)
 
 
+@pytest.mark.deep
 async def test_a_reader_that_fails_tells_each_queue_and_who_comes_next_gets_another(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_reader_that_fails_tells_each_queue_and_who_comes_next_gets_anot
         await all_done(bus, topic, group)
 
 
+@pytest.mark.deep
 async def test_a_queue_is_idle_when_what_was_put_off_has_come(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(url_of(kafka, group, "mail", "news", queue_waiting=5)) as bus:
         await bus.topic(topic).publish_batch([*jobs("mail", 60), *jobs("news", 60)])
@@ -92,6 +94,7 @@ async def test_a_queue_is_idle_when_what_was_put_off_has_come(kafka: KafkaServer
         assert found == [Counter(each.data for each in jobs(queue, 60)) for queue in ("mail", "news")]
 
 
+@pytest.mark.deep
 async def test_somebody_is_told_of_a_queue_that_nobody_consumes(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +123,7 @@ async def test_what_a_reader_is_told_its_first_consumer_tells_once(kafka: KafkaS
     assert all(before != after for before, after in pairwise(held)), changes
 
 
+@pytest.mark.deep
 async def test_dead_letters_go_back_to_their_queue(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
@@ -141,6 +145,7 @@ async def test_dead_letters_go_back_to_their_queue(
         assert await bus.admin.list_dead(dead) == []
 
 
+@pytest.mark.deep
 async def test_a_bus_that_closes_gives_back_what_waits(kafka: KafkaServer, topic: str, group: str) -> None:
     url = url_of(kafka, group, "mail", "news", lease_seconds=120)
     async with connect(url) as bus:

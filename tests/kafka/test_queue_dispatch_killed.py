@@ -9,6 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
 from broker.bus import Bus, connect
 from broker.outbound import OutboundMessage
 from broker.testing.waiting import eventually
@@ -67,6 +69,7 @@ async def publish(bus: Bus, topic: str, first: int, end: int) -> int:
     return end
 
 
+@pytest.mark.deep
 async def test_of_many_queues_nothing_is_lost_with_a_process_that_is_killed(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:

@@ -161,6 +161,7 @@ async def test_j_the_end_of_one_message_that_fails_is_nobody_elses(
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["ConnectionFailed", "NoneType"]
 
 
+@pytest.mark.deep
 async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServer, Proxy], group: str) -> None:
     server, proxy = wired
     topic = RawAdmin(server.bootstrap).make_topic()
@@ -188,6 +189,7 @@ async def test_m_a_client_that_is_cut_off_closes_in_time(wired: tuple[KafkaServe
         assert (await bus.admin.lag(topic, group)).unsettled in (9, 10)
 
 
+@pytest.mark.deep
 async def test_o_an_ack_counts_though_the_marker_topic_has_grown_meanwhile(
     kafka: KafkaServer, admin: RawAdmin, topic: str, group: str
 ) -> None:
@@ -208,6 +210,7 @@ async def test_o_an_ack_counts_though_the_marker_topic_has_grown_meanwhile(
     assert [bool(records) for records in told].count(True) == 1
 
 
+@pytest.mark.deep
 async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, Proxy], group: str) -> None:
     server, proxy = wired
     topic = RawAdmin(server.bootstrap).make_topic()
@@ -233,6 +236,7 @@ async def test_p_acks_across_broken_connections_count(wired: tuple[KafkaServer, 
     assert kinds.count(Kind.END) <= 20
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shared", [False, True], ids=["its own reader", "queue_group"])
 async def test_keepalives_that_are_not_written_are_told(
     wired: tuple[KafkaServer, Proxy], group: str, shared: bool
@@ -262,6 +266,7 @@ async def test_keepalives_that_are_not_written_are_told(
                 proxy.hold(False)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bus", ["", "&queue_transactions=true"], ids=["apart", "together"], indirect=True)
 async def test_a_start_that_is_too_large_is_told_and_holds_up_no_other_partition(
     kafka: KafkaServer, bus: Bus, make_topic: MakeTopic, group: str

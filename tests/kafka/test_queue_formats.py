@@ -61,6 +61,7 @@ async def test_what_has_no_key_comes_again_without_one(kafka: KafkaServer, topic
             await again.ack()
 
 
+@pytest.mark.deep
 async def test_what_fails_with_v1_is_given_up_by_the_consumer_that_has_it(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
@@ -158,6 +159,7 @@ async def test_v1_markers_are_of_one_topic(kafka: KafkaServer, make_topic: MakeT
                 await other.next_message(timeout=PATIENCE)
 
 
+@pytest.mark.deep
 async def test_v1_markers_of_an_earlier_topic_are_told(kafka: KafkaServer, make_topic: MakeTopic, group: str) -> None:
     """By another process, or much later: what is open of the first would be sent to the second."""
     told: list[str] = []
@@ -205,6 +207,7 @@ async def test_another_tracker_follows_consumers_that_track_nothing(
     assert V1Reader().read(found).open == {}
 
 
+@pytest.mark.deep
 async def test_subscriptions_that_share_a_marker_topic_keep_apart(kafka: KafkaServer, topic: str, group: str) -> None:
     names = [f"{group}-{number}" for number in range(2)]
     async with connect(f"{kafka.url}?{QUICK}&marker_topic={group}") as bus:
@@ -262,6 +265,7 @@ async def test_queues_that_share_a_topic_have_their_own_messages(
         await eventually(done, PATIENCE, "nothing that waits or is held")
 
 
+@pytest.mark.deep
 async def test_a_purge_leaves_the_messages_of_queues_that_share_its_topics(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
@@ -290,6 +294,7 @@ async def test_a_purge_leaves_the_messages_of_queues_that_share_its_topics(
     assert [await waiting(name) for name in names] == [[], [b"b"]]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", ["marker_format=v1", "marker_format=v1&marker_topic={group}", "queue_id=billing"])
 async def test_a_redrive_leaves_what_it_does_not_move_as_it_was(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str, settings: str

@@ -40,6 +40,7 @@ def told_of(kafka: KafkaServer, group: str) -> dict[int, list[Kind]]:
     return told
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", FORMATS)
 async def test_i1_no_position_passes_a_message_that_has_no_start(
     kafka: KafkaServer, admin: RawAdmin, topic: str, group: str, settings: str
@@ -66,6 +67,7 @@ async def test_i1_no_position_passes_a_message_that_has_no_start(
     assert len(set(seen)) > 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", FORMATS)
 async def test_i3_start_before_hand_over_and_nothing_after_end(
     kafka: KafkaServer, topic: str, group: str, settings: str

@@ -99,6 +99,7 @@ def test_one_marker_topic_has_one_group_of_trackers_however_it_is_named() -> Non
     assert tracker_group("billing", "open") == "open.tracker"
 
 
+@pytest.mark.deep
 async def test_trackers_of_two_marker_topics_and_one_group_leave_each_other_alone(kafka: KafkaServer) -> None:
     queue, other = await asyncio.to_thread(Queue, kafka), await asyncio.to_thread(Queue, kafka)
     other.markers = queue.subscription

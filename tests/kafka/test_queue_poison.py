@@ -8,6 +8,8 @@ import sys
 from asyncio.subprocess import PIPE
 from typing import Any
 
+import pytest
+
 from broker.bus import connect
 from broker.hooks import Hooks
 from broker_kafka.queue.tracker.tracker import Tracker
@@ -35,6 +37,7 @@ async def killed_at(url: str, *names: str) -> bytes:
     return out.strip()
 
 
+@pytest.mark.deep
 async def test_what_killed_its_worker_as_often_as_it_may_is_a_dead_letter_by_the_tracker(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:

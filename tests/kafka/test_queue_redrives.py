@@ -16,6 +16,7 @@ PATIENCE = 30.0
 QUICK = "queue=markers&session_timeout_ms=2000&heartbeat_interval_ms=300"
 
 
+@pytest.mark.deep
 async def test_letters_that_another_redrive_holds_are_counted(kafka: KafkaServer, make_topic: MakeTopic) -> None:
     topic, dead = make_topic(), make_topic()
     produce(kafka.bootstrap, dead, numbered(2), headers={"dead-letter-topic": topic})

@@ -39,6 +39,7 @@ def released(id: MessageId, *, max_attempts: int = 0, dead_letter: str = "") -> 
     return start, Content(value=b"held", max_attempts=max_attempts, dead_letter=dead_letter)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("what", ["dead letters", "messages"])
 async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure: SecureBroker, what: str) -> None:
     hooks, warned = listening()
@@ -64,12 +65,14 @@ async def test_a_topic_that_one_may_read_and_not_write_holds_up_no_other(secure:
     assert [f"{held.topic}:0:{held.offset} is not taken" in text and other in text for text in warned] == [True]
 
 
+@pytest.mark.deep
 async def test_a_marker_that_names_a_topic_of_kafkas_own_holds_up_no_other(
     connection: Connection, queue: Queue
 ) -> None:
     await stands_apart(connection, queue, doubts=False)
 
 
+@pytest.mark.deep
 async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +83,7 @@ async def test_a_refusal_that_could_not_be_foreseen_holds_up_no_other(
     await stands_apart(connection, queue, doubts=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["d" * 40_000, "no name"], ids=["too long", "letters"])
 async def test_dead_letters_for_what_kafka_cannot_have_hold_up_no_other(
     connection: Connection, queue: Queue, name: str
@@ -132,6 +136,7 @@ async def test_a_transaction_that_is_refused_for_a_topic_tells_so(connection: Co
     assert len(await asyncio.to_thread(queue.read)) == 1
 
 
+@pytest.mark.deep
 async def test_what_a_broker_refuses_of_one_record_is_not_said_of_others(connection: Connection, queue: Queue) -> None:
     writer = FencedWriter(connection, f"{queue.topic}-writer")
     await writer.start()

@@ -54,6 +54,7 @@ async def send(side: Side, topic: str, *keys: str) -> None:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("markers", MARKERS)
 @pytest.mark.parametrize("late", ["offsets", "markers"])
 async def test_a_member_with_markers_is_told_to_one_with_offsets(
@@ -107,6 +108,7 @@ def unlike(how: str, more: str, group: str) -> tuple[tuple[str, str], tuple[str,
     return (f"{setting}=mail", "mail" if shared else group), (other, "reports" if shared else group)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
 async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
@@ -142,6 +144,7 @@ async def test_who_passes_over_what_is_anothers_tells_it_and_ends(
         assert not second.warned if how == "one takes all" else set(second.warned) <= {warning}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("more", ["", "&queue_transactions=true"], ids=["apart", "together"])
 @pytest.mark.parametrize("how", ["queue_id", "one takes all", "queue_group"])
 async def test_who_comes_to_others_with_other_keys_is_refused(

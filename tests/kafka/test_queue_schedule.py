@@ -22,6 +22,7 @@ PATIENCE = 20.0
 QUICK = "session_timeout_ms=2000&heartbeat_interval_ms=300&queue=markers"
 
 
+@pytest.mark.deep
 async def test_each_subscription_gets_it_in_time_though_its_consumers_went(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
@@ -59,6 +60,7 @@ async def test_each_subscription_gets_it_in_time_though_its_consumers_went(
         await asyncio.gather(*map(when_due, groups))
 
 
+@pytest.mark.deep
 async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(kafka: KafkaServer) -> None:
     """Its reader died before the commit: another reads it, and starts it again."""
     queue = await asyncio.to_thread(Queue, kafka)

@@ -24,6 +24,7 @@ from tests.kafka.test_queue_dispatch import url_of
 from tests.servers.kafka import KafkaServer
 
 
+@pytest.mark.deep
 async def test_an_ack_that_was_in_time_is_not_told_as_lost(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ async def test_what_was_started_too_slowly_comes_before_the_next_of_its_key(
     assert [event.message.data for event in told if isinstance(event, LeaseExpired)] == bodies[:2]
 
 
+@pytest.mark.deep
 async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_next(
     kafka: KafkaServer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ async def test_what_waited_too_long_in_the_lane_of_its_queue_comes_before_the_ne
     assert handled == bodies
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["queue", "lane", "share"])
 async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
     kafka: KafkaServer, topic: str, group: str, kind: str
@@ -131,6 +134,7 @@ async def test_what_waited_in_the_buffer_of_who_stood_still_is_not_handed_over(
         assert lost == {b"0": SettleState.LOST, b"1": SettleState.LOST}
 
 
+@pytest.mark.deep
 async def test_an_unconfirmed_ack_of_who_stood_still_is_told_as_refused(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:

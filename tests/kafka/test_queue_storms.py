@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId
 from tests.kafka.queue_markers import Queue, connected, tracking
 from tests.servers.kafka import KafkaServer
@@ -28,6 +30,7 @@ def numbers_of(again: list[bytes | None]) -> list[int]:
     return [int((value or b"").split()[0]) for value in again]
 
 
+@pytest.mark.deep
 async def test_a_storm_is_sent_by_the_rate_whatever_the_partitions(kafka: KafkaServer) -> None:
     async with connected(kafka, queue="markers", redelivery_rate=40) as connection:
         queue = await asyncio.to_thread(Queue, kafka, 2)

@@ -64,6 +64,7 @@ async def started(queue: Queue, where: str) -> AsyncGenerator[TrackerProcess]:
         await process.wait()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
 async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
     kafka: KafkaServer, where: str, then: str
@@ -94,6 +95,7 @@ async def test_i9_who_was_paused_while_another_took_over_writes_nothing(
             assert values == [b"m%d" % number for number in range(4 if then == "dies" else 5)]
 
 
+@pytest.mark.deep
 async def test_time_stands_still_while_the_broker_is_away() -> None:
     with KafkaServer() as server:
         queue = await asyncio.to_thread(Queue, server)

@@ -43,6 +43,7 @@ async def test_a_message_whose_lease_ends_comes_again_once(connection: Connectio
     assert await asyncio.to_thread(queue.committed) >= 6
 
 
+@pytest.mark.deep
 async def test_keepalives_put_it_off_and_a_release_brings_it_sooner(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 3)
     kept, released, _ = ids
@@ -59,6 +60,7 @@ async def test_keepalives_put_it_off_and_a_release_brings_it_sooner(connection: 
         assert len(await asyncio.to_thread(queue.again, 3)) == 1
 
 
+@pytest.mark.deep
 async def test_one_whose_readers_have_no_position_behind_it_is_left_to_the_log(
     connection: Connection, queue: Queue
 ) -> None:
@@ -104,6 +106,7 @@ async def test_what_was_delivered_too_often_is_a_dead_letter(connection: Connect
         assert (tracker.counts.redelivered, tracker.counts.dead_lettered) == (1, 1)
 
 
+@pytest.mark.deep
 async def test_what_the_brokers_refuse_holds_up_nothing_else(kafka: KafkaServer, connection: Connection) -> None:
     queue = await asyncio.to_thread(Queue, kafka, config={"max.message.bytes": "2000"})
     await queue.prepare(connection)
@@ -163,6 +166,7 @@ async def test_a_marker_of_what_kafka_cannot_have_holds_up_nothing(
         assert tracker.counts.lateness.sum < 10
 
 
+@pytest.mark.deep
 async def test_what_is_no_marker_is_counted_and_passed_over(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     server = queue.server.bootstrap
@@ -193,6 +197,7 @@ async def test_markers_that_name_a_queue_and_no_topic_end_too(connection: Connec
         await eventually(lambda: tracker.state().open == 0)
 
 
+@pytest.mark.deep
 async def test_a_start_that_lies_far_back_is_repeated_and_the_log_before_it_let_go(
     connection: Connection, queue: Queue
 ) -> None:
@@ -212,6 +217,7 @@ async def test_a_start_that_lies_far_back_is_repeated_and_the_log_before_it_let_
         assert again.value() == b"m0"
 
 
+@pytest.mark.deep
 async def test_a_new_tracker_sends_none_of_a_hundred_thousand_that_have_ended(
     kafka: KafkaServer, connection: Connection
 ) -> None:
@@ -237,6 +243,7 @@ async def test_a_new_tracker_sends_none_of_a_hundred_thousand_that_have_ended(
     assert await asyncio.to_thread(queue.read) == []
 
 
+@pytest.mark.deep
 async def test_redeliveries_are_not_made_again_by_the_next_tracker(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 300)
     async with tracking(connection, queue, batch=50) as tracker:
@@ -252,6 +259,7 @@ async def test_redeliveries_are_not_made_again_by_the_next_tracker(connection: C
     assert len(await asyncio.to_thread(queue.again, 300)) == 300
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_partitions_change_hands_while_leases_are_open(kafka: KafkaServer, protocol: str) -> None:
     queue = await asyncio.to_thread(Queue, kafka, 2)
@@ -275,6 +283,7 @@ async def test_partitions_change_hands_while_leases_are_open(kafka: KafkaServer,
             assert first.counts.redelivered + second.counts.redelivered == 40
 
 
+@pytest.mark.deep
 async def test_partitions_that_are_added_are_tracked_too(kafka: KafkaServer) -> None:
     queue = await asyncio.to_thread(Queue, kafka)
     async with connected(kafka, topic_metadata_refresh_interval_ms=200) as connection:
@@ -306,6 +315,7 @@ async def test_a_position_that_the_log_does_not_hold_is_told(connection: Connect
     assert any("does not hold the committed position 0" in text for text in warned)
 
 
+@pytest.mark.deep
 async def test_an_end_that_an_open_transaction_hides_counts(connection: Connection, queue: Queue) -> None:
     ids = await asyncio.to_thread(queue.send, 1)
     config = {"bootstrap.servers": queue.server.bootstrap, "transactional.id": queue.subscription, "log_level": 0}

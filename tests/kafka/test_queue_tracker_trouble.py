@@ -54,6 +54,7 @@ async def test_a_marker_topic_that_is_gone_is_told_with_what_is_lost(connection:
     assert "Open the consumer again, which creates it" in str(raised.value)
 
 
+@pytest.mark.deep
 async def test_a_topic_that_is_gone_is_told_once_for_all_partitions(kafka: KafkaServer) -> None:
     hooks, warned = Hooks(), list[str]()
     hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
@@ -72,6 +73,7 @@ async def test_a_topic_that_is_gone_is_told_once_for_all_partitions(kafka: Kafka
     assert ["topic is gone" in text for text in warned] == [True]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("taken_at", [1, 2])
 async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_who_took_it(
     connection: Connection, queue: Queue, taken_at: int, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +104,7 @@ async def test_what_is_taken_while_its_readers_position_is_asked_for_is_left_to_
         assert tracker.state().open == 1
 
 
+@pytest.mark.deep
 async def test_a_start_that_fits_no_more_holds_up_no_message(connection: Connection, queue: Queue) -> None:
     hooks, warned = Hooks(), list[str]()
     hooks.listen(lambda event: warned.append(event.text) if isinstance(event, Warned) else None)
@@ -120,6 +123,7 @@ async def test_a_start_that_fits_no_more_holds_up_no_message(connection: Connect
         assert tracker.counts.dead_lettered == 0
 
 
+@pytest.mark.deep
 async def test_what_is_tried_again_is_late_since_it_was_due_first(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +148,7 @@ async def test_what_is_tried_again_is_late_since_it_was_due_first(
         assert delay.sum - lateness.sum < 0.301
 
 
+@pytest.mark.deep
 async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     connection: Connection, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +179,7 @@ async def test_what_cannot_be_read_anew_at_once_is_tried_again(
     assert not refusals
 
 
+@pytest.mark.deep
 async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_partition(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +217,7 @@ async def test_a_client_that_does_not_go_back_in_the_log_holds_up_no_other_parti
     assert len(warned) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("failure", [Doubtful("The answer was lost"), BackendError("Nobody knows why")], ids=str)
 async def test_doubts_that_are_repeated_are_told_and_have_it_rest(
     connection: Connection, queue: Queue, failure: BrokerError, monkeypatch: pytest.MonkeyPatch

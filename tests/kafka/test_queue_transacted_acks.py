@@ -116,6 +116,7 @@ async def test_output_and_end_appear_with_the_commit(
     assert await asyncio.to_thread(ended, kafka, group) >= {message.lease.id.offset for message in messages}
 
 
+@pytest.mark.deep
 async def test_nothing_of_an_aborted_one_counts_and_its_messages_are_held_on(
     kafka: KafkaServer, make_topic: MakeTopic, group: str
 ) -> None:
@@ -141,6 +142,7 @@ async def test_nothing_of_an_aborted_one_counts_and_its_messages_are_held_on(
     assert await asyncio.to_thread(written, kafka, sink) == [b"y"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("commits", [True, False])
 async def test_while_the_brokers_decide_no_lease_is_due(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch, commits: bool
@@ -189,6 +191,7 @@ async def test_while_the_brokers_decide_no_lease_is_due(
     assert await asyncio.to_thread(written, kafka, sink) == ([b"x"] if commits else [])
 
 
+@pytest.mark.deep
 async def test_an_abort_after_the_end_was_written_leaves_the_message_held(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +218,7 @@ async def test_an_abort_after_the_end_was_written_leaves_the_message_held(
     assert await asyncio.to_thread(written, kafka, sink) == [b"2"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["max_lease", "stood still"])
 async def test_a_lease_that_is_lost_inside_undoes_the_transaction(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, how: str
@@ -263,6 +267,7 @@ async def test_a_publisher_that_is_fenced_acks_nothing(kafka: KafkaServer, make_
     assert await asyncio.to_thread(written, kafka, sink) == [b"newer"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("where", ["before", "after"])
 async def test_who_dies_within_the_transaction_has_done_nothing(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, where: str
@@ -296,6 +301,7 @@ async def test_who_dies_within_the_transaction_has_done_nothing(
     assert dict.fromkeys(await asyncio.to_thread(written, kafka, sink), 1) == once(numbered(3))
 
 
+@pytest.mark.deep
 async def test_only_messages_with_markers_of_the_same_bus_are_acked(kafka: KafkaServer, topic: str, group: str) -> None:
     async with opened(kafka, topic, group) as (bus, _, publisher), publisher.transaction() as tx:
         await bus.topic(topic).publish(b"x")

@@ -45,6 +45,7 @@ async def done(bus: Bus, topic: str, group: str, messages: Sequence[Message[byte
     assert (lag.waiting, lag.unsettled) == (0, 0)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("where", "then"), [("before", "goes on"), ("within", "goes on"), ("within", "dies")])
 async def test_who_stands_still_while_it_starts_messages_doubles_none(
     kafka: KafkaServer, topic: str, group: str, where: str, then: str

@@ -44,6 +44,7 @@ async def sent(bus: Bus, topic: str) -> None:
     await bus.topic(topic).publish(b"once", key="mail")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("format", ["v2", "v2-single"])
 async def test_a_delay_outlives_the_process_that_was_asked_for_it(
     kafka: KafkaServer, topic: str, group: str, format: str
@@ -60,6 +61,7 @@ async def test_a_delay_outlives_the_process_that_was_asked_for_it(
             await message.ack()
 
 
+@pytest.mark.deep
 async def test_tries_from_memory_outlive_the_process(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
@@ -72,6 +74,7 @@ async def test_tries_from_memory_outlive_the_process(kafka: KafkaServer, topic: 
             await message.ack()
 
 
+@pytest.mark.deep
 async def test_tries_and_delay_outlive_a_close(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
@@ -106,6 +109,7 @@ async def test_what_was_delivered_again_and_not_handled_does_not_count(
             await message.ack()
 
 
+@pytest.mark.deep
 async def test_a_renewal_does_not_cut_a_delay_short(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}"
     async with connect(url) as bus:
@@ -122,6 +126,7 @@ async def test_a_renewal_does_not_cut_a_delay_short(kafka: KafkaServer, topic: s
         assert (await bus.admin.lag(topic, group)).unsettled == 0
 
 
+@pytest.mark.deep
 async def test_tries_from_memory_count_towards_the_trackers_limit(
     kafka: KafkaServer, make_topic: MakeTopic, topic: str, group: str
 ) -> None:
@@ -144,6 +149,7 @@ async def test_tries_from_memory_count_towards_the_trackers_limit(
         assert letter.reason == "delivered 4 times without being settled"
 
 
+@pytest.mark.deep
 async def test_a_delay_outlives_the_process_in_v1_too(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}&marker_format=v1"
     async with connect(url) as bus:
@@ -156,6 +162,7 @@ async def test_a_delay_outlives_the_process_in_v1_too(kafka: KafkaServer, topic:
             await message.ack()
 
 
+@pytest.mark.deep
 async def test_a_queue_of_a_group_keeps_tries_too(kafka: KafkaServer, topic: str, group: str) -> None:
     url = f"{kafka.url}?{QUICK}&queue_group={group}&queue_ids=mail"
     async with connect(url) as bus:

@@ -23,7 +23,7 @@ PATIENCE = 20.0
 EACH = 6_000
 """Records of a partition; those of two are more than may be under way to whoever takes them."""
 
-both_protocols = pytest.mark.parametrize("protocol", ["classic", "consumer"])
+both_protocols = pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=pytest.mark.deep)])
 
 
 class Quiet:
@@ -69,6 +69,7 @@ async def read_all(source: KafkaRecordSource) -> dict[int, set[int]]:
     return seen
 
 
+@pytest.mark.deep
 @both_protocols
 async def test_what_went_while_nobody_took_is_read_when_it_comes_back(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,7 @@ QUICK: dict[str, Any] = {
     "heartbeat_interval_ms": 300,
     "topic_metadata_refresh_interval_ms": 500,
 }
-PROTOCOLS = ("classic", "consumer")
+PROTOCOLS = ("classic", pytest.param("consumer", marks=pytest.mark.deep))
 
 Open = Callable[..., Any]
 
@@ -160,6 +160,7 @@ async def test_what_latest_means_is_fixed_when_the_group_is_founded(
         assert data_of(await read(log, 5, PATIENCE)) == bodies(5, "new")
 
 
+@pytest.mark.deep
 async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open_bus: Open, topic: str) -> None:
     produce(kafka.bootstrap, topic, bodies(5))
     bus = await open_bus()
@@ -173,6 +174,7 @@ async def test_an_ephemeral_group_leaves_nothing_behind(kafka: KafkaServer, open
     assert await bus.admin.subscriptions(topic) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_handler_may_take_longer_than_the_poll_interval(
     kafka: KafkaServer, open_bus: Open, topic: str, group: str, protocol: str

@@ -40,6 +40,7 @@ async def refused(secure: SecureBroker, door: str, **values: Any) -> BrokerError
     return caught.value
 
 
+@pytest.mark.deep
 async def test_a_listener_that_misses_the_clients_certificate_refuses(secure: SecureBroker) -> None:
     authority = secure.certificates.authority
     for _ in range(3):
@@ -159,6 +160,7 @@ async def test_a_client_of_later_that_gets_no_token_says_why_and_asks_once(secur
                 await anext(aiter(group))
 
 
+@pytest.mark.deep
 async def test_credentials_that_are_taken_back_are_told_until_they_are_there_again(secure: SecureBroker) -> None:
     settings = KafkaSettings(
         servers=(secure.server.address("SCRAM_512"),),

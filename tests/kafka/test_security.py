@@ -101,6 +101,7 @@ async def test_tls(secure: SecureBroker, topic: str) -> None:
         assert await round_trip(target, topic) == b"x"
 
 
+@pytest.mark.deep
 async def test_a_broker_of_an_unknown_authority_is_refused(secure: SecureBroker) -> None:
     strange = secure.certificates.stranger_authority
     for wrong in (
@@ -124,6 +125,7 @@ async def test_a_broker_of_another_name_is_refused_unless_names_do_not_matter(se
     )
 
 
+@pytest.mark.deep
 async def test_the_wrong_protocol_is_told(secure: SecureBroker, kafka: KafkaServer) -> None:
     ann: dict[str, Any] = {"sasl_username": "ann", "sasl_password": USERS["ann"]}
     for wrong in (
@@ -178,6 +180,7 @@ async def test_keys_under_a_password(secure: SecureBroker, topic: str, tmp_path:
         assert isinstance(error, InvalidSetting), malformed
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("door", "values"),
     [
@@ -251,6 +254,7 @@ async def test_unsecured_tokens(secure: SecureBroker, topic: str) -> None:
     assert isinstance(await refused(at(secure, "UNSECURED", **password)), AuthenticationFailed)
 
 
+@pytest.mark.deep
 async def test_tokens_of_an_endpoint(secure: SecureBroker, topic: str) -> None:
     await round_trip(with_endpoint(secure), topic)
     await round_trip(with_endpoint(secure, "bob", sasl_oauthbearer_scope="orders"), topic)
@@ -266,6 +270,7 @@ async def test_tokens_of_an_endpoint(secure: SecureBroker, topic: str) -> None:
         assert isinstance(await refused(with_endpoint(secure, **wrong)), AuthenticationFailed)
 
 
+@pytest.mark.deep
 async def test_tokens_of_a_function(secure: SecureBroker, topic: str) -> None:
     make = secure.tokens.make_token
     await round_trip(with_token(secure, make("ann")), topic)
@@ -273,7 +278,7 @@ async def test_tokens_of_a_function(secure: SecureBroker, topic: str) -> None:
         assert isinstance(await refused(with_token(secure, wrong)), AuthenticationFailed)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_a_connection_outlives_its_tokens(secure: SecureBroker, topic: str) -> None:
     secure.tokens.lifetime = 3
     try:

@@ -129,7 +129,7 @@ def test_a_broker_ends_with_its_owner(tmp_path: Path) -> None:
     assert not Path(directory).exists()
 
 
-@pytest.mark.chaos
+@pytest.mark.deep
 def test_a_proxy_can_cut_a_broker_off() -> None:
     server = KafkaServer(listeners=[PLAIN, Listener("PROXIED")])
     with Proxy(server.ports["PROXIED"]) as proxy, contextlib.closing(server):
@@ -148,8 +148,7 @@ def test_a_proxy_can_cut_a_broker_off() -> None:
         assert len(values(server.bootstrap, topic)) == 3
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_full_disk_ends_a_broker_which_comes_back_with_what_it_had() -> None:
     """Files of limited length, where no file system can be mounted; tests/chaos has the other."""
     server = KafkaServer()

@@ -76,6 +76,7 @@ async def test_the_name_of_a_consumer_group_is_told_with_the_mend(
         assert len(await take(inbox, 1, PATIENCE)) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("settings", ["queue=markers", "group_protocol=classic", "group_protocol=consumer"])
 async def test_the_name_of_a_share_group_is_told_with_the_mend(
     kafka: KafkaServer, bus: Bus, topic: str, group: str, settings: str
@@ -93,7 +94,7 @@ async def test_the_name_of_a_share_group_is_told_with_the_mend(
                 await reader.next_message(timeout=PATIENCE)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_a_lock_that_ends_takes_only_what_was_not_settled(kafka: KafkaServer, topic: str, group: str) -> None:
     events: list[Event] = []
     lock = 3.0  # time for five acks on a busy machine
@@ -116,6 +117,7 @@ async def test_a_lock_that_ends_takes_only_what_was_not_settled(kafka: KafkaServ
         await nothing_more(inbox, 1.2 * lock)
 
 
+@pytest.mark.deep
 async def test_what_a_killed_worker_held_comes_again_and_counts(kafka: KafkaServer, topic: str, group: str) -> None:
     async with connect(share(kafka, 2)) as bus:
         await bus.admin.ensure_subscription(topic, group)
@@ -191,7 +193,7 @@ async def test_as_many_as_have_members_may_be_slow(kafka: KafkaServer, topic: st
         assert third.data == b"third"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 async def test_what_nobody_asks_for_goes_to_others_in_half_of_the_lock(
     kafka: KafkaServer, topic: str, group: str
 ) -> None:
@@ -210,6 +212,7 @@ async def test_what_nobody_asks_for_goes_to_others_in_half_of_the_lock(
             await nothing_more(other, 0.3)
 
 
+@pytest.mark.deep
 async def test_the_last_delivery_is_a_dead_letter(bus: Bus, make_topic: MakeTopic, group: str) -> None:
     topic, dead = make_topic(), make_topic()
     policy = Retry(max_attempts=5)
@@ -352,6 +355,7 @@ async def test_a_lock_that_brokers_do_not_take_is_told(kafka: KafkaServer, topic
                 pass
 
 
+@pytest.mark.deep
 async def test_brokers_without_share_groups_are_told_at_open(tmp_path: Path, group: str) -> None:
     found = distribution()
     config = tmp_path / "server.properties"

@@ -102,6 +102,7 @@ async def member(bus: Bus, topic: str, group: str) -> AsyncGenerator[Callable[[]
 READERS: dict[str, Reader] = {"records": records, "messages": messages, "group": member}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", READERS)
 async def test_who_has_read_all_is_not_behind(bus: Bus, topic: str, group: str, kind: str) -> None:
     await fill(bus, topic, b"0", b"1")
@@ -128,6 +129,7 @@ async def test_who_comes_later_is_not_behind_either(bus: Bus, topic: str, group:
         await read_up(bus, topic, group)
 
 
+@pytest.mark.deep
 async def test_what_is_in_hand_or_unwritten_is_not_passed(bus: Bus, topic: str, group: str) -> None:
     async with bus.messages(topic, subscription=group) as inbox, bus.transactional_publisher(f"{topic}-open") as writer:
         await fill(bus, topic, b"0")
@@ -149,6 +151,7 @@ async def test_what_is_in_hand_or_unwritten_is_not_passed(bus: Bus, topic: str, 
         await read_up(bus, topic, group)
 
 
+@pytest.mark.deep
 async def test_a_seek_back_takes_the_position_back(bus: Bus, topic: str, group: str) -> None:
     await fill(bus, topic, b"0", b"1", b"2")
     place = TopicPartition(topic, 0)

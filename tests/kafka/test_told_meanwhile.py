@@ -98,6 +98,7 @@ async def test_a_commit_is_carried_out_before_its_partition_is_given_up(
             assert await two.committed() == dict.fromkeys(two.assignment(), 5)
 
 
+@pytest.mark.deep
 @every_protocol
 async def test_a_transaction_is_over_before_its_partition_is_given_up(
     kafka: KafkaServer, make_topic: MakeTopic, group: str, protocol: str

@@ -36,6 +36,7 @@ async def ann(secure: SecureBroker) -> AsyncIterator[Bus]:
         yield bus
 
 
+@pytest.mark.deep
 async def test_the_advice_names_what_is_not_ours(secure: SecureBroker, ann: Bus, group: str) -> None:
     topic = secure.admin.make_topic()
     for resource in (ResourceType.TRANSACTIONAL_ID, ResourceType.GROUP):
@@ -49,6 +50,7 @@ async def test_the_advice_names_what_is_not_ours(secure: SecureBroker, ann: Bus,
     assert "on the group" in caught.value.advice
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_topic_that_a_transaction_may_not_write_to(
     secure: SecureBroker, ann: Bus, group: str, first: bool

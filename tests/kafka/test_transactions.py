@@ -112,6 +112,7 @@ async def test_without_receipts_all_counts_or_nothing(bus: Bus, kafka: KafkaServ
     assert bodies(kafka, topic) == [message.data for first in (0, 2400) for message in numbered(1200, first)]
 
 
+@pytest.mark.deep
 async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str) -> None:
     first, second = make_topic(), make_topic()
     async with bus.transactional_publisher(name) as publisher:
@@ -129,6 +130,7 @@ async def test_several_topics_count_together(bus: Bus, kafka: KafkaServer, make_
 # -- consume, process, produce -----------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 async def test_records_flow_again_at_the_right_offset_after_aborts(
     bus: Bus, kafka: KafkaServer, make_topic: MakeTopic, name: str
 ) -> None:
@@ -261,6 +263,7 @@ def impatient() -> Iterator[KafkaServer]:
         yield server
 
 
+@pytest.mark.deep
 @OWN
 async def test_a_consumer_of_another_cluster_is_refused_and_one_of_another_bus_is_not(
     kafka: KafkaServer, impatient: KafkaServer, bus: Bus, topic: str, name: str
@@ -282,6 +285,7 @@ async def test_a_consumer_of_another_cluster_is_refused_and_one_of_another_bus_i
     assert RawAdmin(kafka.bootstrap).committed(name, topic, 0).offset == 1
 
 
+@pytest.mark.deep
 @OWN
 @pytest.mark.parametrize("step", ["publish", "commit", "abort"])
 async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: KafkaServer, step: str) -> None:
@@ -312,6 +316,7 @@ async def test_what_takes_too_long_is_undone_and_may_be_done_again(impatient: Ka
     assert bodies(impatient, topic) == [b"other", b"again"]
 
 
+@pytest.mark.deep
 @OWN
 async def test_the_facade_goes_on_after_a_time_out(impatient: KafkaServer) -> None:
     topic = RawAdmin(impatient.bootstrap).make_topic()
@@ -338,7 +343,7 @@ async def test_a_timeout_that_the_broker_does_not_take(kafka: KafkaServer, name:
 
 
 @OWN
-@pytest.mark.chaos
+@pytest.mark.deep
 async def test_broker_killed_in_a_transaction(impatient: KafkaServer) -> None:
     """It is committed when the broker is back, or undone; never half."""
     topic = RawAdmin(impatient.bootstrap).make_topic()

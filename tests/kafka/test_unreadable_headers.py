@@ -38,6 +38,7 @@ def mixed(kafka: KafkaServer, topic: str) -> str:
     return topic
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("queue", QUEUES)
 async def test_it_comes_is_retried_and_given_up_like_any_message(
     kafka: KafkaServer, make_topic: MakeTopic, mixed: str, group: str, queue: str
@@ -118,6 +119,7 @@ LOOKS: list[Callable[[NativeRecord], Any]] = [
 ]
 
 
+@pytest.mark.deep
 async def test_many_are_looked_at_again_and_again(kafka: KafkaServer, topic: str) -> None:
     for _ in range(MANY):
         await asyncio.to_thread(produce_raw_headers, kafka.bootstrap, topic, b"bad", BAD)

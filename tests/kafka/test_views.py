@@ -80,6 +80,7 @@ async def load(
     return bounds.next
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_view_is_the_content_whatever_the_log_is_made_of(
     kafka: KafkaServer, admin: RawAdmin, make_topic: MakeTopic, seed: int

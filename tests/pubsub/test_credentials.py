@@ -85,6 +85,7 @@ async def test_a_token_that_the_server_refuses_is_told(inbox: Inbox, front: Fron
         await inbox.next()
 
 
+@pytest.mark.deep
 async def test_tokens_that_cannot_be_had_for_now_are_waited_for(inbox: Inbox, giver: TokenGiver):
     tokens, giver.answer = giver.answer, AWAY
     # What has no token is never sent, so that its outcome is known.

@@ -87,6 +87,7 @@ async def test_who_may_not_impersonate_any_more_is_told(bus: broker.Bus, topic: 
             await inbox.next_message(timeout=20)
 
 
+@pytest.mark.deep
 async def test_an_account_that_cannot_be_had_for_now_is_waited_for(bus: broker.Bus, topic: str, google: TokenGiver):
     async with bus.messages(topic, subscription="readers") as inbox:
         google.answer = denies(503, "The service is currently unavailable.")

@@ -90,6 +90,7 @@ async def test_each_message_is_read_once_wherever_a_read_begins_and_ends(
     }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("before", "rest"), [("a", "a."), ("b", "ab.a.")])
 async def test_much_that_is_small_may_lie_between_the_chunks(
     bus: Bus, topic: str, write: Write, before: str, rest: str
@@ -113,6 +114,7 @@ async def test_the_first_of_large_chunks_may_be_far_before(
     assert await read(bus, topic, start, len(layout)) == [end for end in ends(layout) if end >= start]
 
 
+@pytest.mark.deep
 async def test_a_message_that_never_ends_is_told_of_at_the_end_of_a_log_alone(
     pulsar_server: PulsarServer, topic: str, write: Write
 ) -> None:
@@ -172,6 +174,7 @@ async def test_a_read_that_is_cancelled_while_it_begins_again_leaves_no_reader(
     await eventually(has_none, PATIENCE, "the end of all readers")
 
 
+@pytest.mark.deep
 async def test_a_group_that_seeks_a_message_gets_it_wherever_its_chunks_lie(bus: Bus, topic: str, write: Write) -> None:
     layout = "abcacb.bc"
     write(layout)

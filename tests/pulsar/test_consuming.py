@@ -139,6 +139,7 @@ async def test_messages_come_without_the_clients_wrapper(
     await eventually(settled, 10)
 
 
+@pytest.mark.deep
 async def test_consumers_that_wait_cost_next_to_nothing(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
         assert await inbox.next_message(timeout=0.5) is None
@@ -193,6 +194,7 @@ async def test_records_wait_on_retry_topics(bus: Bus, topic: str) -> None:
         await bus.admin.delete_topic(name)
 
 
+@pytest.mark.deep
 async def test_a_deleted_topic_ends_its_consumers(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="billing") as inbox, bus.records(topic, group="audit") as log:
         await bus.topic(topic).publish(b"x")

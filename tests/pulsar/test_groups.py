@@ -57,6 +57,7 @@ async def data_of(log: RecordConsumer[bytes], count: int) -> list[bytes | None]:
     return [None if record is None else record.data for record in records]
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("names")
 @pytest.mark.parametrize("batch", [1, 5])
 async def test_what_came_before_a_member_knew_comes_again(

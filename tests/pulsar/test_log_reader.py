@@ -74,6 +74,7 @@ async def test_what_is_purged_ahead_of_a_read_is_told(bus: Bus, topic: str, late
                 pass
 
 
+@pytest.mark.deep
 async def test_what_is_removed_behind_a_read_is_no_matter(bus: Bus, topic: str) -> None:
     await in_two_ledgers(bus, topic)
     bounds = (await bus.log.bounds(topic))[0]
@@ -85,6 +86,7 @@ async def test_what_is_removed_behind_a_read_is_no_matter(bus: Bus, topic: str) 
     assert seen == 2 * MANY
 
 
+@pytest.mark.deep
 async def test_a_group_keeps_what_it_has_not_committed_from_retention(bus: Bus, topic: str) -> None:
     async with bus.records(topic, group="audit") as log:
         await in_two_ledgers(bus, topic)
@@ -110,6 +112,7 @@ async def test_before_all_time_is_the_first_position(bus: Bus, topic: str, year:
     assert await bus.log.position_at(topic, datetime(year, 1, 1, tzinfo=UTC)) == {0: first}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("compression", ["none", "lz4"])
 async def test_a_message_in_chunks_is_in_the_range_that_has_its_offset(
     pulsar_server: PulsarServer, topic: str, compression: str
@@ -134,6 +137,7 @@ async def test_a_message_in_chunks_is_in_the_range_that_has_its_offset(
         assert found == [record.offset for record in whole]
 
 
+@pytest.mark.deep
 async def test_a_group_that_seeks_a_message_in_chunks_gets_it(pulsar_server: PulsarServer, topic: str) -> None:
     url = f"{pulsar_server.url}&batching=off&chunking=true&max_message_bytes=30000000"
     async with broker.connect(url) as bus:

@@ -22,6 +22,7 @@ async def refused(url: str) -> BrokerError:
     return caught.value
 
 
+@pytest.mark.deep
 async def test_the_port_of_the_web_service_is_no_broker(pulsar_server: PulsarServer) -> None:
     port = pulsar_server.ports["web"]
     error = await refused(f"pulsar://127.0.0.1:{port}?admin_url={pulsar_server.admin_url}&connect_timeout=1")

@@ -43,6 +43,7 @@ async def subscriptions(server: PulsarServer, topic: str) -> bytes:
     return (await asyncio.to_thread(server.request, "GET", path))[1]
 
 
+@pytest.mark.deep
 async def test_a_subscription_that_was_half_made_begins_at_its_time(
     bus: Bus, through: Bus, web: Proxy, topic: str
 ) -> None:
@@ -75,6 +76,7 @@ async def test_processes_that_make_and_grow_a_topic_at_once_agree(pulsar_server:
                 assert [info.partitions for info in await asyncio.gather(*wanted)] == [partitions] * 4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("start", ["earliest", datetime(2020, 1, 1, tzinfo=UTC)])
 async def test_two_processes_make_a_subscription_at_once(
     pulsar_server: PulsarServer, bus: Bus, topic: str, start: Start
@@ -113,6 +115,7 @@ async def test_an_ephemeral_subscription_whose_opening_is_cancelled_goes(
         assert await subscriptions(pulsar_server, topic) == b"[]"
 
 
+@pytest.mark.deep
 async def test_an_ephemeral_subscription_that_cannot_be_consumed_goes(pulsar_server: PulsarServer, topic: str) -> None:
     with Proxy(pulsar_server.ports["broker"]) as way:
         url = f"pulsar://127.0.0.1:{way.port}?admin_url={pulsar_server.admin_url}&request_timeout=2"

@@ -176,6 +176,7 @@ async def test_who_waits_for_access_gets_it_after_the_timeouts(
     assert await bodies(bus, topic) == [b"first", b"second"]
 
 
+@pytest.mark.deep
 async def test_who_waits_for_access_is_told_of_a_broker_that_is_gone_and_of_a_close(topic: str) -> None:
     with PulsarServer() as server:
         waiting_url = f"{server.url}&request_timeout=1&connect_timeout=10&access_mode=wait_for_exclusive"
@@ -222,6 +223,7 @@ async def test_a_producer_that_has_all_partitions_takes_none(
     assert bus.capabilities.publish.partitions
 
 
+@pytest.mark.deep
 async def test_a_schedule_is_kept_for_messages_and_not_for_records(bus: Bus, topic: str) -> None:
     async with bus.messages(topic, subscription="queue") as inbox, bus.records(topic, group="log") as log:
         due = datetime.now(UTC) + timedelta(seconds=5)

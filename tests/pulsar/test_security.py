@@ -96,6 +96,7 @@ async def passes(url: str) -> None:
             await message.ack()
 
 
+@pytest.mark.deep
 async def test_a_token_opens(guarded: Guarded, tmp_path: Path) -> None:
     await passes(f"{guarded.plain}&token={token('admin')}")
     (tmp_path / "token").write_text(f"{token('admin')}\n")
@@ -117,6 +118,7 @@ async def test_an_expired_token_is_told_as_one(guarded: Guarded) -> None:
             pass
 
 
+@pytest.mark.deep
 async def test_a_token_that_expires_meanwhile_is_told_as_one(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     file.write_text(token("admin", 30))
@@ -134,6 +136,7 @@ async def test_a_token_that_expires_meanwhile_is_told_as_one(guarded: Guarded, t
                 await bus.topic(topic).publish(b"after")
 
 
+@pytest.mark.deep
 async def test_a_token_that_is_renewed_in_time_goes_on(guarded: Guarded, tmp_path: Path) -> None:
     topic, file = f"own-{uuid.uuid4().hex[:12]}", tmp_path / "token"
     until = time.time() + 10
@@ -178,6 +181,7 @@ async def test_mutual_tls_carries_a_token(guarded: Guarded) -> None:
     await passes(f"{guarded.tls}&{tls}&token={token('admin')}")
 
 
+@pytest.mark.deep
 async def test_tls_without_a_certificate_of_ours(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     host = authority.certificate("127.0.0.1")

@@ -306,6 +306,7 @@ async def test_purge(open_bus: Open, topic: str):
     assert (await bus.admin.lag(topic, "billing")).waiting == 0
 
 
+@pytest.mark.deep
 async def test_a_purge_waits_out_throttling_and_tells_what_it_cannot(
     open_bus: Open, topic: str, double: ServiceBusDouble
 ):

@@ -130,6 +130,7 @@ async def test_a_throttled_ack_keeps_its_session(open_bus: Open, topic: str, dou
         await follower.ack()
 
 
+@pytest.mark.deep
 async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic: str):
     lock = 5.0 if NAMESPACE else 2.0
     bus = await open_bus(lease_seconds=lock, session_idle=0.1)
@@ -154,6 +155,7 @@ async def test_a_session_is_renewed_while_a_handler_works(open_bus: Open, topic:
         await asyncio.wait({idle})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("fast", [True, False])
 async def test_waiting_for_a_session_is_no_failure(
     open_bus: Open, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fast: bool

@@ -54,6 +54,7 @@ async def test_one_request_settles_a_batch(open_bus: Open, topic: str, double: S
         assert await empty(bus, topic)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("sessions", [False, True], ids=["messages", "sessions"])
 async def test_what_was_too_much_at_once_keeps_its_lock(open_bus: Open, topic: str, sessions: bool):
     bus = await open_bus(lease_seconds=2)
@@ -196,6 +197,7 @@ async def test_answer_to_an_ack_is_lost(open_bus: Open, topic: str, double: Serv
         assert await empty(bus, topic)
 
 
+@pytest.mark.deep
 async def test_connection_cut_in_the_middle_of_acks(open_bus: Open, topic: str, double: ServiceBusDouble):
     with Proxy(double.port) as proxy:
         bus = await open_bus(double.url_at(proxy.port), lease_seconds=2, deduplication_window=0)

@@ -72,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             processes = item.path.stem in PROCESSES
             item.add_marker(pytest.mark.xdist_group("spark-processes" if processes else "spark"))
             item.add_marker(pytest.mark.timeout(600))
+            if processes:
+                item.add_marker(pytest.mark.deep)
 
 
 @cache

@@ -61,6 +61,7 @@ def test_rows_are_the_records(spark: SparkSession, url: str, bus: Bus, make_topi
         assert abs((time - before).total_seconds()) < 120
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def test_splits_columns_and_bounds(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=2)

@@ -18,7 +18,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.nats import NatsServer
 from tests.spark.support import copy, copying, log, numbered, publish
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 ROWS = 800
 BATCH = 100

@@ -25,8 +25,6 @@ from tests.servers.spark import SparkCluster
 from tests.spark.conftest import MakeTopic
 from tests.spark.support import log, numbered, publish
 
-pytestmark = [pytest.mark.slow]
-
 ROWS = 200
 EACH = list(range(ROWS))
 ROOT = Path(__file__).parents[2]
@@ -100,6 +98,7 @@ def test_a_pretended_cluster_of_two_executors(
     assert [data for _, data in log(bus, dead)] == [b"?"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_standalone_cluster_of_two_workers(
     cluster: SparkCluster, bus: Bus, url: str, make_topic: MakeTopic, tmp_path: Path, books: Books

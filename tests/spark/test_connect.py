@@ -66,7 +66,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(json.loads(done.stdout.splitlines()[-1]), copies, waiting)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_sources_and_sinks_work_with_spark_connect(found: Found) -> None:
     said = dict(found.said)
     for name in ("connector", "spool", "ids"):
@@ -94,7 +94,6 @@ def test_sources_and_sinks_work_with_spark_connect(found: Found) -> None:
     assert found.copies["broker"] == sorted([*NUMBERS, b"x0", b"x1"])
 
 
-@pytest.mark.slow
 def test_streams_of_the_kafka_connector_work_with_spark_connect(found: Found) -> None:
     first, again = found.said["connector"]
     assert first["rows"] == [2, 1]
@@ -108,7 +107,6 @@ def test_streams_of_the_kafka_connector_work_with_spark_connect(found: Found) ->
     assert found.said["ids"].startswith("Which topics a checkpoint is of cannot be looked up over Spark Connect")
 
 
-@pytest.mark.slow
 def test_queues_work_with_spark_connect(found: Found) -> None:
     first, again = found.said["spool"]
     assert sum(first["rows"]) == len(JOBS)

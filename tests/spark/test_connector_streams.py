@@ -122,6 +122,7 @@ def there(bus: Bus, *topics: str) -> list[Record]:
     ]
 
 
+@pytest.mark.deep
 def test_what_comes_later_is_read_from_its_beginning_and_what_goes_ends_the_stream(
     stream: Stream, bus: Bus, connector: str, books: Books
 ) -> None:
@@ -153,6 +154,7 @@ def test_what_comes_later_is_read_from_its_beginning_and_what_goes_ends_the_stre
     books.balance(f"a topic of a pattern is deleted; {NAMES[connector]}", "kafka", sent, stream.values)
 
 
+@pytest.mark.deep
 def test_available_now_reads_to_where_the_log_ended_in_bounded_batches(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str
 ) -> None:
@@ -187,6 +189,7 @@ def test_available_now_reads_to_where_the_log_ended_in_bounded_batches(
     assert sorted(stream.rows) == sorted(there(bus, topic))[10:]
 
 
+@pytest.mark.deep
 def test_few_rows_wait_for_more(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, progress_when_idle: None
 ) -> None:
@@ -226,6 +229,7 @@ def test_few_rows_wait_for_more(
     assert sorted(stream.rows) == due
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("is_planned", [False, True], ids=["after a batch", "under a planned batch"])
 def test_a_topic_that_is_made_anew_ends_its_stream(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, is_planned: bool, books: Books
@@ -255,6 +259,7 @@ def test_a_topic_that_is_made_anew_ends_its_stream(
     assert stream.values == numbered(30)
 
 
+@pytest.mark.deep
 def test_a_topic_that_joined_a_pattern_is_known_to_a_batch_that_was_planned(
     stream: Stream, bus: Bus, connector: str
 ) -> None:
@@ -293,6 +298,7 @@ def test_topics_that_are_the_brokers_own_match_no_pattern(
     assert read(spark, connector=connector, url=url, topicPattern=pattern).count() == 5
 
 
+@pytest.mark.deep
 def test_a_topic_that_is_deleted_ends_its_stream(
     stream: Stream, bus: Bus, make_topic: MakeTopic, connector: str, books: Books
 ) -> None:
@@ -326,6 +332,7 @@ def test_values_of_the_largest_size_in_a_topic_that_was_empty(
     assert stream.tasks == [{"always": {0: 3, 1: 1}, "never": {0: 2, 1: 1}}[connector]]
 
 
+@pytest.mark.deep
 def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
@@ -362,6 +369,7 @@ def test_a_topic_that_joins_a_pipeline_over_the_connector_is_known_from_then_on(
     assert taken == [[first] * 5, [second] * 10]
 
 
+@pytest.mark.deep
 def test_a_pipeline_that_changes_its_connector_is_told_whose_its_checkpoint_is(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

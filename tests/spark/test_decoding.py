@@ -83,6 +83,7 @@ def test_the_columns_of_a_class() -> None:
     assert payload_schema(Model)["number"].dataType == DecimalType(6, 2)
 
 
+@pytest.mark.deep
 def test_what_decodes(spark: SparkSession) -> None:
     full = {
         "share": 2, "price": "1.25", "moment": "2026-01-01T00:00:00Z", "day": "2026-02-03", "part": {"name": "a"},
@@ -215,6 +216,7 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.deep
 def test_texts_are_those_of_json(spark: SparkSession) -> None:
     texts = ["", "5", "null", 'a "quoted" one', "\\", "\\u0041", "a\tb\nc\x00d", "{}", "über", "\U0001f600", '"],"t":1']
     values = [json.dumps({**BASE, "text": text, "part": {"name": text}, "names": [text]}) for text in texts]
@@ -226,6 +228,7 @@ def test_texts_are_those_of_json(spark: SparkSession) -> None:
     assert [row.payload.names for row in found[:-1]] == [[text] for text in texts]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("half", ["rows", "dead"])
 def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, half: str) -> None:
     frame = spark.createDataFrame([(json.dumps(BASE),)], "value string")
@@ -233,6 +236,7 @@ def test_no_code_is_made_that_java_would_not_compile(spark: SparkSession, half: 
     assert [step.split(" ")[0] for step in steps if "AS __made" in step or "Filter" in step] == ["Filter", "Project"]
 
 
+@pytest.mark.deep
 def test_every_row_that_does_not_decode_is_told_with_its_reason(spark: SparkSession) -> None:
     values = [json.dumps({**BASE, **bad}).encode() if isinstance(bad, dict) else bad for bad, _ in BAD]
     frame = spark.createDataFrame([(value, n) for n, value in enumerate(values)], "value binary, n int")

@@ -70,6 +70,7 @@ def test_uuids_are_taken_with_hyphens_and_without(spark: SparkSession) -> None:
     assert row.reason.endswith("and uuid is due")
 
 
+@pytest.mark.deep
 def test_defaults_are_those_of_the_class(spark: SparkSession) -> None:
     missing, null = payloads(spark, Defaults, "{}", '{"lean": null, "aware": null}')
     assert missing == null
@@ -111,6 +112,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.deep
 def test_fields_come_by_their_alias_and_by_their_name_where_pydantic_takes_both(spark: SparkSession) -> None:
     assert payloads(spark, Named, *NAMED) == [Named.model_validate_json(each).model_dump() for each in NAMED]
     decoded = decode(spark.createDataFrame([('{"text": 5}',), ('{"NUM": "x", "txt": "a"}',)], "value string"), Named)
@@ -131,6 +133,7 @@ class Crossed(pydantic.BaseModel):
     two: int = pydantic.Field(alias="one")
 
 
+@pytest.mark.deep
 def test_names_that_pydantic_does_not_take_are_not_taken(spark: SparkSession) -> None:
     assert [each["number"] for each in payloads(spark, ByName, '{"NUM": 2}', '{"number": 2}')] == [1, 2]
     with pytest.raises(ConfigurationError, match=r"Crossed\.two: int is 'one' in JSON, and so is field 'one'"):
@@ -144,6 +147,7 @@ class Digits(pydantic.BaseModel):
     many: Annotated[Decimal, pydantic.Field(max_digits=30)]
 
 
+@pytest.mark.deep
 def test_digits_of_pydantic_make_columns_that_hold_what_it_lets_through(spark: SparkSession) -> None:
     assert [each.dataType for each in payload_schema(Digits)] == [
         DecimalType(8, 4),

@@ -36,6 +36,7 @@ def bodies(bus: Bus, topic: str) -> list[bytes]:
     return [body for _, body in log(bus, topic)]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_topic_that_changes_under_a_query(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
@@ -69,6 +70,7 @@ def test_a_topic_that_changes_under_a_query(
     books.balance("the topic is made anew; a new one", backend, numbered(900, 1000), anew)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def test_retention_overtakes_a_query(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
@@ -89,6 +91,7 @@ def test_retention_overtakes_a_query(
     )
 
 
+@pytest.mark.deep
 def test_a_checkpoint_of_another_topic_or_broker(
     spark: SparkSession, tmp_path: Path, books: Books, request: pytest.FixtureRequest
 ) -> None:
@@ -135,6 +138,7 @@ def test_the_largest_value(url: str, bus: Bus, make_topic: MakeTopic, books: Boo
     books.balance("values that are a byte too large", backend, sent, bodies(bus, target))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_a_poison_row(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books

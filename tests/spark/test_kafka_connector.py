@@ -54,6 +54,7 @@ def sorted_rows(frame: DataFrame) -> list[Any]:
     return sorted(frame.collect(), key=lambda row: (row.topic, row.partition, row.offset))
 
 
+@pytest.mark.deep
 def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, url: str, topic: str) -> None:
     publish(bus, topic, numbered(50))
     bus.topic(topic).publish_batch(
@@ -94,6 +95,7 @@ def test_rows_are_equal_whatever_producers_write(spark: SparkSession, bus: Bus, 
     assert sorted_rows(theirs.withColumn("id", F.hex("id"))) == sorted_rows(ours.withColumn("id", F.hex("id")))
 
 
+@pytest.mark.deep
 def test_aborted_transactions_are_not_seen(spark: SparkSession, bus: Bus, url: str, topic: str) -> None:
     publish(bus, topic, numbered(10))
     producer = Producer({"bootstrap.servers": kafka.shared_server().bootstrap, "transactional.id": uuid4().hex})
@@ -110,6 +112,7 @@ def test_aborted_transactions_are_not_seen(spark: SparkSession, bus: Bus, url: s
         assert sorted(bytes(row.value) for row in frame.collect()) == sorted(numbered(20))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", SOURCES)
 def test_positions_mean_the_same(spark: SparkSession, bus: Bus, url: str, topic: str, how: str) -> None:
     publish(bus, topic, numbered(40))
@@ -144,6 +147,7 @@ def test_patterns_and_several_topics(spark: SparkSession, bus: Bus, url: str, to
         read(spark, connector=how, url=url, topicPattern=rf"{topic}\..*", start={f"{topic}.y0": {"0": 1}}).collect()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("connector", SOURCES)
 def test_what_retention_removed_fails_a_stream_or_is_skipped(
     spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path, connector: str
@@ -167,6 +171,7 @@ def test_what_retention_removed_fails_a_stream_or_is_skipped(
     assert run("skip", timeout=31) == 70
 
 
+@pytest.mark.deep
 def test_a_stream_resumes(spark: SparkSession, bus: Bus, url: str, topic: str, tmp_path: Path) -> None:
     """Over Spark's own connector; `test_streams` has ours."""
 

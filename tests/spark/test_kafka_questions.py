@@ -93,6 +93,7 @@ def test_a_batch_read_asks_no_more_than_it_needs(
     assert told(asked) == {"Topic": 2, "Positions": 2}
 
 
+@pytest.mark.deep
 def test_reads_by_sparks_connector_ask_for_nothing_twice(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, asked: Counter[str], tmp_path: Path
 ) -> None:

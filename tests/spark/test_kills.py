@@ -34,7 +34,7 @@ from tests.spark.conftest import shared_session
 from tests.spark.halted_process import BATCH, LATE, WINDOW, Halted
 from tests.spark.support import log, numbered, publish
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 ROWS = 3 * BATCH
 SECONDS = 300.0

@@ -262,6 +262,7 @@ def test_few_rows_wait_for_more(url: str, bus: Bus, make_topic: MakeTopic) -> No
     assert len(rows) == 10
 
 
+@pytest.mark.deep
 def test_batches_are_bounded_in_bytes(url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=1)
     publish(bus, topic, [b"x" * 1000] * 100)

@@ -64,6 +64,7 @@ def behind(query: Query, topic: str) -> int:
     return sum(head["topics"][topic]["behind"].values())
 
 
+@pytest.mark.deep
 @on_pulsar
 def test_bounded_batches_of_a_log_in_ledgers_read_each_row_once(url: str, batched: Bus) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
@@ -127,6 +128,7 @@ def test_tasks_cut_a_log_in_ledgers(url: str, bus: Bus, make_topic: MakeTopic) -
     assert sorted(row for part in rows for row in part) == sorted(numbered(40))
 
 
+@pytest.mark.deep
 @on_pulsar
 def test_spark_copies_a_log_of_pulsar(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
@@ -208,6 +210,7 @@ def test_rows_arrive_with_their_columns(spark: SparkSession, url: str, bus: Bus,
         assert time is not None
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["pulsar", "servicebus", "kafka with a queue that schedules"], indirect=True)
 def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     assert bus.capabilities.publish.deliver_at

@@ -64,6 +64,7 @@ def forget_the_last_commit(checkpoint: str) -> None:
         path.unlink(missing_ok=True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def test_every_row_is_once_in_every_sink(
     spark: SparkSession,
@@ -132,6 +133,7 @@ def test_every_row_is_once_in_every_sink(
     assert letters == {body: places[body] for body in (*bad, None)}
 
 
+@pytest.mark.deep
 def test_aggregates_in_windows_and_several_sources(spark: SparkSession, tmp_path: Path) -> None:
     url = nats.shared_server().url
     one, two = (f"spark.{uuid.uuid4().hex[:12]}" for _ in range(2))
@@ -161,6 +163,7 @@ def test_aggregates_in_windows_and_several_sources(spark: SparkSession, tmp_path
     assert {row.topic for row in spark.read.parquet(str(tmp_path / "dead")).collect()} == {one, two}
 
 
+@pytest.mark.deep
 def test_the_second_stop_cancels_the_running_batch(spark: SparkSession, tmp_path: Path) -> None:
     url = nats.shared_server().url
     topic = f"spark.{uuid.uuid4().hex[:12]}"

@@ -215,6 +215,7 @@ def test_what_is_wrong_in_a_file_is_told_with_the_mend(file: Path, old: str, new
     assert told.replace("MODULE", module) in str(caught.value)
 
 
+@pytest.mark.deep
 def test_the_command_runs_shows_and_explains(
     spark: SparkSession, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,6 +284,7 @@ def test_every_key_is_documented() -> None:
         assert {kind, *_SINKS[kind][1]} <= set(re.findall("`([^`]+)`", told))
 
 
+@pytest.mark.deep
 def test_no_other_command_imports_spark() -> None:
     code = """
     import sys
@@ -307,7 +309,7 @@ def gate(frame, batch):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_sigterm_ends_the_command_after_its_batch(tmp_path: Path) -> None:
     url = nats.shared_server().url
     topic, module = f"spark.{uuid.uuid4().hex[:12]}", f"gated_{uuid.uuid4().hex[:8]}"

@@ -33,6 +33,7 @@ def delivered(server: NatsServer) -> int:
     return int(server.told("varz")["out_msgs"])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("transform", [rows, totals])
 def test_each_row_is_read_once(
     spark: SparkSession, tmp_path: Path, transform: Callable[[DataFrame], DataFrame]

@@ -70,6 +70,7 @@ def test_a_dead_row_tells_the_topic_of_a_source_with_one(spark: SparkSession, to
     assert [row.topic for row in found.dead.collect()] == [told]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def test_redriven_letters_are_decoded_by_the_next_run(
     spark: SparkSession,

@@ -91,6 +91,7 @@ def test_a_topic_is_no_format_of_files(spark: SparkSession, make: Make, sink: Fi
         check_rows(make(sinks={"out": sink}), Frames(spark.range(1), None))
 
 
+@pytest.mark.deep
 def test_a_checkpoint_of_fewer_sources_is_told(
     spark: SparkSession, make: Make, bus: Bus, make_topic: MakeTopic
 ) -> None:
@@ -117,6 +118,7 @@ def test_rows_that_are_of_no_source_are_told(spark: SparkSession, make: Make, pa
     assert str(caught.value) == told
 
 
+@pytest.mark.deep
 def test_rows_may_have_columns_of_any_name(spark: SparkSession, make: Make, bus: Bus, tmp_path: Path) -> None:
     pipeline = make(transform=lambda numbers: numbers.selectExpr("value", "1 AS DEAD_0", "2 AS dead", "3 AS `__dead`"))
     publish(bus, pipeline.sources["numbers"].topic, numbered(3))
@@ -149,6 +151,7 @@ def test_a_table_that_can_be_none_is_told_by_its_name(spark: SparkSession, make:
         check_rows(make(sinks={"out": TableSink("a b")}), Frames(spark.range(1), None))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("transform", "told"),
     [
@@ -163,6 +166,7 @@ def test_what_no_stream_can_do_is_told_with_the_mend(
         run(make(transform=transform), spark=spark)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("letters", [False, True])
 def test_a_topic_that_is_missing_is_told_before_anything_is_written(
     spark: SparkSession, make: Make, bus: Bus, tmp_path: Path, letters: bool
@@ -179,6 +183,7 @@ def test_a_topic_that_is_missing_is_told_before_anything_is_written(
     assert run(pipeline, spark=spark) == 1
 
 
+@pytest.mark.deep
 def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
     spark: SparkSession, make: Make, bus: Bus, tmp_path: Path
 ) -> None:
@@ -205,6 +210,7 @@ def test_a_start_that_is_nowhere_is_told_while_nothing_was_read(
     assert run(starting(p7=0), spark=spark) == 0
 
 
+@pytest.mark.deep
 def test_a_directory_that_cannot_be_one_is_told_by_its_name(spark: SparkSession, make: Make, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("a file")
@@ -251,6 +257,7 @@ def test_what_spark_does_not_write_names_the_sink(
         assert not spark.catalog.tableExists(sink.table)
 
 
+@pytest.mark.deep
 def test_what_ends_a_task_of_ours_is_told_without_plan_and_stack(spark: SparkSession, make: Make, bus: Bus) -> None:
     pipeline = make()
     topic = pipeline.sources["numbers"].topic

@@ -39,7 +39,7 @@ print(run(Pipeline(
 """A program whose session is made by the run, and a batch that Ctrl-C comes in the middle of."""
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_ctrl_c_lets_the_batch_of_a_program_end(tmp_path: Path) -> None:
     url, topic = nats.shared_server().url, f"spark.{uuid.uuid4().hex[:12]}"
     with connect(url) as bus:
@@ -51,6 +51,7 @@ def test_ctrl_c_lets_the_batch_of_a_program_end(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["1"]), done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 @pytest.mark.parametrize("ends", [SystemExit(3), KeyboardInterrupt()])
@@ -76,6 +77,7 @@ def test_a_function_that_ends_the_program_ends_the_run(
     assert status(pipeline).committed is None
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 @pytest.mark.parametrize("another_run", [True, False])

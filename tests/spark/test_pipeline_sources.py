@@ -44,6 +44,7 @@ path = "files"
 """
 
 
+@pytest.mark.deep
 def test_lag_status_and_plan_of_a_connector_and_a_queue(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def over_connector(topic: str, directory: Path, take: Callable[[DataFrame, int],
     )
 
 
+@pytest.mark.deep
 def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     rows: list[int] = []
@@ -127,6 +129,7 @@ def test_a_topic_that_was_made_anew_is_told_over_the_connector_too(spark: SparkS
     assert rows == [3]
 
 
+@pytest.mark.deep
 def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_connector_too(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_query_over_the_conn
     assert rows == [10]
 
 
+@pytest.mark.deep
 def test_a_checkpoint_of_another_topic_is_refused_over_the_connector_too(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +170,7 @@ def test_a_checkpoint_of_another_topic_is_refused_over_the_connector_too(
             run(other, spark=spark)
 
 
+@pytest.mark.deep
 def test_positions_that_are_not_whole_are_told_in_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
     topic = f"spark.{uuid.uuid4().hex[:12]}"
     pipeline = Pipeline(

@@ -118,6 +118,7 @@ def test_rows_that_a_sink_cannot_take_are_told_too(spark: SparkSession, tmp_path
         assert str(caught.value).startswith(f"sinks.out: {told}")
 
 
+@pytest.mark.deep
 def test_the_batches_of_a_query_are_its_own(spark: SparkSession, tmp_path: Path) -> None:
     url = nats.shared_server().url
     topic, target, table = (f"targets_{uuid.uuid4().hex[:12]}" for _ in range(3))

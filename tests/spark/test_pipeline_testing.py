@@ -42,6 +42,7 @@ PIPELINE = Pipeline(
 )
 
 
+@pytest.mark.deep
 def test_the_transform(pipeline_session: SparkSession) -> None:
     frame = payloads(
         pipeline_session, Order, [Order(1, 9), Order(2, 10), b'{"table": 3, "coffees": 11}'], key=[b"a"] * 3

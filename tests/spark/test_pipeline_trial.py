@@ -36,6 +36,7 @@ def _left(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
+@pytest.mark.deep
 def test_nothing_of_a_trial_stays(spark: SparkSession, tmp_path: Path, database: str) -> None:
     before = _left(tmp_path)
     for sink in (
@@ -49,6 +50,7 @@ def test_nothing_of_a_trial_stays(spark: SparkSession, tmp_path: Path, database:
         assert _left(tmp_path) == before, sink
 
 
+@pytest.mark.deep
 def test_a_table_may_lie_elsewhere(spark: SparkSession, tmp_path: Path, database: str) -> None:
     sink = TableSink(f"{database}.numbers", options={"path": str(tmp_path / "external")})
     _try(spark, tmp_path, sink)

@@ -156,6 +156,7 @@ def test_what_was_committed_before_a_failure_is_told(tmp_path: Path) -> None:
     assert [report.batch for report in reports] == [0]
 
 
+@pytest.mark.deep
 def test_a_pipeline_that_joins_a_source_with_itself(spark: SparkSession, tmp_path: Path) -> None:
     topic, url = f"spark.{uuid.uuid4().hex[:12]}", kafka.shared_server().url
     pipeline = Pipeline(

@@ -119,6 +119,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
+@pytest.mark.deep
 def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -149,6 +150,7 @@ def test_what_spark_does_not_start_with_is_told(tmp_path: Path) -> None:
     assert "verysecret" not in done.stdout
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "way",
     [
@@ -246,6 +248,7 @@ def runs(process: int) -> bool:
         return False
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

@@ -128,6 +128,7 @@ def submit(cluster: SparkCluster, shipped: Shipped, bus: Bus, tmp_path: Path) ->
     return call
 
 
+@pytest.mark.deep
 def test_an_archive_is_found_by_a_path_from_here(shipped: Shipped, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = shipped.archive
     monkeypatch.chdir(archive.parent)
@@ -143,7 +144,7 @@ def test_the_python_of_the_nodes_does_not_have_the_package(shipped: Shipped) -> 
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'broker_spark'"
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_path_that_all_nodes_have(submit: Submit, shipped: Shipped) -> None:
     path = str(shipped.packages)
     told = submit(["--conf", f"spark.executorEnv.PYTHONPATH={path}"], PYTHONPATH=path)
@@ -151,7 +152,6 @@ def test_a_path_that_all_nodes_have(submit: Submit, shipped: Shipped) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.slow
 def test_a_packed_environment_that_is_unpacked_where_the_driver_starts(
     submit: Submit, shipped: Shipped, tmp_path: Path
 ) -> None:
@@ -161,14 +161,13 @@ def test_a_packed_environment_that_is_unpacked_where_the_driver_starts(
 
 
 @pytest.mark.deep
-@pytest.mark.slow
 def test_a_shipped_archive_that_the_driver_has_on_its_path(submit: Submit, shipped: Shipped, tmp_path: Path) -> None:
     archive = tmp_path / "anybroker.zip"
     copy(shipped.archive, archive)
     assert submit(["--py-files", archive.name], PYTHONPATH=archive.name) == all_of_it(archive)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_shipped_archive_is_enough_for_all_but_streaming_sources(submit: Submit, shipped: Shipped) -> None:
     told = submit(["--py-files", str(shipped.archive)])
     came, batch, stream, sink = told.output.splitlines()
@@ -179,7 +178,7 @@ def test_a_shipped_archive_is_enough_for_all_but_streaming_sources(submit: Submi
     assert told.copied == sorted([*ROWS, b"line"])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_driver_that_has_the_package_installed_sends_it_to_all_but_streaming_sources(
     submit: Submit, shipped: Shipped
 ) -> None:

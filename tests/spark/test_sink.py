@@ -45,6 +45,7 @@ def test_every_column_arrives(spark: SparkSession, url: str, bus: Bus, make_topi
     assert (found[None].topic, found[None].key) == (one, b"")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["jetstream"], indirect=True)
 def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=1)
@@ -63,6 +64,7 @@ def test_a_row_is_delivered_when_it_is_due(spark: SparkSession, url: str, bus: B
     assert came[1] == (b"later", True)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["kafka"], indirect=True)
 def test_many_rows_each_once_and_back_again(spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic) -> None:
     topic, copy = make_topic(partitions=3), make_topic(partitions=1)

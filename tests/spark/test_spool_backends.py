@@ -56,6 +56,7 @@ def test_a_queue_of_another_broker(backend: str, tmp_path: Path) -> None:
             query.reader.stop()
 
 
+@pytest.mark.deep
 def test_a_queue_whose_broker_does_not_tell_what_waits_is_drained(tmp_path: Path) -> None:
     url = f"{pubsub.shared_server().url}&topic_retention=0&lease_seconds=5"
     topic = f"spark-{uuid.uuid4().hex[:12]}"
@@ -73,6 +74,7 @@ def test_a_queue_whose_broker_does_not_tell_what_waits_is_drained(tmp_path: Path
         assert sorted(row for batch in batches for row in batch) == sorted(numbered(ROWS))
 
 
+@pytest.mark.deep
 def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_queue_is_drained_by_what_waits_and_not_by_what_is_told_late(
         assert sorted(row for row in came if row != b"later") == sorted(numbered(ROWS))
 
 
+@pytest.mark.deep
 def test_a_queue_is_drained_though_what_is_new_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody holds that was killed comes when its lease is over, and somebody publishes meanwhile."""
 

@@ -117,6 +117,7 @@ def test_a_pattern_without_a_topic_is_refused_until_there_is_one(
     assert sorted(query.begin().until(5)) == numbered(5)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("url", ["markers"], indirect=True)
 def test_a_pattern_leaves_out_the_markers_of_its_queue_and_of_others(
     bus: Bus, make_topic: MakeTopic, make_query: MakeQuery, tmp_path: Path

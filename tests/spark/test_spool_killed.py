@@ -26,7 +26,7 @@ from tests.spark.spool_query import segments, settled
 from tests.spark.support import log, numbered, publish
 from tests.spark.test_kills import kill_when_halted
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow]
+pytestmark = pytest.mark.deep
 
 ROWS = 5 * BATCH
 """More than a batch and all that may be ahead of it, so that each is killed while messages wait at the broker."""

@@ -57,8 +57,7 @@ def written(directory: Path) -> list[bytes]:
     return [row.encode() for path in (directory / "out").glob("[0-9]*") for row in json.loads(path.read_text())]
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_query_that_is_killed_at_each_step_loses_nothing(
     url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_secret_in_the_place_is_not_shown(store: S3Double) -> None:
     assert "pass" not in str(caught.value)
 
 
+@pytest.mark.deep
 def test_a_stream_of_spark_over_a_store(spark: SparkSession, store: S3Double, tmp_path: Path) -> None:
     url, topic = nats.shared_server().url, f"spark.{uuid4().hex[:12]}"
     spool = store.url("spools/stream")

@@ -14,6 +14,7 @@ from tests.spark.conftest import MakeTopic
 from tests.spark.support import copy, log, numbered, publish
 
 
+@pytest.mark.deep
 def test_a_copy_resumes_and_replays(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path, books: Books
 ) -> None:

@@ -71,8 +71,6 @@ def files_of(case: Halted) -> dict[str, set[str]]:
     return {part.name: {path.name for path in part.glob("*.parquet")} for part in parts}
 
 
-@pytest.mark.chaos
-@pytest.mark.slow
 @pytest.mark.deep
 def test_a_table_has_each_row_once_when_another_process_goes_on(tmp_path: Path, books: Books) -> None:
     url, topic = nats.shared_server().url, f"spark.{uuid.uuid4().hex[:12]}"

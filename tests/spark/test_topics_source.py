@@ -124,6 +124,7 @@ def test_it_has_the_columns_of_the_rows_beside_it(spark: SparkSession, url: str,
     assert frame.schema.simpleString() == beside.schema().simpleString()
 
 
+@pytest.mark.deep
 def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_query_that_names_no_checkpoint_to_read_stream_is_told_when_it_goes_on
     assert not any(each["numInputRows"] for each in query.recentProgress)
 
 
+@pytest.mark.deep
 def test_a_checkpoint_belongs_to_the_source_that_has_written_it(
     spark: SparkSession, url: str, bus: Bus, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ async def read_all(bus: broker.Bus, topic: str, count: int) -> list[Copy]:
     return list(found.values())
 
 
+@pytest.mark.deep
 @pytest.mark.xdist_group("pulsar")
 async def test_a_topic_goes_around_all_brokers(capsys: pytest.CaptureFixture[str]) -> None:
     async with AsyncExitStack() as stack:

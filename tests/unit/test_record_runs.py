@@ -124,6 +124,7 @@ def test_the_last_record_of_each_run_is_bound() -> None:
 _PLACES = [TopicPartition("orders", number) for number in range(3)]
 
 
+@pytest.mark.deep
 @given(st.data())
 def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> None:
     gone: set[TopicPartition] = set()

@@ -7,6 +7,8 @@ clocks (E, F) are in `test_failure_clocks.py`.
 
 from __future__ import annotations
 
+import pytest
+
 from broker_kafka.queue.consumer.starting import marker_partition
 from broker_kafka.queue.markers.redelivery import ATTEMPTS, again, attempts_of, origin_of
 from broker_kafka.queue.markers.wire import Content, Kind, Marker, MessageId, Origin, read_content, write_marker
@@ -35,6 +37,7 @@ def test_a_a_restart_does_not_repeat_redeliveries_whose_end_lies_behind_their_de
     assert len(queue.messages) == 6
 
 
+@pytest.mark.deep
 def test_a_a_restart_over_a_hundred_thousand_closed_pairs_redelivers_none() -> None:
     partition = AssignedPartition(0, 200_000, at=0, options=FAR)
     for number in range(100_000):
