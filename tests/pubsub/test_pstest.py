@@ -31,6 +31,8 @@ from tests.pubsub.conftest import Connect
 from tests.servers.pstest import shared_pstest
 from tests.servers.pubsub import PROJECT, PubSubServer, shared_server
 
+pytestmark = pytest.mark.deep
+
 PATIENCE = 10.0
 PULL_SECONDS = 2.0
 """The emulator answers with nothing a second before the end, pstest after half a second."""

@@ -1,0 +1,150 @@
+"""Closing a consumer: what is given back, what is waited for, and what is told to those who wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.consuming.settle_loop import SettlePump
+from broker.driver.contract import Settlement
+from broker.errors import LeaseLost, SettleError
+from broker.hooks import Event, SettleFailed
+from broker.messages import Message, Outcome, SettleState
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
+
+
+async def test_close_gives_back_at_once_what_nobody_will_settle() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2", "3")
+    async with consuming(source, close_timeout=30) as consumer:
+        message = await taken(consumer)
+        started = asyncio.get_running_loop().time()
+        await consumer.close()
+        assert asyncio.get_running_loop().time() - started < 5
+        with pytest.raises(LeaseLost):
+            await message.ack()
+    assert source.fetched == len(source.outcomes(Outcome.RELEASE))
+
+
+async def test_close_waits_for_a_block_that_still_works() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        entered = asyncio.Event()
+        closing = asyncio.Event()
+
+        async def work() -> None:
+            async with message:
+                entered.set()
+                await asyncio.sleep(0)
+                await closing.wait()
+
+        working = asyncio.create_task(work())
+        await entered.wait()
+        close = asyncio.create_task(consumer.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not close.done()
+        closing.set()
+        await close
+        await working
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_close_returns_at_its_deadline_whatever_the_handler_does() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    stubborn = asyncio.Event()
+    never = asyncio.Event()
+    started = asyncio.Event()
+    async with consuming(source, close_timeout=0.1) as consumer:
+
+        async def handle(message: Message) -> None:
+            started.set()
+            while not never.is_set():
+                try:
+                    await never.wait()
+                except asyncio.CancelledError:
+                    stubborn.set()
+
+        receiving = asyncio.create_task(consumer.receive(handle))
+        await started.wait()
+        async with asyncio.timeout(5):
+            await consumer.close()
+        assert stubborn.is_set()
+        assert source.outcomes(Outcome.RELEASE) == ["1"]
+        never.set()
+        await asyncio.gather(receiving, return_exceptions=True)
+
+
+async def test_a_handler_may_close_its_own_consumer() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            await consumer.close()
+
+        async with asyncio.timeout(5):
+            await consumer.receive(handle)
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+class DeafSource(ScriptedSource):
+    """Ignores `interrupt`."""
+
+    def interrupt(self) -> None:
+        return
+
+
+async def test_close_is_not_held_up_by_a_source_that_ignores_the_interrupt() -> None:
+    async with consuming(DeafSource(), close_timeout=0.1) as consumer:
+        assert await consumer.next_message(timeout=0.01) is None
+        async with asyncio.timeout(5):
+            await consumer.close()
+
+
+async def test_a_close_answers_every_ack_that_the_source_has_not() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    events: list[Event] = []
+    async with consuming(source, events=events, close_timeout=0.05) as consumer:
+        first, second = await taken(consumer), await taken(consumer)
+        source.settle_gate.clear()
+        acks = [asyncio.create_task(first.ack())]
+        await until(lambda: source.settle_calls == 1)
+        # It waits for the answer to the first.
+        acks.append(asyncio.create_task(second.ack()))
+        await asyncio.sleep(0)
+    for ack in acks:
+        with pytest.raises(SettleError, match="was closed before"):
+            await asyncio.wait_for(ack, 5)
+    assert {message.state for message in (first, second)} == {SettleState.UNKNOWN}
+    assert [event.message for event in events if isinstance(event, SettleFailed)] == [first, second]
+
+
+async def test_an_ack_behind_the_last_settlement_is_answered() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        pump = SettlePump(source, lambda settlements, results: None)
+        await pump.close(asyncio.get_running_loop().time() + 5)
+        with pytest.raises(SettleError, match="was closed before"):
+            await asyncio.wait_for(pump.put_and_wait([Settlement(message, Outcome.ACK)]), 5)
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_close_that_cuts_a_reject_off_is_an_error_of_it(written: bool) -> None:
+    source, letters = ScriptedSource(), Letters()
+    source.add("1")
+    async with consuming(source, letters=letters, close_timeout=0.05) as consumer:
+        message = await taken(consumer)
+        (source.settle_gate if written else letters.gate).clear()
+        reject = asyncio.create_task(message.reject("no use"))
+        await until(lambda: source.settle_calls if written else letters.tried)
+    with pytest.raises(SettleError, match="was closed before"):
+        await asyncio.wait_for(reject, 5)
+    assert len(letters.written) == written

@@ -1,0 +1,176 @@
+"""Handlers of messages and of batches: their time, their results, their cancellation, and what surrounds them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+
+from broker.consuming.retry.policy import Retry
+from broker.hooks import Hooks
+from broker.messages import Message, MessageBatch, Outcome
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, until
+
+
+async def test_a_handler_that_takes_too_long_fails() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1")
+    retry = Retry(max_attempts=1, timeout=0.01, initial=0, maximum=0)
+    async with consuming(source, retry=retry, letters=letters, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            await asyncio.Event().wait()
+
+        await consumer.receive(handle)
+    error = letters.written[0].attributes["dead-letter-error"]
+    assert error == "TimeoutError: the handler ran for more than 0.01 s"
+
+
+async def test_a_batch_handler_settles_each_by_its_result() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", "2", "3")
+    once = Retry(max_attempts=1, initial=0, maximum=0)
+    async with consuming(source, retry=once, letters=letters, stop_when_idle=0.05) as consumer:
+
+        async def handle(batch: MessageBatch) -> list[BaseException | None]:
+            return [RuntimeError("two") if message.id == "2" else None for message in batch]
+
+        await consumer.receive_batches(handle)
+    assert [letter.attributes["dead-letter-id"] for letter in letters.written] == ["2"]
+    assert sorted(source.outcomes(Outcome.ACK)) == ["1", "2", "3"]
+
+
+async def test_a_cancelled_receive_tells_what_a_handler_raised(caplog: pytest.LogCaptureFixture) -> None:
+    class Boom(BaseException):
+        pass
+
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    complaints: list[object] = []
+    raised: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            if message.id != "1":
+                raised.append(message.id)
+                raise Boom(message.id)
+            await asyncio.Event().wait()
+
+        receiving = asyncio.create_task(consumer.receive(handle, concurrency=3))
+        await until(lambda: len(raised) == 2)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        del receiving
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
+    assert "Boom" in caplog.text
+
+
+async def test_a_cancelled_batch_handler_gives_the_whole_batch_back() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1", "2", "3", "4")
+    async with consuming(source) as consumer:
+        held: list[str] = []
+
+        async def handle(batch: MessageBatch) -> None:
+            held.extend(message.id for message in batch)
+            await asyncio.Event().wait()
+
+        async def receive() -> None:
+            await consumer.receive_batches(handle, max_messages=4, concurrency=4)
+
+        receiving = asyncio.create_task(receive())
+        await until(lambda: len(held) == 4)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        await until(lambda: len(source.outcomes(Outcome.RELEASE)) == 4)
+
+
+async def test_a_batch_handler_that_takes_too_long_fails() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", "2")
+    retry = Retry(max_attempts=1, timeout=0.01, initial=0, maximum=0)
+    async with consuming(source, retry=retry, letters=letters, stop_when_idle=0.05) as consumer:
+
+        async def handle(batch: MessageBatch) -> None:
+            await asyncio.Event().wait()
+
+        await consumer.receive_batches(handle)
+    assert sorted(letter.attributes["dead-letter-id"] for letter in letters.written) == ["1", "2"]
+
+
+async def test_interceptors_surround_handlers_blocks_and_batches() -> None:
+    source = ScriptedSource()
+    hooks = Hooks()
+    seen: list[str] = []
+
+    @contextmanager
+    def around(message: Message) -> Generator[None]:
+        seen.append(f"begin {message.id}")
+        yield
+        seen.append(f"end {message.id}")
+
+    hooks.around_handling(around)
+    source.add("1")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle(message: Message) -> None:
+            seen.append("handler")
+            consumer.stop()
+
+        await consumer.receive(handle)
+    source.add("2")
+    async with consuming(source, hooks=hooks) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        async with message:
+            seen.append("block")
+    source.add("3")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle_batch(batch: MessageBatch) -> None:
+            seen.append("batch")
+            consumer.stop()
+
+        await consumer.receive_batches(handle_batch)
+    assert seen == [
+        *("begin 1", "handler", "end 1"),
+        *("begin 2", "block", "end 2"),
+        *("begin 3", "batch", "end 3"),
+    ]
+
+
+async def test_an_interceptor_that_raises_changes_nothing() -> None:
+    source = ScriptedSource()
+    hooks = Hooks()
+
+    @contextmanager
+    def fails_before(message: Message) -> Generator[None]:
+        raise RuntimeError("before")
+        yield
+
+    @contextmanager
+    def fails_after(message: Message) -> Generator[None]:
+        yield
+        raise RuntimeError("after")
+
+    hooks.around_handling(fails_before)
+    hooks.around_handling(fails_after)
+    source.add("1")
+    async with consuming(source, hooks=hooks) as consumer:
+
+        async def handle(message: Message) -> None:
+            consumer.stop()
+
+        await consumer.receive(handle)
+    assert source.outcomes(Outcome.ACK) == ["1"]

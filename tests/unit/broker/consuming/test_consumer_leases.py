@@ -1,0 +1,102 @@
+"""What a source knows of leases: what is over is not handed over, and no delay outlasts a lease that nobody renews."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from broker.capabilities import LeaseMode
+from broker.consuming.retry.policy import Retry
+from broker.errors import LeaseLost, Unsupported
+from broker.hooks import Event, HandlerFailed, LeaseExpired
+from broker.messages import Message, Outcome, SettleState
+from tests.unit.broker.consuming.scripted_source import ScriptedSource, consuming, taken, until
+
+LEASE = 10.0
+
+
+class Leasing(ScriptedSource):
+    """Knows when leases end: those in `over` have, and of the others `left` seconds are left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: set[str] = set()
+        self.left = LEASE
+
+    def lose_over(self, messages: Sequence[Message[Any]]) -> None:
+        assert self.listener is not None
+        if over := [message for message in messages if message.id in self.over]:
+            self.listener.lost(over)
+
+
+class Fixed(Leasing):
+    def lease_left(self, message: Message[Any]) -> float:
+        return 0.0 if message.id in self.over else self.left
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("batches", [False, True])
+async def test_what_is_over_in_the_buffer_is_told_and_not_handed_over(batches: bool, ordered: bool) -> None:
+    source = Leasing()
+    for number in range(4):
+        source.add(str(number), key=b"%d" % (number % 2))
+    events: list[Event] = []
+    async with consuming(source, events=events, ordered_by_key=ordered) as consumer:
+        first = await taken(consumer)
+        assert first.id == "0"
+        # As after a pause of the process.
+        source.over = {"1"}
+        await first.ack()
+        second = (await consumer.next_batch(4, timeout=5))[0] if batches else await taken(consumer)
+        assert second.id == "2"
+        told = [event.message for event in events if isinstance(event, LeaseExpired)]
+        assert [(message.id, message.state) for message in told] == [("1", SettleState.LOST)]
+        if ordered:
+            # It is to come again before the next of its key does.
+            await until(lambda: source.outcomes(Outcome.RELEASE) == ["3"])
+
+
+async def test_an_explicit_delay_is_no_longer_than_what_is_left_of_the_lease() -> None:
+    source = Fixed()
+    source.add("1")
+    async with consuming(source, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0) as consumer:
+        message = await taken(consumer)
+        source.left = 0.5
+        with pytest.raises(Unsupported, match=r"8 s is longer than what is left of the message's lease \(0\.50 s\)"):
+            await message.nack(8)
+        assert message.state is SettleState.OPEN
+        await message.nack(0.1)
+        again = await taken(consumer)
+        assert (again.id, again.delivery_attempt) == ("1", 2)
+        source.over = {"1"}
+        with pytest.raises(LeaseLost):
+            await again.nack(8)
+        assert again.lease_lost
+
+
+async def test_a_retry_by_the_policy_waits_no_longer_than_the_lease_lasts() -> None:
+    source = Fixed()
+    source.add("1")
+    source.left = 0.2
+    events: list[Event] = []
+    began: list[float] = []
+    retry = Retry(initial=5.0, maximum=5.0, jitter=0)
+    async with consuming(
+        source, retry=retry, events=events, lease=LeaseMode.FIXED, lease_seconds=LEASE, native_delay=0.0
+    ) as consumer:
+
+        async def handle(_: Message[Any]) -> None:
+            began.append(monotonic())
+            if len(began) == 1:
+                raise ValueError("not now")
+
+        working = asyncio.ensure_future(consumer.receive(handle))
+        await until(lambda: source.outcomes(Outcome.ACK))
+        await consumer.close()
+        await working
+    assert [event.retry_in for event in events if isinstance(event, HandlerFailed)] == [0.2]
+    assert 0.19 <= began[1] - began[0] < 3

@@ -1,0 +1,260 @@
+"""Retry, dead letters and poison."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.capabilities import Limits
+from broker.codecs import Json
+from broker.consuming.dead_letters import make_dead_letter
+from broker.consuming.retry.policy import Retry
+from broker.errors import ConnectionFailed
+from broker.hooks import DeadLettered, DeadLetterFailed, Event, HandlerFailed
+from broker.messages import Message, Outcome
+from broker.records import Record
+from tests.unit.broker.consuming.scripted_source import VIEW, Letters, Raw, ScriptedSource, consuming, until
+
+FAST = Retry(max_attempts=3, initial=0.001, maximum=0.002)
+
+
+async def test_a_failing_handler_is_retried_then_dead_lettered() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    events: list[Event] = []
+    source.add("1", key=b"k", attributes={"colour": "red"})
+    attempts = 0
+    async with consuming(source, retry=FAST, letters=letters, events=events, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            nonlocal attempts
+            attempts += 1
+            raise RuntimeError("broken handler")
+
+        await consumer.receive(handle)
+    assert attempts == 3
+    (letter,) = letters.written
+    assert (letter.data, letter.key) == (b"data", b"k")
+    assert letter.attributes["colour"] == "red"
+    assert letter.attributes["dead-letter-reason"] == "failed 3 times"
+    assert letter.attributes["dead-letter-error"] == "RuntimeError: broken handler"
+    assert letter.attributes["dead-letter-attempts"] == "3"
+    assert letter.attributes["dead-letter-topic"] == "orders"
+    assert letter.attributes["dead-letter-subscription"] == "billing"
+    assert letter.attributes["dead-letter-id"] == "1"
+    assert source.outcomes(Outcome.ACK) == ["1"]
+    assert [event.failures for event in events if isinstance(event, HandlerFailed)] == [1, 2, 3]
+    assert [event.target for event in events if isinstance(event, DeadLettered)] == ["orders.dead"]
+
+
+async def test_a_block_that_raises_is_retried_and_the_loop_goes_on() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    tries = 0
+    async with consuming(source, retry=FAST) as consumer:
+        async for message in consumer:
+            async with message:
+                tries += 1
+                if tries < 3:
+                    raise RuntimeError("not yet")
+            if tries == 3:
+                break
+    assert source.outcomes(Outcome.ACK) == ["1"]
+    assert source.outcomes(Outcome.NACK) == ["1", "1"]
+
+
+async def test_a_failed_dead_letter_write_repeats_the_write_not_the_handler() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    letters.failures = [ConnectionFailed("down"), ConnectionFailed("down")]
+    events: list[Event] = []
+    source.add("1")
+    handled = 0
+    async with consuming(source, letters=letters, events=events, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            nonlocal handled
+            handled += 1
+            assert not source.outcomes(Outcome.ACK)
+            await message.reject("no departure")
+
+        await consumer.receive(handle)
+    assert handled == 1
+    assert letters.tried == 3
+    assert letters.written[0].attributes["dead-letter-reason"] == "no departure"
+    assert len([event for event in events if isinstance(event, DeadLetterFailed)]) == 2
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_a_close_during_a_dead_letter_write_gives_the_original_back() -> None:
+    source = ScriptedSource(redelivers=False)
+    letters = Letters()
+    letters.failures = [ConnectionFailed("down")] * 1000
+    source.add("1")
+    async with consuming(source, letters=letters) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        rejecting = asyncio.create_task(message.reject("no"))
+        await until(lambda: letters.tried)
+        async with asyncio.timeout(5):
+            await consumer.close()
+        with pytest.raises(ConnectionFailed):
+            await rejecting
+    assert source.outcomes(Outcome.ACK) == []
+    assert source.outcomes(Outcome.RELEASE) == ["1"]
+
+
+async def test_a_close_lets_a_dead_letter_write_that_is_under_way_end() -> None:
+    source = ScriptedSource(redelivers=False)
+    letters = Letters()
+    letters.gate.clear()
+    source.add("1")
+    async with consuming(source, letters=letters) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        rejecting = asyncio.create_task(message.reject("no"))
+        await until(lambda: letters.tried)
+        closing = asyncio.create_task(consumer.close())
+        await until(lambda: not consumer._engine.running)  # pyright: ignore[reportOptionalMemberAccess]
+        letters.gate.set()
+        await closing
+        await rejecting
+    assert len(letters.written) == 1
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_exceptions_that_are_never_retried_give_up_at_once() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1")
+    retry = Retry(max_attempts=5, initial=0.001, maximum=0.01, never=(ValueError,))
+    async with consuming(source, retry=retry, letters=letters, stop_when_idle=0.05) as consumer:
+
+        async def handle(message: Message) -> None:
+            raise ValueError("never")
+
+        await consumer.receive(handle)
+    assert letters.written[0].attributes["dead-letter-reason"] == "ValueError is not retried"
+
+
+async def test_without_dead_letters_a_rejected_message_comes_back_at_the_longest_backoff() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    async with consuming(source, retry=Retry(initial=1, maximum=40)) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        await message.reject("no")
+        await until(lambda: source.settled)
+    assert [(s.outcome, s.delay) for s in source.settled] == [(Outcome.NACK, 40)]
+
+
+async def test_drop_takes_an_explicit_word() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, drop=True) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        await message.reject("unwanted")
+    assert [(s.outcome, s.reason) for s in source.settled] == [(Outcome.REJECT, "unwanted")]
+
+
+async def test_an_undecodable_payload_is_a_dead_letter_not_a_crash() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", data=b"{")
+    source.add("2", data=b'{"a": 1}')
+    async with consuming(source, letters=letters, codec=Json(dict)) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        assert message.payload == {"a": 1}
+        await message.ack()
+        await until(lambda: letters.written)
+    assert letters.written[0].attributes["dead-letter-reason"].startswith("cannot be decoded")
+
+
+async def test_a_message_that_kills_the_process_is_given_up_by_its_deliveries() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", attempt=31)
+    async with consuming(source, retry=FAST, letters=letters) as consumer:
+        assert await consumer.next_message(timeout=0.05) is None
+    assert letters.written[0].attributes["dead-letter-reason"] == "delivered 30 times without being settled"
+
+
+@pytest.mark.parametrize("ordered_by_key", [False, True])
+async def test_the_last_delivery_is_given_up_though_nobody_asks_for_it(ordered_by_key: bool) -> None:
+    source, letters = ScriptedSource(), Letters()
+    source.add("1", key=b"k")
+    source.add("2", attempt=10, key=b"k")
+    async with consuming(
+        source, letters=letters, delivery_limit=10, prefetch=10, ordered_by_key=ordered_by_key
+    ) as consumer:
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        await until(lambda: source.fetched == 2)
+        await message.ack()
+        if ordered_by_key:
+            assert await consumer.next_message(timeout=0.01) is None
+    (letter,) = letters.written
+    assert letter.attributes["dead-letter-reason"] == "delivered 10 times, after which the broker drops it"
+    assert source.outcomes(Outcome.RELEASE) == []
+
+
+async def test_giving_back_does_not_burn_attempts() -> None:
+    source = ScriptedSource()
+    letters = Letters()
+    source.add("1", attempt=30)
+    async with consuming(source, retry=FAST, letters=letters) as consumer:
+        for _ in range(5):
+            message = await consumer.next_message(timeout=5)
+            assert message is not None
+
+            async def cancelled(message: Message) -> None:
+                async with message:
+                    await asyncio.Event().wait()
+
+            task = asyncio.create_task(cancelled(message))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        message = await consumer.next_message(timeout=5)
+        assert message is not None
+        await message.ack()
+    assert letters.written == []
+
+
+def test_the_place_of_a_dead_letter_is_whole_or_not_there() -> None:
+    record: Record[bytes] = Record("orders", 12, 3456789, None, b"", Raw("1", None, 1, {}), VIEW)
+    limits = Limits(message=2000)
+    found: set[tuple[str | None, str | None]] = set()
+    for size in range(1600, 2000):
+        record.data = b"x" * size
+        letter = make_dead_letter(
+            record, id="1", reason="r" * 50, error=None, attempts=3, subscription="billing", limits=limits
+        )
+        told = letter.attributes
+        found.add((told.get("dead-letter-partition"), told.get("dead-letter-offset")))
+    assert found == {("12", "3456789"), ("12", None), (None, None)}
+
+
+def test_dead_letters_are_cut_to_the_limits() -> None:
+    original = Message("orders", b"x" * 100, Raw("1", b"k", 1, {"mine": "v"}), VIEW)
+    letter = make_dead_letter(
+        original,
+        id="1",
+        reason="failed",
+        error=RuntimeError("é" * 5000),
+        attempts=3,
+        subscription="billing",
+        limits=Limits(attribute_value=64, attributes=4, message=4000),
+    )
+    assert letter.attributes["mine"] == "v"
+    assert len(letter.attributes) == 4
+    assert letter.attributes["dead-letter-reason"] == "failed"
+    assert all(len(value.encode()) <= 64 for value in letter.attributes.values())
+    tiny = make_dead_letter(
+        original, id="1", reason="failed", error=None, attempts=None, subscription="s", limits=Limits(message=120)
+    )
+    assert tiny.data == original.data
+    assert dict(tiny.attributes) == {"mine": "v"}

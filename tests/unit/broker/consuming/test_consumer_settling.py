@@ -1,0 +1,336 @@
+"""Settling: states, cancellation, refusal, leases and flow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+import pytest
+
+from broker.capabilities import ConfirmedAck, LeaseMode
+from broker.consuming.retry.policy import Retry
+from broker.errors import AlreadySettled, BrokerError, LeaseLost, OperationTimeout, Unsupported
+from broker.hooks import Event, FlowBlocked, LeaseExpired, LeasesNotRenewed, SettleFailed
+from broker.messages import Message, Outcome, SettleState
+from tests.unit.broker.consuming.scripted_source import Letters, ScriptedSource, consuming, taken, until
+
+
+async def test_twice_the_same_way_is_harmless_the_other_way_raises() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        await message.ack()
+        await message.ack()
+        assert message.state is SettleState.SETTLED
+        with pytest.raises(AlreadySettled, match="ack"):
+            await message.nack()
+        with pytest.raises(AlreadySettled):
+            await message.reject()
+    assert source.outcomes(Outcome.ACK) == ["1"]
+
+
+async def test_cancelling_an_ack_does_not_cancel_the_settlement() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        source.settle_gate.clear()
+        ack = asyncio.create_task(message.ack())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ack.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await ack
+        source.settle_gate.set()
+    assert source.outcomes(Outcome.ACK) == ["1"]
+    assert message.state is SettleState.SETTLED
+
+
+async def test_a_refused_ack_raises_and_an_unawaited_one_is_an_event() -> None:
+    source = ScriptedSource()
+    events: list[Event] = []
+    source.add("1")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, events=events) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(LeaseLost, match="too late"):
+            await message.ack()
+        assert message.lease_lost
+        source.add("1")
+
+        async def handle(message: Message) -> None:
+            consumer.stop()
+
+        await consumer.receive(handle)
+    assert len([event for event in events if isinstance(event, SettleFailed)]) == 2
+
+
+async def test_a_refused_ack_of_a_block_is_an_event_and_the_loop_goes_on() -> None:
+    source = ScriptedSource()
+    events: list[Event] = []
+    source.add("1", "2")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, events=events) as consumer:
+        async for message in consumer:
+            async with message:
+                pass
+            if message.id == "2":
+                break
+    assert [event.message.id for event in events if isinstance(event, SettleFailed)] == ["1"]
+    assert source.outcomes(Outcome.ACK) == ["2"]
+
+
+async def test_no_answer_is_unknown_not_lost() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    source.refuse["1"] = OperationTimeout("no answer")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(OperationTimeout):
+            await message.ack()
+        assert message.state is SettleState.UNKNOWN
+
+
+async def test_a_batch_acks_in_one_settle() -> None:
+    source = ScriptedSource()
+    source.add(*map(str, range(100)))
+    async with consuming(source) as consumer:
+        count = 0
+        async for batch in consumer.batches(100):
+            await batch.ack()
+            count += len(batch)
+            if count == 100:
+                break
+    assert len(source.outcomes(Outcome.ACK)) == 100
+    assert source.settle_calls == 1
+
+
+async def test_never_more_than_max_outstanding() -> None:
+    source = ScriptedSource()
+    source.add(*map(str, range(500)))
+    async with consuming(source, max_outstanding=7) as consumer:
+        held: list[Message] = []
+        handled = 0
+        while handled < 500:
+            message = await consumer.next_message(timeout=0.01) if len(held) < 7 else None
+            if message is not None:
+                held.append(message)
+            assert source.fetched - len(source.settled) <= 7
+            if message is None or len(held) == 7:
+                await held.pop(0).ack()
+                handled += 1
+
+
+async def test_never_more_than_max_bytes_but_by_one_message() -> None:
+    source = ScriptedSource()
+    for number in range(50):
+        source.add(str(number), data=b"x" * 100)
+    async with consuming(source, max_outstanding_bytes=250) as consumer:
+        held = [await taken(consumer) for _ in range(3)]
+        assert await consumer.next_message(timeout=0.05) is None
+        assert source.fetched * 100 <= 250 + 100
+        await held[0].ack()
+        assert await consumer.next_message(timeout=5) is not None
+
+
+async def test_messages_forgotten_unsettled_are_named() -> None:
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    events: list[Event] = []
+    async with consuming(source, max_outstanding=2, events=events, blocked_after=0.05) as consumer:
+        await taken(consumer)
+        await taken(consumer)
+        for _ in range(20):
+            assert await consumer.next_message(timeout=0.01) is None
+    blocked = [event for event in events if isinstance(event, FlowBlocked)]
+    assert blocked
+    assert [message.id for message in blocked[0].oldest] == ["1", "2"]
+
+
+async def test_leases_are_renewed_from_the_buffer_on() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source, lease_seconds=0.03) as consumer:
+        await consumer.next_batch(2, timeout=5)
+        await until(lambda: source.extended.count("1") >= 2)
+        assert set(source.extended) == {"1", "2"}
+
+
+class NotRenewing(ScriptedSource):
+    """Renews no lease, or not that of "1"."""
+
+    def __init__(self, failure: BaseException | None) -> None:
+        super().__init__()
+        self.failure = failure
+
+    async def extend(self, messages: Sequence[Message]) -> Sequence[BrokerError | None]:
+        if self.failure is not None:
+            raise self.failure
+        return [OperationTimeout("too slow") if message.id == "1" else None for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("failure", "which", "told"),
+    [
+        (None, {"1"}, "too slow"),
+        (OperationTimeout("nobody answers"), {"1", "2"}, "nobody answers"),
+        (KeyError("x"), {"1", "2"}, "The backend failed to extend: 'x'"),
+    ],
+    ids=["one", "all", "bug"],
+)
+async def test_leases_that_are_not_renewed_are_told_and_tried_again(
+    failure: BaseException | None, which: set[str], told: str
+) -> None:
+    source, events = NotRenewing(failure), list[Event]()
+    source.add("1", "2")
+    async with consuming(source, lease_seconds=0.03, events=events) as consumer:
+        held = await consumer.next_batch(2, timeout=5)
+        events.clear()
+        await until(lambda: len(events) >= 2)
+        for event in events:
+            assert isinstance(event, LeasesNotRenewed)
+            assert {message.id for message in event.messages} == which
+            assert told in str(event.error)
+        assert not any(message.lease_lost for message in held)
+
+
+async def test_max_lease_counts_from_hand_over_and_says_so() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    events: list[Event] = []
+    async with consuming(source, max_lease=0.05, events=events, retry=Retry(maximum=1, initial=0)) as consumer:
+        message = await taken(consumer)
+        await until(lambda: message.lease_lost)
+        with pytest.raises(LeaseLost):
+            await message.ack()
+    assert [event for event in events if isinstance(event, LeaseExpired)]
+    assert source.outcomes(Outcome.NACK) == ["1"]
+
+
+async def test_extend_raises_max_lease() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, max_lease=0.02, retry=Retry(maximum=1, initial=0)) as consumer:
+        message = await taken(consumer)
+        await message.extend(60)
+        assert await consumer.next_message(timeout=0.1) is None
+        assert message.state is SettleState.OPEN
+        await message.ack()
+
+
+async def test_a_lease_that_the_broker_took_back_is_lost() -> None:
+    source = ScriptedSource(redelivers=False)
+    source.add("1")
+    async with consuming(source) as consumer:
+        message = await taken(consumer)
+        assert source.listener is not None
+        source.listener.lost([message])
+        assert message.lease_lost
+        with pytest.raises(LeaseLost):
+            await message.ack()
+
+
+async def test_handlers_do_not_see_each_others_context() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="unset")
+    source = ScriptedSource()
+    source.add("1", "2", "3")
+    seen: list[str] = []
+    async with consuming(source) as consumer:
+
+        async def handle(message: Message) -> None:
+            seen.append(variable.get())
+            variable.set(message.id)
+            await asyncio.sleep(0)
+            assert variable.get() == message.id
+            if len(seen) == 3:
+                consumer.stop()
+
+        await consumer.receive(handle)
+    assert seen == ["unset"] * 3
+
+
+async def test_an_unconfirmed_ack_does_not_wait() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    source.settle_gate.clear()
+    async with consuming(source, confirmed=ConfirmedAck.NEVER) as consumer:
+        message = await taken(consumer)
+        async with asyncio.timeout(5):
+            await message.ack()
+        assert message.state is SettleState.SETTLING
+        source.settle_gate.set()
+    assert message.state is SettleState.SETTLED
+
+
+async def test_a_delay_that_nobody_can_keep_is_refused() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, native_delay=1.0, max_lease=5.0, retry=Retry(initial=0, maximum=1)) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(Unsupported, match="600 s"):
+            await message.nack(delay=600)
+        assert message.state is SettleState.OPEN
+        await message.ack()
+
+
+async def test_without_leases_any_delay_is_held() -> None:
+    source = ScriptedSource()
+    source.add("1")
+    async with consuming(source, native_delay=0.0, lease=LeaseMode.NONE) as consumer:
+        message = await taken(consumer)
+        await message.nack(delay=0.01)
+        again = await taken(consumer)
+        assert again.id == "1"
+        assert again.delivery_attempt == 2
+        await again.ack()
+    assert source.outcomes(Outcome.NACK) == []
+
+
+@pytest.mark.parametrize("confirmed", ConfirmedAck)
+async def test_a_reject_that_is_not_settled_behind_its_letter_raises(confirmed: ConfirmedAck) -> None:
+    source, letters = ScriptedSource(), Letters()
+    events: list[Event] = []
+    source.add("1")
+    source.refuse["1"] = LeaseLost("too late")
+    async with consuming(source, letters=letters, confirmed=confirmed, events=events) as consumer:
+        message = await taken(consumer)
+        with pytest.raises(LeaseLost, match="too late"):
+            await message.reject("no")
+        assert message.lease_lost
+    assert len(letters.written) == 1
+    assert len([event for event in events if isinstance(event, SettleFailed)]) == 1
+
+
+async def test_a_lease_that_is_lost_while_a_letter_is_written_is_told() -> None:
+    source, letters = ScriptedSource(redelivers=False), Letters()
+    events: list[Event] = []
+    source.add("1")
+    letters.gate.clear()
+    async with consuming(source, letters=letters, events=events) as consumer:
+        message = await taken(consumer)
+        rejecting = asyncio.create_task(message.reject("no"))
+        await until(lambda: letters.tried)
+        assert source.listener is not None
+        source.listener.lost([message])
+        letters.gate.set()
+        with pytest.raises(LeaseLost, match="after its lease was lost"):
+            await rejecting
+    assert len(letters.written) == 1
+    assert not source.settled
+    assert [event.message for event in events if isinstance(event, SettleFailed)] == [message]
+
+
+async def test_what_was_lost_while_it_waited_for_its_next_try_is_forgotten() -> None:
+    source = ScriptedSource()
+    source.add("1", "2")
+    async with consuming(source, native_delay=0.0) as consumer:
+        message, other = await taken(consumer), await taken(consumer)
+        await message.nack(delay=0.01)
+        await other.nack(delay=0.02)
+        assert source.listener is not None
+        source.listener.lost([message])
+        assert (await taken(consumer)).id == "2"
+        assert consumer._engine is not None
+        assert not consumer._engine.disposition._intakes

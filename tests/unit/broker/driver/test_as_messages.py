@@ -1,0 +1,274 @@
+"""Records served as messages, over a scripted source: delivery, redelivery, commits and close."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from broker.capabilities import ConfirmedAck, LeaseMode
+from broker.driver.as_messages.source import message_capabilities
+from broker.driver.contract import MessageSource
+from broker.errors import Closed, ConnectionFailed, NotAuthorized, Unsupported
+from broker.hooks import Warned
+from broker.messages import Message
+from tests.unit.broker.reading.as_messages_bench import ACK, NACK, P0, REJECT, RELEASE, bench, offsets, turns
+from tests.unit.broker.reading.record_fakes import FakeBackend
+
+
+async def test_a_record_shows_all_of_itself_as_a_message() -> None:
+    b = await bench()
+    _typed: MessageSource = b.messages
+    b.records.append(7)
+    (message,) = await b.fetch()
+    assert (message.topic, message.data, message.key, message.id) == ("orders", b"7", b"k", "id-7")
+    assert message.attributes == {"n": "7"}
+    assert message.delivery_attempt == 1
+    assert message.publish_time is not None
+    assert message.broker_time is not None
+    assert message.native[0] == {"n": "7"}
+    assert message.size == 2
+
+
+async def test_only_the_contiguous_part_is_committed() -> None:
+    b = await bench()
+    b.records.append(1, 5, 9, 12)
+    first, second, third, fourth = await b.fetch()
+    assert await b.settle(ACK, second, third) == [None, None]
+    await turns()
+    assert b.records.commits == [], "1 is not done"
+    await b.settle(REJECT, first)
+    await b.stored(10)
+    await b.settle(ACK, fourth)
+    await b.stored(13)
+
+
+async def test_commits_gather_by_count_and_by_time() -> None:
+    b = await bench(commit_every=3, commit_interval=0.02)
+    b.records.append(*range(4))
+    one, two, three, four = await b.fetch()
+    await b.settle(ACK, one)
+    await b.settle(ACK, two)
+    await turns()
+    assert b.records.commits == []
+    await b.settle(ACK, three)
+    await b.stored(3)
+    assert len(b.records.commits) == 1
+    await b.settle(ACK, four)
+    await b.stored(4)
+    assert len(b.records.commits) == 2
+
+
+async def test_a_nacked_record_comes_again_before_new_ones_and_counts() -> None:
+    b = await bench()
+    b.records.append(1, 2)
+    one, two = await b.fetch()
+    b.records.append(3)
+    await b.settle(NACK, two, one)
+    again = await b.fetch()
+    assert offsets(again) == [1, 2], "in the order of the log"
+    assert [message.delivery_attempt for message in again] == [2, 2]
+    assert [message.id for message in again] == ["id-1", "id-2"]
+    assert again[0].attributes == {"n": "1"}
+    assert again[0].key == b"k"
+    assert again[0].publish_time == one.publish_time
+    assert again[0].broker_time == one.broker_time
+    assert again[0].native == one.native
+    assert offsets(await b.fetch()) == [3]
+    await b.settle(ACK, *again)
+    await b.stored(3)
+
+
+async def test_giving_back_unhandled_counts_no_attempt() -> None:
+    b = await bench()
+    b.records.append(1)
+    (message,) = await b.fetch()
+    for _ in range(5):
+        await b.settle(RELEASE, message)
+        (message,) = await b.fetch()
+        assert message.delivery_attempt == 1
+
+
+async def test_a_nack_ends_a_fetch_that_waits() -> None:
+    b = await bench()
+    b.records.append(1)
+    (message,) = await b.fetch()
+    fetching = asyncio.create_task(b.fetch(wait=30))
+    await turns()
+    await b.settle(NACK, message)
+    assert offsets(await asyncio.wait_for(fetching, 5)) == [1]
+
+
+async def test_what_fails_again_and_again_at_once_is_slowed_down() -> None:
+    b = await bench()
+    b.records.append(1)
+    (message,) = await b.fetch()
+    began = time.monotonic()
+    for attempt in range(1, 6):
+        assert message.delivery_attempt == attempt
+        await b.settle(NACK, message)
+        (message,) = await b.fetch()
+    assert 0.14 < time.monotonic() - began < 2, "0, 0, 50 ms, 100 ms"
+
+
+async def test_a_delayed_record_waits_and_ends_the_fetch_when_it_is_due() -> None:
+    b = await bench()
+    b.records.append(1, 2)
+    one, two = await b.fetch()
+    await b.settle(NACK, one, delay=0.05)
+    await b.settle(NACK, two, delay=0.01)
+    assert offsets(await b.fetch(wait=30)) == [2]
+    assert offsets(await b.fetch(wait=30)) == [1]
+
+
+async def test_redelivery_keeps_to_what_was_asked_for() -> None:
+    b = await bench()
+    b.records.append(*range(10))
+    messages = await b.fetch()
+    await b.settle(NACK, *messages)
+    assert offsets(await b.fetch(3)) == [0, 1, 2]
+    size = messages[0].size
+    assert offsets(await b.messages.fetch(100, size + 1, 1)) == [3, 4]
+
+
+async def test_a_partition_behind_a_stuck_record_is_paused_and_resumed() -> None:
+    b = await bench(0, 1, max_gap=10)
+    b.records.append(*range(30))
+    b.records.append(1, partition=1)
+    stuck, *rest = [message for message in await b.fetch() if message.lease.partition == P0]
+    await b.settle(ACK, *rest[:10])
+    assert b.records.paused == set()
+    await b.settle(ACK, rest[10])
+    assert b.records.paused == {P0}, "the other partition goes on"
+    (warning,) = b.ears.of(Warned)
+    assert isinstance(warning, Warned)
+    assert "above offset 0" in warning.text
+    await b.settle(ACK, *rest[11:])
+    assert len(b.ears.of(Warned)) == 1
+    await b.settle(ACK, stuck)
+    assert b.records.paused == set()
+    await b.stored(30)
+
+
+async def test_records_that_wait_for_their_next_try_are_bounded_as_well() -> None:
+    b = await bench(max_gap=5)
+    b.records.append(*range(10))
+    messages = await b.fetch()
+    await b.settle(NACK, *messages[:6], delay=0.02)
+    assert b.records.paused == {P0}
+    again: list[Message[Any]] = []
+    while len(again) < 6:
+        again += await b.fetch()
+    await b.settle(ACK, *again, *messages[6:])
+    assert b.records.paused == set()
+    await b.stored(10)
+
+
+async def test_a_record_that_the_source_repeats_is_delivered_once() -> None:
+    b = await bench()
+    b.records.append(1, 2)
+    messages = await b.fetch()
+    b.records.read[P0] = 0
+    b.records.append(3)
+    assert offsets(await b.fetch()) == [3]
+    await b.settle(ACK, *messages)
+    await b.stored(3)
+
+
+async def test_settling_twice_is_harmless() -> None:
+    b = await bench()
+    b.records.append(1)
+    (message,) = await b.fetch()
+    assert await b.settle(ACK, message, message) == [None, None]
+    assert await b.settle(NACK, message) == [None]
+    assert await b.fetch(wait=0.01) == []
+
+
+async def test_a_commit_that_fails_for_a_while_is_repeated() -> None:
+    b = await bench(commit_interval=0.01)
+    b.records.commit_errors.append(ConnectionFailed("cut"))
+    b.records.append(1)
+    await b.settle(ACK, *await b.fetch())
+    await b.stored(2)
+    assert len(b.records.commits) == 2
+    assert len(b.ears.of(Warned)) == 1
+
+
+async def test_a_commit_that_is_refused_for_good_ends_the_fetching() -> None:
+    b = await bench()
+    b.records.commit_errors.append(NotAuthorized("no"))
+    b.records.append(1)
+    messages = await b.fetch()
+    fetching = asyncio.create_task(b.fetch(wait=30))
+    await turns()
+    await b.settle(ACK, *messages)
+    assert await asyncio.wait_for(fetching, 5) == []
+    with pytest.raises(NotAuthorized):
+        await b.fetch()
+
+
+async def test_close_commits_what_is_contiguous_and_then_leaves() -> None:
+    b = await bench(commit_every=1000, commit_interval=60)
+    b.records.append(1, 2, 3)
+    one, _, three = await b.fetch()
+    await b.settle(ACK, one, three)
+    await b.messages.close()
+    await b.messages.close()
+    assert b.records.stored == {P0: 2}
+    assert b.records.closed
+    with pytest.raises(Closed):
+        await b.fetch()
+    with pytest.raises(Closed):
+        await b.settle(ACK, three)
+
+
+async def test_close_leaves_although_the_commit_fails() -> None:
+    b = await bench(commit_every=1000, commit_interval=60)
+    b.records.append(1)
+    await b.settle(ACK, *await b.fetch())
+    b.records.commit_errors.append(ConnectionFailed("cut"))
+    await b.messages.close()
+    assert b.records.closed
+    assert len(b.ears.of(Warned)) == 1
+
+
+async def test_an_interrupted_fetch_ends_with_nothing() -> None:
+    b = await bench()
+    fetching = asyncio.create_task(b.fetch(wait=30))
+    await turns()
+    b.messages.interrupt()
+    assert await asyncio.wait_for(fetching, 5) == []
+    assert await b.messages.extend([]) == []
+
+
+def test_capabilities_say_that_there_is_no_lease_and_no_confirmation() -> None:
+    backend = FakeBackend()
+    made = message_capabilities(backend.capabilities)
+    assert made.lease is LeaseMode.NONE
+    assert made.confirmed_ack is ConfirmedAck.NEVER
+    assert made.delivery_attempt
+    assert made.key_affinity
+    from dataclasses import replace
+
+    with pytest.raises(Unsupported):
+        message_capabilities(replace(backend.capabilities, records=None))
+
+
+async def test_thousands_above_a_stuck_record_cost_microseconds_each() -> None:
+    b = await bench(max_gap=1_000_000, commit_every=1000)
+    count = 50_000
+    b.records.append(*range(count))
+    messages: list[Message[Any]] = []
+    began = time.thread_time()
+    while len(messages) < count:
+        batch = await b.fetch(1000)
+        messages += batch
+        await b.settle(ACK, *(message for message in batch if message.raw.offset))
+    spent = (time.thread_time() - began) / count * 1e6
+    assert b.records.stored == {}
+    await b.settle(ACK, messages[0])
+    await b.messages.close()
+    assert b.records.stored == {P0: count}
+    assert spent < 40, f"{spent:.1f} µs a message, most of it the scripted source; quadratic work would take 1000"

@@ -1,0 +1,383 @@
+"""What `bus.topic(...)` promises of publishing one message and a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker.capabilities import Limits
+from broker.codecs import Json, Text
+from broker.errors import (
+    BackendError,
+    BrokerError,
+    Closed,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    PublishError,
+    TopicNotFound,
+    Unsupported,
+)
+from broker.hooks import Event, Hooks, Published
+from broker.outbound import OutboundMessage
+from broker.protocols import Topic
+from broker.publishing.topic import TopicFacade
+from broker.receipts import Receipt
+from tests.unit.broker.consuming.scripted_target import ScriptedTarget, capabilities, topic_of
+
+
+async def test_opens_at_the_first_publish_and_only_once() -> None:
+    opened: list[ScriptedTarget] = []
+
+    def factory() -> ScriptedTarget:
+        opened.append(ScriptedTarget())
+        return opened[-1]
+
+    topic = TopicFacade("orders", factory, None, capabilities(), Hooks())
+    assert topic.name == "orders"
+    assert not opened
+    await topic.publish(b"1")
+    await topic.publish_batch([b"2"])
+    (await topic.enqueue(b"3")).add_done_callback(lambda _: None)
+    await topic.flush()
+    assert len(opened) == 1
+    assert opened[0].bodies == [b"1", b"2", b"3"]
+
+
+async def test_facade_is_a_topic_and_returns_the_receipt() -> None:
+    target = ScriptedTarget()
+    topic: Topic[bytes] = topic_of(target)
+    receipt = await topic.publish(b"body", key="42", attributes={"type": "created"})
+    assert receipt == Receipt("1", offset=1)
+    (message,) = target.published
+    assert (message.data, message.key, dict(message.attributes)) == (b"body", b"42", {"type": "created"})
+
+
+async def test_outbound_message_goes_as_it_is() -> None:
+    target = ScriptedTarget()
+    message = OutboundMessage(b"body", key=b"", id="order-1")
+    assert (await topic_of(target).publish(message)).id == "order-1"
+    assert target.published == [message]
+
+
+@pytest.mark.parametrize("extra", [{"key": b"k"}, {"key": b""}, {"attributes": {}}, {"attributes": {"a": "b"}}])
+async def test_key_and_attributes_beside_an_outbound_message_are_refused(extra: dict[str, Any]) -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    for publish in (topic.publish, topic.enqueue):
+        with pytest.raises(InvalidMessage, match="OutboundMessage"):
+            await publish(OutboundMessage(b""), **extra)
+    assert not target.calls
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+async def test_codec_encodes_payloads_but_not_outbound_messages() -> None:
+    target = ScriptedTarget()
+    topic = TopicFacade("orders", lambda: target, Json(Order), capabilities(), Hooks())
+    await topic.publish(Order(1))
+    await topic.publish_batch([Order(2), OutboundMessage(b"raw")])
+    await topic.enqueue(Order(3))
+    await topic.flush()
+    assert target.bodies == [b'{"number":1}', b'{"number":2}', b"raw", b'{"number":3}']
+
+
+async def test_payload_that_the_codec_cannot_encode_is_an_invalid_message() -> None:
+    class Broken:
+        def encode(self, payload: object) -> bytes:
+            return {}[payload]
+
+        def decode(self, data: bytes | None) -> object:
+            return data
+
+    target = ScriptedTarget()
+    text: TopicFacade[Any] = TopicFacade("orders", lambda: target, Text(), capabilities(), Hooks())
+    with pytest.raises(InvalidMessage):
+        await text.publish(7)
+    broken: TopicFacade[Any] = TopicFacade("orders", lambda: target, Broken(), capabilities(), Hooks())
+    with pytest.raises(InvalidMessage, match="cannot encode a payload of type int") as raised:
+        await broken.publish(7)
+    assert isinstance(raised.value.native, KeyError)
+    bare: TopicFacade[Any] = topic_of(target)
+    with pytest.raises(InvalidMessage, match="codec"):
+        await bare.publish({"number": 1})
+    assert not target.calls
+
+
+async def test_what_the_backend_cannot_carry_is_refused_before_sending() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target, able=capabilities(Limits(body=3)))
+    for publish in (topic.publish, topic.enqueue):
+        with pytest.raises(MessageTooLarge, match="4 bytes; test takes 3"):
+            await publish(b"xxxx")
+        with pytest.raises(Unsupported, match="tombstones"):
+            await publish(OutboundMessage(None))
+        with pytest.raises(Unsupported, match="ttl"):
+            await publish(OutboundMessage(b"", ttl=1))
+    assert not target.calls
+
+
+async def test_errors_of_the_backend_come_as_they_are() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    refused = InvalidMessage("no")
+    target.answer = lambda _: refused
+    with pytest.raises(InvalidMessage) as raised:
+        await topic.publish(b"")
+    assert raised.value is refused
+    target.error = TopicNotFound("Topic 'orders' does not exist")
+    with pytest.raises(TopicNotFound):
+        await topic.publish(b"")
+    with pytest.raises(TopicNotFound):
+        await topic.publish_batch([b""])
+    with pytest.raises(TopicNotFound):
+        await (await topic.enqueue(b""))
+
+
+async def test_publish_is_tried_once() -> None:
+    target = ScriptedTarget()
+    target.answer = lambda _: ConnectionFailed("gone")
+    with pytest.raises(ConnectionFailed):
+        await topic_of(target).publish(b"")
+    assert len(target.calls) == 1
+
+
+async def test_batch_keeps_order_and_returns_a_receipt_each() -> None:
+    target = ScriptedTarget()
+    receipts = await topic_of(target).publish_batch([b"%d" % n for n in range(100)])
+    assert [receipt.offset for receipt in receipts] == list(range(1, 101))
+    assert target.bodies == [b"%d" % n for n in range(100)]
+    assert len(target.calls) == 1
+    assert await topic_of(target).publish_batch([]) == []
+
+
+async def test_bad_messages_do_not_take_the_rest_of_the_batch_with_them() -> None:
+    target = ScriptedTarget()
+    topic: TopicFacade[Any] = topic_of(target, able=capabilities(Limits(body=3)))
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
+    with pytest.raises(PublishError) as raised:
+        await topic.publish_batch([b"0", b"xxxx", b"1", b"2", 5, b"3"])
+    outcomes = raised.value.outcomes
+    kinds = [type(outcome) for outcome in outcomes]
+    assert kinds == [Receipt, MessageTooLarge, Receipt, ConnectionFailed, InvalidMessage, Receipt]
+    assert target.bodies == [b"0", b"1", b"3"]
+    assert not raised.value.retriable
+
+
+async def test_without_receipts_failures_are_told_all_the_same() -> None:
+    asked: list[bool] = []
+
+    class Terse(ScriptedTarget):
+        async def publish(self, messages: Sequence[OutboundMessage], *, receipts: bool = True) -> Sequence[Any]:
+            asked.append(receipts)
+            return [each if isinstance(each, Exception) else None for each in await super().publish(messages)]
+
+    target = Terse()
+    topic: TopicFacade[Any] = topic_of(target, able=capabilities(Limits(body=3)))
+    await topic.publish_all([b"0", b"1"])
+    await topic.publish_all([])
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
+    with pytest.raises(PublishError) as raised:
+        await topic.publish_all([b"0", b"xxxx", b"1", b"2", 5, b"3"])
+    kinds = [type(outcome) for outcome in raised.value.outcomes]
+    assert kinds == [type(None), MessageTooLarge, type(None), ConnectionFailed, InvalidMessage, type(None)]
+    assert asked == [False, False]
+
+
+async def test_a_backend_may_give_receipts_that_nobody_asked_for() -> None:
+    target = ScriptedTarget()
+    await topic_of(target).publish_all([b"0", b"1"])
+    target.answer = lambda message: ConnectionFailed("gone") if message.data == b"2" else None
+    with pytest.raises(PublishError, match="1 of 2"):
+        await topic_of(target).publish_all([b"1", b"2"])
+
+
+async def test_batch_of_bad_messages_only_sends_nothing() -> None:
+    target = ScriptedTarget()
+    with pytest.raises(PublishError, match="2 of 2"):
+        await topic_of(target, able=capabilities(Limits(body=0))).publish_batch([b"1", b"2"])
+    assert not target.calls
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        b"abc",
+        bytearray(b"abc"),
+        memoryview(b"abc"),
+        "abc",
+        None,
+        5,
+        {"a": b"1"},
+        OutboundMessage(b"x"),
+        (b for b in ()),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> None:
+    target = ScriptedTarget()
+    with pytest.raises(InvalidMessage, match="a batch is a list of messages") as raised:
+        await topic_of(target).publish_batch(batch)
+    assert type(batch).__name__ in raised.value.message
+    assert raised.value.advice
+    assert not target.calls
+
+
+async def test_backend_that_miscounts_is_told_so() -> None:
+    class Forgetful(ScriptedTarget):
+        async def publish(
+            self, messages: Sequence[OutboundMessage], *, receipts: bool = True
+        ) -> Sequence[Receipt | BrokerError]:
+            return (await super().publish(messages))[1:]
+
+    with pytest.raises(BackendError, match="1 outcomes for 2"):
+        await topic_of(Forgetful()).publish_batch([b"1", b"2"])
+
+
+async def test_publish_goes_behind_what_was_enqueued_before_it() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    for n in range(3):
+        await topic.enqueue(b"%d" % n, key=b"k")
+    await topic.publish(b"3", key=b"k")
+    await topic.enqueue(b"4", key=b"k")
+    await topic.publish_batch([OutboundMessage(b"5", b"k")])
+    assert target.bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_after_close_every_call_raises_closed() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    await topic.publish(b"")
+    await topic.close()
+    await topic.close()
+    assert target.closed == 1
+    for call in (topic.publish(b""), topic.publish_batch([b""]), topic.enqueue(b"")):
+        with pytest.raises(Closed):
+            await call
+    unopened = topic_of(target)
+    await unopened.close()
+    with pytest.raises(Closed):
+        await unopened.publish(b"")
+    assert target.closed == 1
+
+
+async def test_close_lets_running_calls_end() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    target.gate.clear()
+    call = asyncio.create_task(topic.publish(b"1"))
+    await target.called.wait()
+    closing = asyncio.create_task(topic.close())
+    await asyncio.sleep(0)
+    assert not target.closed
+    target.gate.set()
+    await closing
+    assert (await call).offset == 1
+    assert target.closed == 1
+
+
+async def test_close_does_not_wait_beyond_its_timeout() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    target.gate.clear()
+    call = asyncio.create_task(topic.publish(b"1"))
+    await target.called.wait()
+    await topic.close(timeout=0.01)
+    assert target.closed == 1
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_cancelling_one_publish_disturbs_no_other() -> None:
+    target = ScriptedTarget()
+    topic = topic_of(target)
+    target.gate.clear()
+    first, second = (asyncio.create_task(topic.publish(body)) for body in (b"1", b"2"))
+    await target.called.wait()
+    await asyncio.sleep(0)
+    assert target.running == 2
+    first.cancel()
+    target.gate.set()
+    assert (await second).offset == 1
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_interceptors_replace_messages_in_order_and_count_against_the_limits() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic = topic_of(target, hooks=hooks, able=capabilities(Limits(attributes=2)))
+    seen: list[str] = []
+
+    def add(name: str) -> Any:
+        def interceptor(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+            seen.append(topic)
+            return [OutboundMessage(m.data, m.key, {**m.attributes, name: str(len(m.attributes))}) for m in messages]
+
+        return interceptor
+
+    hooks.on_publish(add("first"))
+    remove = hooks.on_publish(add("second"))
+    await topic.publish(b"1")
+    await topic.publish_batch([b"2"])
+    await topic.enqueue(b"3")
+    await topic.flush()
+    assert [dict(message.attributes) for message in target.published] == [{"first": "0", "second": "1"}] * 3
+    assert set(seen) == {"orders"}
+    with pytest.raises(InvalidMessage, match="Attributes number 3"):
+        await topic.publish(b"4", attributes={"own": ""})
+    remove()
+    await topic.publish(b"5", attributes={"own": ""})
+
+
+async def test_batch_is_intercepted_as_a_whole() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    topic: TopicFacade[Any] = topic_of(target, hooks=hooks)
+    sizes: list[int] = []
+
+    def interceptor(_: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+        sizes.append(len(messages))
+        return messages
+
+    hooks.on_publish(interceptor)
+    await topic.publish_batch([b"1", b"2", b"3"])
+    with pytest.raises(PublishError):
+        await topic.publish_batch([b"4", 5, b"6"])
+    assert sizes == [3, 2]
+    assert target.bodies == [b"1", b"2", b"3", b"4", b"6"]
+
+
+async def test_failing_interceptor_does_not_keep_the_message_from_going(caplog: pytest.LogCaptureFixture) -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    hooks.on_publish(lambda _, __: [])
+    await topic_of(target, hooks=hooks).publish(b"1")
+    assert target.bodies == [b"1"]
+    assert "interceptor failed on topic 'orders'" in caplog.text
+
+
+async def test_every_call_to_the_backend_is_an_event_when_somebody_listens() -> None:
+    hooks, target = Hooks(), ScriptedTarget()
+    events: list[Event] = []
+    topic = topic_of(target, hooks=hooks)
+    await topic.publish(b"unheard")
+    remove = hooks.listen(events.append)
+    receipt = await topic.publish(b"1")
+    await topic.publish_batch([b"2", b"3"])
+    error = target.error = TopicNotFound("gone")
+    with pytest.raises(TopicNotFound):
+        await topic.publish(b"4")
+    remove()
+    target.error = None
+    await topic.publish(b"unheard")
+    published = [event for event in events if isinstance(event, Published)]
+    assert [len(event.outcomes) for event in published] == [1, 2, 1]
+    assert list(published[0].outcomes) == [receipt]
+    assert list(published[2].outcomes) == [error]
+    assert all(event.topic == "orders" and event.seconds >= 0 for event in published)

@@ -1,0 +1,257 @@
+"""Transactions: what is committed together, what they refuse, and consume-process-produce on the in-memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import broker
+from broker.errors import (
+    Closed,
+    ConfigurationError,
+    ConnectionFailed,
+    InvalidMessage,
+    MessageTooLarge,
+    TransactionFatal,
+    Unsupported,
+)
+from broker.hooks import Hooks, Published
+from broker.outbound import OutboundMessage
+from broker.protocols import TransactionalPublisher
+from broker.publishing.transactions import TransactionalPublisherFacade, open_transactional_publisher
+from broker.receipts import Receipt
+from tests.unit.broker.publishing.transaction_bench import P0, P1, FakeProducer, bench
+from tests.unit.broker.reading.record_fakes import FakeBackend
+
+
+async def test_what_is_published_and_the_positions_are_committed_together() -> None:
+    async with bench() as b:
+        _typed: TransactionalPublisher = b.publisher
+        b.source.append(1, 2)
+        b.source.append(9, partition=1)
+        async with b.publisher.transaction(b.consumer) as tx:
+            await b.take(3)
+            receipt = await tx.publish("out.topic", b"one", key="k", attributes={"a": "b"})
+            assert isinstance(receipt, Receipt)
+            assert len(await tx.publish_batch("out.topic", [b"two", OutboundMessage(b"three")])) == 2
+            assert await tx.publish_batch("out.topic", []) == []
+            for batch in (b"abc", "abc", None):
+                with pytest.raises(InvalidMessage, match="a batch is a list of messages"):
+                    await tx.publish_batch("out.topic", batch)  # type: ignore[arg-type]
+            assert b.source.stored == {}
+        assert b.producer.calls == ["begin", "publish", "publish", "add_offsets", "commit"]
+        assert [m.data for m in b.producer.committed] == [b"one", b"two", b"three"]
+        assert b.producer.committed[0].key == b"k"
+        assert b.source.stored == {P0: 3, P1: 10}
+        assert b.source.commits == [], "never beside the transaction"
+        await b.consumer.commit()
+        assert b.source.commits == [], "what rode in a transaction is not committed again"
+
+
+async def test_many_are_published_without_receipts() -> None:
+    async with bench() as b:
+        async with b.publisher.transaction() as tx:
+            await tx.publish_all("out.topic", [b"one", OutboundMessage(b"two")])
+            await tx.publish_all("out.topic", [])
+            with pytest.raises(InvalidMessage, match="a batch is a list of messages"):
+                await tx.publish_all("out.topic", b"abc")  # type: ignore[arg-type]
+        assert b.producer.calls == ["begin", "publish", "commit"]
+        assert [m.data for m in b.producer.committed] == [b"one", b"two"]
+        with pytest.raises(Closed):
+            await tx.publish_all("out.topic", [b"late"])
+
+
+async def test_without_a_consumer_only_messages_are_committed() -> None:
+    async with bench() as b:
+        async with b.publisher.transaction() as tx:
+            await tx.publish("out.topic", b"")
+        assert b.producer.calls == ["begin", "publish", "commit"]
+
+
+async def test_positions_committed_before_do_not_ride_again() -> None:
+    async with bench() as b:
+        b.source.append(1, 2)
+        for expected in ({P0: 2}, {P0: 3}):
+            async with b.publisher.transaction(b.consumer):
+                await b.take(1)
+            assert b.producer.offsets[-1] == expected
+        async with b.publisher.transaction(b.consumer):
+            pass
+        assert b.producer.calls[-2:] == ["begin", "commit"]
+
+
+async def test_a_message_that_is_refused_before_it_is_sent_does_not_spoil_the_transaction() -> None:
+    async with bench() as b:
+        async with b.publisher.transaction() as tx:
+            with pytest.raises(MessageTooLarge):
+                await tx.publish("out.topic", b"x" * 1001)
+            with pytest.raises(MessageTooLarge):
+                await tx.publish_batch("out.topic", [b"ok", b"x" * 1001])
+            with pytest.raises(InvalidMessage):
+                await tx.publish("out.topic", OutboundMessage(b"x"), key="k")
+        assert b.producer.calls == ["begin", "commit"]
+
+
+async def test_transactions_neither_nest_nor_overlap() -> None:
+    async with bench() as b:
+        other = TransactionalPublisherFacade("tx-2", FakeProducer(), b.backend.capabilities, b.hooks)
+        async with b.publisher.transaction(b.consumer):
+            with pytest.raises(Unsupported, match="do not nest"):
+                async with b.publisher.transaction():
+                    pass
+            with pytest.raises(Unsupported, match="positions ride in it"):
+                async with other.transaction(b.consumer):
+                    pass
+            with pytest.raises(Unsupported, match="positions ride in it"):
+                await b.consumer.commit()
+        async with other.transaction(b.consumer):
+            pass
+        async with b.publisher.transaction():
+            pass
+
+
+async def test_a_consumer_of_another_kind_is_refused() -> None:
+    async with bench() as b:
+        stranger: Any = object()
+        with pytest.raises(ConfigurationError, match=r"bus\.records"):
+            b.publisher.transaction(stranger)
+
+
+async def test_a_transaction_that_is_over_publishes_nothing() -> None:
+    async with bench() as b:
+        async with b.publisher.transaction() as tx:
+            pass
+        with pytest.raises(Closed):
+            await tx.publish("out.topic", b"late")
+        await b.publisher.close()
+        await b.publisher.close()
+        assert b.producer.calls.count("close") == 1
+        with pytest.raises(Closed):
+            async with b.publisher.transaction():
+                pass
+
+
+async def test_a_failed_begin_leaves_the_consumer_free() -> None:
+    async with bench() as b:
+        b.producer.errors["begin"] = ConnectionFailed("cut")
+        with pytest.raises(ConnectionFailed):
+            async with b.publisher.transaction(b.consumer):
+                pass
+        async with b.publisher.transaction(b.consumer):
+            pass
+
+
+async def test_hooks_see_and_change_what_is_published() -> None:
+    async with bench() as b:
+        events: list[Any] = []
+        b.hooks.listen(events.append)
+        b.hooks.on_publish(lambda topic, messages: [OutboundMessage(m.data, b"traced") for m in messages])
+
+        def broken(topic: str, messages: Sequence[OutboundMessage]) -> Sequence[OutboundMessage]:
+            raise ZeroDivisionError
+
+        b.hooks.on_publish(broken)
+        async with b.publisher.transaction() as tx:
+            await tx.publish("out.topic", b"x")
+        assert b.producer.committed[0].key == b"traced"
+        assert [type(event) for event in events if isinstance(event, Published)] == [Published]
+
+
+async def test_the_next_one_waits_for_the_end_of_one_whose_block_was_cancelled() -> None:
+    async with bench() as b:
+        b.producer.gates["abort"] = asyncio.Event()
+
+        async def block() -> None:
+            async with b.publisher.transaction(b.consumer) as tx:
+                await tx.publish("out.topic", b"undone")
+                await asyncio.Event().wait()
+
+        cancelled = asyncio.ensure_future(block())
+        await b.producer.begun["publish"].wait()
+        # Once in the block, and once more while that waits for its end.
+        cancelled.cancel()
+        await b.producer.begun["abort"].wait()
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+        async def following() -> None:
+            async with b.publisher.transaction(b.consumer) as tx:
+                await tx.publish("out.topic", b"done")
+
+        entering = asyncio.ensure_future(following())
+        await asyncio.sleep(0)
+        b.producer.gates["abort"].set()
+        await entering
+        assert [m.data for m in b.producer.committed] == [b"done"]
+
+
+async def test_a_backend_without_transactions_says_so_at_open() -> None:
+    backend: Any = FakeBackend()
+    capabilities = replace(backend.capabilities, publish=replace(backend.capabilities.publish, transactions=False))
+    with pytest.raises(Unsupported):
+        async with open_transactional_publisher("tx-1", backend, capabilities, Hooks(), lambda: None):
+            pass
+
+
+# -- on the in-memory broker ---------------------------------------------------------------------------------
+
+
+async def test_consume_process_produce_in_memory() -> None:
+    async with broker.connect("inmem:") as bus:
+        await bus.admin.ensure_topic("tx.in", partitions=2)
+        await bus.admin.ensure_topic("tx.out", partitions=1)
+        await bus.topic("tx.in").publish_batch([OutboundMessage(b"%d" % n, key=b"%d" % n) for n in range(20)])
+        failures = 2
+        async with (
+            bus.records("tx.in", group="work") as source,
+            bus.transactional_publisher("doubler") as publisher,
+        ):
+            seen = 0
+            while seen < 20:
+                batch_size = 0
+                try:
+                    async with publisher.transaction(source) as tx:
+                        batch = await source.next_batch(7, timeout=5)
+                        batch_size = len(batch)
+                        await tx.publish_batch("tx.out", [b"%d" % (2 * int(r.data or b"")) for r in batch])
+                        if failures:
+                            failures -= 1
+                            raise ZeroDivisionError
+                except ZeroDivisionError:
+                    continue
+                seen += batch_size
+        async with bus.records("tx.out", group="check", stop_when_idle=0.1) as check:
+            values = sorted([int(r.data or b"") async for r in check])
+        assert values == [2 * n for n in range(20)], "each once, in spite of the aborts"
+        async with bus.records("tx.in", group="work", stop_when_idle=0.05) as rest:
+            assert [r async for r in rest] == []
+
+
+async def test_a_second_publisher_of_the_id_fences_the_first_in_memory() -> None:
+    async with broker.connect("inmem:") as bus:
+        await bus.admin.ensure_topic("fenced.out")
+        async with bus.transactional_publisher("one") as first:
+            with pytest.raises(TransactionFatal):
+                async with first.transaction() as tx:
+                    await tx.publish("fenced.out", b"lost")
+                    async with bus.transactional_publisher("one") as second, second.transaction() as other:
+                        await other.publish("fenced.out", b"kept")
+        async with bus.records("fenced.out", group="check", stop_when_idle=0.1) as check:
+            assert [r.data async for r in check] == [b"kept"]
+
+
+async def test_a_consumer_of_another_broker_is_refused_in_memory() -> None:
+    async with broker.connect("inmem://here") as bus, broker.connect("inmem://there") as other:
+        await other.admin.ensure_topic("elsewhere")
+        async with other.records("elsewhere", group="work") as source, bus.transactional_publisher("one") as publisher:
+            with pytest.raises(ConfigurationError, match=r"another broker.*on one bus"):
+                async with publisher.transaction(source):
+                    pytest.fail("its positions cannot ride in it")
+            async with publisher.transaction():
+                pass
+            await source.commit()

@@ -1,0 +1,241 @@
+"""The record consumer over a scripted source: what its calls answer, how it opens, fails and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from broker.driver.contract import RecordSubscription
+from broker.errors import (
+    BackendError,
+    Closed,
+    ConfigurationError,
+    ConnectionFailed,
+    NotAuthorized,
+    TopicNotFound,
+    Unsupported,
+)
+from broker.hooks import FetchFailed, Hooks
+from broker.protocols import BatchedRecordIterator, BatchedRecordStream, RecordIterator, RecordStream
+from broker.reading.record_consumer import RecordConsumer
+from tests.unit.broker.reading.record_bench import P0, bench, drain, turns
+from tests.unit.broker.reading.record_fakes import FakeBackend
+
+
+async def test_idle_is_none_or_an_empty_batch() -> None:
+    async with bench() as b:
+        assert await b.consumer.next_record(timeout=0.01) is None
+        assert len(await b.consumer.next_batch(timeout=0)) == 0
+        b.source.append(4)
+        record = await b.consumer.next_record(timeout=5)
+        assert record is not None
+        assert record.offset == 4
+
+
+async def test_a_batch_has_what_is_there_and_never_more_than_asked() -> None:
+    async with bench() as b:
+        b.source.append(*range(10))
+        await b.buffered(10)
+        assert [r.offset for r in await b.consumer.next_batch(4)] == [0, 1, 2, 3]
+        assert [r.offset for r in await b.consumer.next_batch(100)] == [4, 5, 6, 7, 8, 9]
+        with pytest.raises(ConfigurationError):
+            await b.consumer.next_batch(0)
+
+
+async def test_cancelled_waiters_lose_no_record() -> None:
+    async with bench() as b:
+        got: list[int] = []
+
+        async def one() -> None:
+            record = await b.consumer.next_record()
+            assert record is not None
+            got.append(record.offset)
+
+        for offset in range(50):
+            waiting = [asyncio.create_task(one()) for _ in range(3)]
+            await asyncio.sleep(0)
+            b.source.append(offset)
+            waiting[offset % 3].cancel()
+            await asyncio.sleep(0)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        while (record := await b.consumer.next_record(timeout=0.01)) is not None:
+            got.append(record.offset)
+        assert sorted(got) == list(range(50))
+
+
+async def test_a_retriable_error_is_an_event_and_the_fetch_goes_on() -> None:
+    async with bench() as b:
+        b.source.fail(ConnectionFailed("cut"))
+        b.source.append(1)
+        record = await b.consumer.next_record(timeout=5)
+        assert record is not None
+        (event,) = b.of(FetchFailed)
+        assert isinstance(event, FetchFailed)
+        assert event.topic == "orders"
+        assert 0 < event.pause <= 0.1
+        assert b.consumer.healthy
+
+
+async def test_health_follows_the_fetches() -> None:
+    async with bench() as b:
+        assert b.consumer.healthy
+        b.source.fail(ConnectionFailed("cut"))
+        await b.until(lambda: bool(b.of(FetchFailed)))
+        assert not b.consumer.healthy
+        b.source.append(1)
+        assert await b.consumer.next_record(timeout=5) is not None
+        assert b.consumer.healthy
+        await b.consumer.close()
+        assert not b.consumer.healthy
+
+
+async def test_pauses_grow_and_are_jittered() -> None:
+    async with bench() as b:
+        for _ in range(3):
+            b.source.fail(ConnectionFailed("cut"))
+        b.source.append(1)
+        assert await b.consumer.next_record(timeout=5) is not None
+        pauses = [event.pause for event in b.of(FetchFailed) if isinstance(event, FetchFailed)]
+        assert 0.05 <= pauses[0] <= 0.1 <= pauses[1] <= 0.2 <= pauses[2] <= 0.4
+
+
+async def test_a_fatal_error_is_raised_once_after_what_came_before_it() -> None:
+    async with bench() as b:
+        b.source.append(1, 2)
+        await b.buffered(2)
+        b.source.fail(NotAuthorized("no"))
+        await b.until(lambda: b.consumer._pump.error is not None)
+        assert len(await b.consumer.next_batch()) == 2
+        with pytest.raises(NotAuthorized):
+            await b.consumer.next_batch()
+        with pytest.raises(Closed, match="no"):
+            await b.consumer.next_batch()
+        assert [r async for r in b.consumer] == []
+
+
+async def test_a_waiting_call_hears_of_a_fatal_error_at_once() -> None:
+    async with bench() as b:
+        waiting = asyncio.create_task(b.consumer.next_record())
+        await asyncio.sleep(0)
+        b.source.fail(NotAuthorized("no"))
+        with pytest.raises(NotAuthorized):
+            await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_mistake_of_the_backend_is_told_as_such() -> None:
+    async with bench() as b:
+        b.source.fail(ZeroDivisionError("oops"))
+        with pytest.raises(BackendError, match="oops") as caught:
+            await b.consumer.next_record(timeout=5)
+        assert isinstance(caught.value.native, ZeroDivisionError)
+
+
+async def test_calls_after_close_raise_closed_and_iterations_end() -> None:
+    async with bench() as b:
+        waiting = asyncio.create_task(b.consumer.next_record())
+        iterating = asyncio.create_task(drain(b.consumer))
+        await asyncio.sleep(0)
+        await b.consumer.close()
+        with pytest.raises(Closed):
+            await waiting
+        assert await iterating == []
+        for call in (b.consumer.next_record, b.consumer.next_batch, b.consumer.commit, b.consumer.committed):
+            with pytest.raises(Closed):
+                await call()
+        with pytest.raises(Closed):
+            b.consumer.pause()
+        assert [batch async for batch in b.consumer.batches()] == []
+        assert b.source.closed
+
+
+async def test_calls_before_open_say_how_to_open() -> None:
+    backend: Any = FakeBackend()
+    consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
+    with pytest.raises(Closed, match="async with"):
+        await consumer.next_record()
+    with pytest.raises(Closed, match="async with"):
+        _ = [r async for r in consumer]
+    await consumer.close()
+    with pytest.raises(Closed):
+        await consumer.__aenter__()
+
+
+async def test_a_close_while_it_joins_leaves_the_group_again() -> None:
+    backend: Any = FakeBackend()
+    consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
+
+    async def join_and_be_closed() -> None:
+        with pytest.raises(Closed, match="async with"):
+            await consumer.next_record()
+        await consumer.close()
+
+    backend.joining = join_and_be_closed
+    with pytest.raises(Closed):
+        await consumer.__aenter__()
+    assert backend.source.closed
+    assert consumer.closed
+
+
+async def test_a_missing_topic_and_a_missing_family_show_at_open() -> None:
+    backend: Any = FakeBackend()
+
+    async def refuse() -> None:
+        raise TopicNotFound("no orders")
+
+    backend.joining = refuse
+    subscription = RecordSubscription(topics=["orders"], group="g")
+    with pytest.raises(TopicNotFound):
+        await RecordConsumer(backend, subscription, hooks=Hooks()).__aenter__()
+    from dataclasses import replace
+
+    backend.capabilities = replace(backend.capabilities, records=None)
+    with pytest.raises(Unsupported, match="no records"):
+        await RecordConsumer(backend, subscription, hooks=Hooks()).__aenter__()
+
+
+async def test_the_fetch_is_interrupted_and_never_cancelled() -> None:
+    async with bench() as b:
+        await turns()
+    assert b.source.closed
+    assert not b.source.fetch_cancelled
+
+
+async def test_close_returns_within_its_time_when_the_source_does_not_heed() -> None:
+    async with bench(close_timeout=0.05) as b:
+        b.source.deaf = True
+        await turns()
+        began = time.monotonic()
+        await b.consumer.close()
+        assert time.monotonic() - began < 1.5
+        await b.consumer.close()
+
+
+async def test_a_cancelled_close_goes_on() -> None:
+    async with bench() as b:
+        call, answer = await b.commit_under_way()
+        closing = asyncio.create_task(b.consumer.close())
+        await turns()
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert not b.source.closed, "it waits for the commit that is under way"
+        answer.set()
+        await call
+        await b.until(lambda: b.source.closed)
+        assert b.source.stored == {P0: 2}
+
+
+async def test_the_consumer_satisfies_the_protocols() -> None:
+    backend: Any = FakeBackend()
+    consumer = RecordConsumer(backend, RecordSubscription(topics=["orders"], group="g"), hooks=Hooks())
+    one: RecordIterator[bytes] = consumer
+    many: BatchedRecordIterator[bytes] = consumer
+    stream: RecordStream[bytes] = consumer
+    batches: BatchedRecordStream[bytes] = consumer
+    for call in (one.next_record(), many.next_batch(), anext(aiter(stream)), anext(aiter(batches.batches()))):
+        with pytest.raises(Closed, match="not open"):
+            await call

@@ -1,0 +1,117 @@
+"""How records flow through the consumer: iterations, idleness, the bounds of its buffer, the cost of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.driver.contract import TopicPartition
+from broker.errors import ConnectionFailed
+from broker.hooks import FetchFailed
+from tests.unit.broker.reading.record_bench import bench, drain, turns
+
+
+async def test_leaving_a_loop_needs_no_clean_up_and_loses_nothing() -> None:
+    async with bench() as b:
+        b.source.append(*range(6))
+        seen: list[int] = []
+        async for record in b.consumer:
+            seen.append(record.offset)
+            if record.offset == 2:
+                break
+        async for batch in b.consumer.batches(2):
+            seen += [r.offset for r in batch]
+            break
+        async for record in b.consumer:
+            seen.append(record.offset)
+            if record.offset == 5:
+                break
+        assert seen == [0, 1, 2, 3, 4, 5]
+
+
+async def test_stop_when_idle_ends_iterations_and_calls_without_a_timeout() -> None:
+    async with bench(stop_when_idle=0.02) as b:
+        b.source.append(1, 2)
+        assert [r.offset async for r in b.consumer] == [1, 2]
+        b.source.append(3)
+        assert [[r.offset for r in batch] async for batch in b.consumer.batches()] == [[3]]
+        assert await b.consumer.next_record() is None
+
+
+async def test_joining_is_not_idleness_and_its_end_is_heard() -> None:
+    async with bench(stop_when_idle=0.02) as b:
+        b.consumer._pump._idle_since = asyncio.get_running_loop().time() + 10
+        iterating = asyncio.create_task(drain(b.consumer))
+        await turns()
+        b.source.listener.assigned([])
+        assert await asyncio.wait_for(iterating, 5) == []
+
+
+async def test_idleness_begins_anew_with_partitions_that_come_later() -> None:
+    async with bench(stop_when_idle=0.05) as b:
+        pump, now = b.consumer._pump, asyncio.get_running_loop().time
+        b.source.listener.assigned([TopicPartition("orders", 0)])
+        pump._idle_since = now() - 0.04
+        b.source.listener.assigned([TopicPartition("orders", 1)])
+        assert pump.idle_since is not None
+        assert now() - pump.idle_since < 0.04
+
+
+async def test_a_broken_connection_is_not_idleness() -> None:
+    async with bench(stop_when_idle=0.02) as b:
+        b.source.fail(ConnectionFailed("cut"))
+        await b.until(lambda: bool(b.of(FetchFailed)))
+        b.source.append(1)
+        assert [r.offset async for r in b.consumer] == [1], "the pause of 50 ms and more did not end the iteration"
+
+
+async def test_the_buffer_is_bounded_in_records_and_refilled_at_half() -> None:
+    async with bench(max_buffered=10) as b:
+        b.source.append(*range(100))
+        await b.buffered(10)
+        assert b.source.fetches == [(10, 64 * 1024 * 1024)]
+        await b.consumer.next_batch(4)
+        await turns()
+        assert len(b.source.fetches) == 1, "six of ten are still there"
+        await b.consumer.next_batch(1)
+        await b.until(lambda: len(b.source.fetches) > 1)
+        assert b.source.fetches[1][0] == 5
+        total = 5
+        while total < 100:
+            total += len(await b.consumer.next_batch(3))
+            assert len(b.consumer._pump) <= 10
+        assert total == 100
+
+
+async def test_the_buffer_is_bounded_in_bytes() -> None:
+    async with bench(max_buffered_bytes=50) as b:
+        for offset in range(10):
+            b.source.append(offset, data=b"x" * 19)
+        await b.buffered(3)
+        await turns()
+        assert b.consumer._pump._buffer.size == 60, "exceeded by one record at most"
+        assert [r.offset for r in await b.consumer.next_batch(2)] == [0, 1]
+        await b.buffered(3)
+        offsets = [2]
+        while len(offsets) < 9:
+            offsets += [r.offset for r in await b.consumer.next_batch(1)]
+        assert offsets[1:] == list(range(2, 10))
+        assert b.consumer._pump._buffer.size == 0
+
+
+async def test_a_consumer_that_never_waits_lets_others_run() -> None:
+    async with bench() as b:
+        b.source.append(*range(5000))
+        await b.buffered(5000)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(5000):
+            await b.consumer.next_record()
+        task.cancel()
+        assert turns >= 10

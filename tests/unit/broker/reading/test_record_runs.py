@@ -1,0 +1,167 @@
+"""Records that are made when somebody looks at them: all that holds of a record consumer holds with them too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.codecs import Json
+from broker.driver.contract import TopicPartition
+from broker.errors import ConfigurationError
+from broker.reading.fetch_loop import RecordBuffer
+from broker.records import Record, RecordBatch, RecordsOfRuns
+from tests.unit.broker.driver import test_commits as test_record_commits
+from tests.unit.broker.reading import record_bench, test_record_consumer, test_record_flow, test_record_positions
+from tests.unit.broker.reading import test_decoding as test_record_decoding
+from tests.unit.broker.reading.record_bench import P0, P1, bench
+from tests.unit.broker.reading.record_fakes import FakeRun, RunSource, record, runs_of
+
+
+@pytest.fixture(autouse=True)
+def source_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_bench, "FakeSource", RunSource)
+
+
+for _module in (
+    test_record_commits,
+    test_record_consumer,
+    test_record_decoding,
+    test_record_flow,
+    test_record_positions,
+):
+    globals().update({name: test for name, test in vars(_module).items() if name.startswith("test_")})
+
+
+async def test_a_batch_makes_its_records_when_they_are_looked_at_and_once() -> None:
+    async with bench(0, 1) as b:
+        b.source.append(1, 2)
+        b.source.append(5, 6, partition=1)
+        await b.buffered(4)
+        batch = await b.consumer.next_batch()
+        runs: list[FakeRun] = [run for run, _ in batch._items._runs]  # pyright: ignore[reportAttributeAccessIssue]
+        assert len(batch) == 4
+        assert batch.to_arrow(["offset"]).column("offset").to_pylist() == [1, 2, 5, 6]
+        await batch.commit()
+        assert b.source.stored == {P0: 3, P1: 7}
+        assert [run.made for run in runs] == [0, 0]
+        assert [each.offset for each in batch] == [1, 2, 5, 6]
+        assert [one is other for one, other in zip(batch, batch, strict=True)] == [True] * 4
+        assert batch[3] is list(batch)[3]
+        assert batch[-1].offset == 6
+        assert batch.to_arrow(["data", "offset"]).column("data").to_pylist() == [b"1", b"2", b"5", b"6"]
+        assert [run.made for run in runs] == [1, 1]
+
+
+async def test_rows_make_records_only_of_what_a_run_does_not_tell() -> None:
+    async with bench(0, 1) as b:
+        b.source.append(1, 2)
+        b.source.append(5, 6, partition=1)
+        await b.buffered(4)
+        batch = await b.consumer.next_batch()
+        runs: list[FakeRun] = [run for run, _ in batch._items._runs]  # pyright: ignore[reportAttributeAccessIssue]
+        assert list(batch.rows("offset")) == [(1,), (2,), (5,), (6,)]
+        assert [run.made for run in runs] == [0, 0]
+        rows = batch.rows("partition", "offset", "payload")
+        assert list(rows) == [(0, 1, b"1"), (0, 2, b"2"), (1, 5, b"5"), (1, 6, b"6")]
+        assert list(rows) == []
+        assert [run.made for run in runs] == [1, 1]
+        assert next(batch.rows("payload", "offset")) == (b"1", 1)
+
+
+def test_rows_of_records_and_of_nothing_and_of_what_is_not_there() -> None:
+    batch = RecordBatch([record(1), record(4, 1)])
+    assert list(batch.rows("offset", "data", "attributes")) == [(1, b"1", {"n": "1"}), (4, b"4", {"n": "4"})]
+    assert list(RecordBatch([]).rows("offset")) == []
+    assert list(RecordBatch(RecordsOfRuns([], None)).rows("offset", "data")) == []
+    with pytest.raises(ConfigurationError, match=r"no column 'size'.*topic, partition, offset"):
+        batch.rows("offset", "size")
+    with pytest.raises(ConfigurationError, match="at least"):
+        batch.rows()
+
+
+async def test_one_record_and_batches_may_be_asked_for_in_turn() -> None:
+    async with bench() as b:
+        b.source.append(*range(1, 8))
+        await b.buffered(7)
+        seen: list[int] = []
+        for count in (1, 2, 1, 3):
+            if count == 1:
+                one = await b.consumer.next_record()
+                assert one is not None
+                seen.append(one.offset)
+            else:
+                seen += [each.offset for each in await b.consumer.next_batch(count)]
+        assert seen == list(range(1, 8))
+        await b.consumer.commit()
+        assert b.source.stored == {P0: 8}
+
+
+async def test_with_a_codec_they_are_made_before_they_are_handed_over() -> None:
+    async with bench(codec=Json(int)) as b:
+        b.source.append(1, 2)
+        await b.buffered(2)
+        assert [each.payload for each in await b.consumer.next_batch()] == [1, 2]
+
+
+def test_the_last_record_of_each_run_is_bound() -> None:
+    owner: Any = object()
+    records = RecordsOfRuns([(run, 7) for run in runs_of([record(1), record(2), record(4, 1)])], owner)
+    last = records.last_of_each()
+    assert [(each.partition, each.offset, each.generation) for each in last] == [(0, 2, 7), (1, 4, 7)]
+    assert all(each.owner is owner for each in last)
+    assert next(iter(records)).owner is owner
+    assert repr(RecordBatch(records)) == "<RecordBatch of 3>"
+
+
+_PLACES = [TopicPartition("orders", number) for number in range(3)]
+
+
+@pytest.mark.deep
+@given(st.data())
+def test_a_buffer_of_runs_agrees_with_one_of_records(data: st.DataObject) -> None:
+    gone: set[TopicPartition] = set()
+    runs, plain = [RecordBuffer(lambda place: place not in gone) for _ in range(2)]
+    offset = 0
+
+    def taken(records: list[Record[Any]]) -> list[tuple[int, int]]:
+        return [(each.partition, each.offset) for each in records]
+
+    for _ in range(data.draw(st.integers(1, 40))):
+        step = data.draw(st.sampled_from(("add", "add", "pop", "one", "peek", "back", "drop", "hold", "go", "clear")))
+        some = set(data.draw(st.lists(st.sampled_from(_PLACES), min_size=1, max_size=2)))
+        if step == "add":
+            partitions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6))
+            new = [record(offset + number, partition) for number, partition in enumerate(sorted(partitions))]
+            offset += len(new)
+            gone = set(data.draw(st.lists(st.sampled_from(_PLACES), max_size=1)))
+            runs.add_runs(runs_of(new))
+            plain.add(new)
+        elif step == "pop":
+            limit = data.draw(st.integers(1, 7))
+            found: list[Record[Any]] = []
+            if runs.unmade:
+                for run in runs.pop_runs(limit):
+                    found += run.make(None, 0)
+            else:
+                found = runs.pop(limit)
+            assert taken(found) == taken(plain.pop(limit))
+        elif step == "back":
+            limit = data.draw(st.integers(1, 7))
+            for buffer in (runs, plain):
+                buffer.put_back(buffer.pop(limit)[1:])
+        elif step == "one" and len(plain):
+            assert taken([runs.pop_one()]) == taken([plain.pop_one()])
+        elif step == "peek":
+            one, other = runs.peek(), plain.peek()
+            assert taken([one] if one else []) == taken([other] if other else [])
+        elif step in ("drop", "hold", "go", "clear"):
+            for buffer in (runs, plain):
+                if step == "clear":
+                    buffer.clear()
+                else:
+                    {"drop": buffer.drop, "hold": buffer.hold_back, "go": buffer.let_go}[step](sorted(some))
+        assert (len(runs), runs.size) == (len(plain), plain.size)
+    assert taken(runs.pop(1000)) == taken(plain.pop(1000))
