@@ -1,11 +1,11 @@
 """Invariants I1 and I3 of a queue with markers, by what lies on a real broker; the others hold for random histories.
 
 I1: no position of the group passes a message whose START is not on the brokers. I2: trackers commit no more than the
-lowest open START. I3: a message is handed over once its START is on the brokers, and nothing of it follows its END. I4:
-each START has its END, of the worker or behind a redelivery. I5: the log, read again from a committed position, says
-the same, and nothing is due before all is read. I6: the clock of a partition never goes back. I8: attempts are not
-forgotten. These are in `tests/unit/broker_kafka/queue/test_queue_machine.py`; I1, I3 and I7 of a consumer whose writes fail
-or are answered late, in `test_client_machine.py` beside it. I7, that all markers of a message lie in one
+lowest open START. I3: a message is handed over once its START is on the brokers, and nothing of it follows its END.
+I4: each START has its END, of the worker or behind a redelivery. I5: the log, read again from a committed position,
+says the same, and nothing is due before all is read. I6: the clock of a partition never goes back. I8: attempts are
+not forgotten. These are in `tests/unit/broker_kafka/queue/test_queue_machine.py`; I1, I3 and I7 of a consumer whose
+writes fail or are answered late, in `test_client_machine.py` beside it. I7, that all markers of a message lie in one
 partition, is in `test_queue_client.py`, and I9, that one tracker writes for a partition, in `test_queue_takeover.py`.
 """
 
