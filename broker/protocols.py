@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from typing_extensions import TypeVar
 
@@ -91,17 +91,25 @@ class Topic(Protocol[T_contra]):
         """
         ...
 
-    async def publish_batch(self, payloads: Sequence[T_contra | OutboundMessage]) -> list[Receipt]:
-        """Publish many, in order per key; a receipt each.
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, payloads: Sequence[T_contra | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """Publish many messages, in order per key; return a receipt for each.
 
-        :raises PublishError: some failed; `outcomes` tells the fate of each.
-        """
-        ...
-
-    async def publish_all(self, payloads: Sequence[T_contra | OutboundMessage]) -> None:
-        """Publish many, in order per key, without receipts, which is quicker on some brokers.
-
-        :raises PublishError: some failed; `outcomes` tells the fate of each.
+        :param receipts: False returns None, which is faster on some brokers.
+        :raises PublishError: some messages failed; `outcomes` has the result of each.
         """
         ...
 
@@ -145,8 +153,24 @@ class Transaction(Protocol):
         key: bytes | str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt: ...
-    async def publish_batch(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> list[Receipt]: ...
-    async def publish_all(self, topic: str, payloads: Sequence[bytes | OutboundMessage]) -> None: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[True] = True
+    ) -> list[Receipt]: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: Literal[False]
+    ) -> None: ...
+    @overload
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool
+    ) -> list[Receipt] | None: ...
+    async def publish_batch(
+        self, topic: str, payloads: Sequence[bytes | OutboundMessage], *, receipts: bool = True
+    ) -> list[Receipt] | None:
+        """As `Topic.publish_batch`. A message that fails aborts the transaction at the end of its block."""
+        ...
+
     async def ack(self, message: Message[Any]) -> None:
         """Ack a message by the commit: it counts together with what was published, or neither does.
 
