@@ -169,7 +169,7 @@ def test_errors_for_programs(memory):
 )
 def test_an_empty_name_is_told_in_one_sentence(memory, command):
     told = memory(*command, code=2).err
-    assert told.startswith("broker: '' is no name: A native name is empty."), told
+    assert told.startswith("broker: '' is no name: The native name is empty."), told
     assert len(told.splitlines()) == 1
 
 

@@ -222,7 +222,7 @@ async def test_batch_of_bad_messages_only_sends_nothing() -> None:
 )
 async def test_what_is_no_list_of_messages_is_refused_as_a_whole(batch: Any) -> None:
     target = ScriptedTarget()
-    with pytest.raises(InvalidMessage, match="a batch is a list of messages") as raised:
+    with pytest.raises(InvalidMessage, match="It takes a list of messages") as raised:
         await topic_of(target).publish_batch(batch)
     assert type(batch).__name__ in raised.value.message
     assert raised.value.advice
